@@ -1,0 +1,22 @@
+"""Errors that are the user's to mend: one line that says what was wrong and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class InputError(ValueError):
+    """Something the user gave cannot be used. The command line prints it and exits with code 2."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
+    """An error for a name nobody knows, with the nearest one suggested.
+
+    >>> str(unknown("method", "rwlk", ["rwalk", "pi"]))
+    "unknown method 'rwlk': did you mean 'rwalk'? (known: rwalk, pi)"
+    """
+    names = list(known)
+    near = get_close_matches(name.lower(), names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return InputError(f"unknown {kind} {name!r}: {hint}(known: {', '.join(names)})")
