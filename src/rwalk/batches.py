@@ -1,0 +1,61 @@
+"""Which examples each step sees: pure functions from pools of example numbers to batches [steps, B].
+
+`current` is the task's training data by class, `kept` the exemplars of earlier tasks by class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+
+Replay = Literal["balanced", "concat", "half", "none"]
+REPLAYS = {
+    "balanced": "every batch holds all classes seen in equal parts",
+    "concat": "task data and exemplars are one dataset",
+    "half": "half of every batch is exemplars",
+    "none": "exemplars are not trained on (GEM only constrains with them)",
+}
+
+
+def batch_size(current: Sequence[Tensor], batch: int) -> int:
+    """A task smaller than a batch is one batch."""
+    return min(batch, sum(len(pool) for pool in current))
+
+
+def steps_per_epoch(current: Sequence[Tensor], batch: int) -> int:
+    """An epoch passes over the task's own data, however many exemplars there are."""
+    return -(-sum(len(pool) for pool in current) // batch_size(current, batch))
+
+
+def epoch(
+    current: Sequence[Tensor], kept: Sequence[Tensor], replay: Replay, batch: int, generator: Generator
+) -> Tensor:
+    """The batches of one epoch."""
+    size, steps = batch_size(current, batch), steps_per_epoch(current, batch)
+    if not kept or replay == "none":
+        return shuffled(torch.cat([*current]), steps, size, generator)
+    if replay == "concat":
+        return shuffled(torch.cat([*current, *kept]), steps, size, generator)
+    if replay == "half":
+        fresh = shuffled(torch.cat([*current]), steps, size - size // 2, generator)
+        return torch.cat([fresh, balanced(kept, steps, size // 2, generator)], dim=1)
+    return balanced([*current, *kept], steps, size, generator)
+
+
+def shuffled(pool: Tensor, steps: int, batch: int, generator: Generator) -> Tensor:
+    """A permutation cut into batches; the last one is filled up from the permutation's beginning."""
+    order = torch.randperm(len(pool), generator=generator)
+    return pool[order[torch.arange(steps * batch) % len(pool)]].view(steps, batch)
+
+
+def balanced(pools: Sequence[Tensor], steps: int, batch: int, generator: Generator) -> Tensor:
+    """Every batch takes from all pools in turn, beginning with a random one; within a pool at random."""
+    sizes = torch.tensor([len(pool) for pool in pools])
+    starts = sizes.cumsum(0) - sizes
+    first = torch.randint(len(pools), (steps, 1), generator=generator)
+    pool = (first + torch.arange(batch)) % len(pools)
+    within = torch.rand(steps, batch, generator=generator, dtype=torch.float64) * sizes[pool]
+    return torch.cat([*pools])[starts[pool] + within.long()]

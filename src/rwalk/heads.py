@@ -1,0 +1,37 @@
+"""Which logits count: a head is a mask, added to the logits.
+
+Every class of the stream has an output row from the start. A class outside the mask has logit −∞,
+probability 0 and gradient 0, so allocating all rows at once equals adding them task by task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def mask(classes: Iterable[int], total: int, like: Tensor) -> Tensor:
+    """0 for the classes that count, −∞ for the others: [total].
+
+    >>> mask([0, 2], 3, torch.zeros(1))
+    tensor([0., -inf, 0.])
+    """
+    out = torch.full((total,), -torch.inf, dtype=like.dtype, device=like.device)
+    out[list(classes)] = 0.0
+    return out
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """Mean cross entropy of each run: [R, B, C], [R, B] → [R]."""
+    if logits.shape[0] == 1:
+        return F.cross_entropy(logits[0], y[0])[None]
+    runs, batch = y.shape
+    return F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(runs, batch).mean(1)
+
+
+def correct(scores: Tensor, y: Tensor, head: Tensor) -> Tensor:
+    """How many examples of each run the head classifies rightly: [R, N, C], [N], [C] → [R]."""
+    return ((scores + head).argmax(-1) == y).sum(-1)

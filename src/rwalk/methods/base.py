@@ -1,0 +1,137 @@
+"""What a method is: a few numbers, and what it does with the parameter vector.
+
+All vectors are [R, P], all numbers floats or [R, 1]; state is a plain dict of named vectors, so that a
+checkpoint needs no method-specific code. Nothing here reduces over runs.
+
+Every penalty in the paper is a set of springs, Σ_i w_i (θ_i − θ*_i)². A method says how stiff they are;
+their cost, their pull and their proximal step are written once, below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from rwalk.errors import InputError
+
+Number = float | Tensor
+State = dict[str, Tensor]
+Spring = tuple[Number, Tensor, Tensor]  # (strength, importance, anchor): strength · Σ importance (θ − anchor)²
+SomeMethod = TypeVar("SomeMethod", bound="Method")
+
+
+@dataclass(frozen=True)
+class Method:
+    """No method at all: nothing is observed, nothing is held.
+
+    lam      λ, the strength of the penalty
+    penalty  "gradient": the pull is added to the gradient (the paper); "proximal": taken as an exact
+             step after the optimizer's, stable for any λ
+    fisher   "batch": squares of the batch-mean gradient; "example": mean of squared per-example gradients
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    wants: ClassVar[frozenset[str]] = frozenset()  # of every step: "move", "square", both or nothing
+    data_pass: ClassVar[bool] = False  # wants the Fisher of the task's data at its end
+
+    lam: Number = 0.0
+    penalty: Literal["gradient", "proximal"] = "gradient"
+    fisher: Literal["batch", "example"] = "batch"
+
+    def __post_init__(self) -> None:
+        require(self.lam, "lam", minimum=0.0)
+        for field, allowed in (("penalty", ("gradient", "proximal")), ("fisher", ("batch", "example"))):
+            if getattr(self, field) not in allowed:
+                raise InputError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}")
+
+    @property
+    def window(self) -> int | None:
+        """`score` is wanted every so many steps."""
+        return None
+
+    def start(self, theta: Tensor) -> State:
+        return {}
+
+    def observe(self, state: State, grad: Tensor, move: Tensor, square: Tensor) -> None:
+        """One step: the gradient g of the task loss ALONE, move = θ(t+1) − θ(t), square = the batch's Fisher.
+
+        `move` and `square` are to be used only by a method that `wants` them.
+        """
+
+    def score(self, state: State, theta: Tensor) -> None:
+        """A window of steps ended."""
+
+    def consolidate(self, state: State, theta: Tensor, fisher: Tensor | None = None) -> None:
+        """A task ended; `fisher` is there for methods that asked for a pass over the data."""
+
+    def springs(self, state: State) -> list[Spring]:
+        """What holds θ; nothing until the first `consolidate`."""
+        if "anchor" not in state:
+            return []
+        return [(self.lam, state["importance"], state["anchor"])]
+
+    def cost(self, state: State, theta: Tensor) -> Tensor:
+        """The penalty's value, per run [R]: for logging and tests."""
+        total = theta.new_zeros(theta.shape[0])
+        for strength, importance, anchor in self.springs(state):
+            total = total + (strength * importance * (theta - anchor).square()).sum(-1)
+        return total
+
+    def pull(self, state: State, theta: Tensor, grad: Tensor, out: Tensor) -> Tensor:
+        """grad + ∂penalty/∂θ, into `out`."""
+        for strength, importance, anchor in self.springs(state):
+            scratch = torch.sub(theta, anchor, out=out if grad is not out else None)
+            if isinstance(strength, Tensor):
+                scratch *= strength
+                strength = 1.0
+            grad = torch.addcmul(grad, importance, scratch, value=2.0 * strength, out=out)
+        return grad
+
+    def proximal_step(self, state: State, theta: Tensor, lr: float) -> None:
+        """θ ← argmin_u  penalty(u) + ‖u − θ‖²/(2η), in closed form: an average of θ and the anchors."""
+        springs = self.springs(state)
+        if not springs:
+            return
+        weight = torch.ones_like(theta)
+        for strength, importance, anchor in springs:
+            stiffness = (2.0 * lr * strength) * importance
+            theta.addcmul_(stiffness, anchor)
+            weight += stiffness
+        theta /= weight
+
+
+def require(
+    value: Number, name: str, minimum: float = float("-inf"), maximum: float = float("inf"), open_: bool = False
+) -> None:
+    """Refuse a number outside its range; stacked numbers were checked one by one before."""
+    if isinstance(value, Tensor):
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InputError(f"{name} must be a number, not {value!r}")
+    inside = minimum < value <= maximum if open_ else minimum <= value <= maximum
+    if not inside or value != value or value in (float("inf"), float("-inf")):
+        low = f"{'greater than' if open_ else 'at least'} {minimum:g}"
+        raise InputError(f"{name} must be {low}{f' and at most {maximum:g}' * (maximum < 1e300)}, not {value!r}")
+
+
+def stack(methods: Sequence[SomeMethod], like: Tensor) -> SomeMethod:
+    """One method for a fleet: where runs differ in a number, that number becomes [R, 1]."""
+    first = methods[0]
+    if any(type(method) is not type(first) for method in methods):
+        raise InputError("the runs of one fleet share their method; put different methods into different fleets")
+    stacked = {}
+    for field in fields(first):
+        values = [getattr(method, field.name) for method in methods]
+        if any(value != values[0] for value in values):
+            if field.type != "Number":
+                raise InputError(
+                    f"the runs of one fleet must agree on {field.name}, got {values}: "
+                    "put them into different fleets"
+                )
+            stacked[field.name] = torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+    return replace(first, **stacked)

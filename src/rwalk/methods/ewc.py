@@ -1,0 +1,36 @@
+"""EWC (Kirkpatrick et al. 2017): one Fisher and one anchor a task, all of them kept. O(kP)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from rwalk.methods.base import Method, Number, Spring, State
+
+
+@dataclass(frozen=True)
+class EWC(Method):
+    """Penalty λ · ½ Σ_k Σ_i F^k_i (θ_i − θ^k_i)², F^k from a pass over task k's data at its end.
+
+    lam      λ
+    penalty  "gradient" or "proximal"
+    fisher   "batch" or "example" squares in that pass
+    """
+
+    name: ClassVar[str] = "ewc"
+    summary: ClassVar[str] = "elastic weight consolidation: one Fisher a task, memory grows with the tasks"
+    data_pass: ClassVar[bool] = True
+
+    lam: Number = 1e4
+
+    def consolidate(self, state: State, theta: Tensor, fisher: Tensor | None = None) -> None:
+        assert fisher is not None, "EWC asks for a pass over the data (data_pass)"
+        task = len(state) // 2
+        state[f"fisher.{task}"] = fisher
+        state[f"anchor.{task}"] = theta.clone()
+
+    def springs(self, state: State) -> list[Spring]:
+        tasks = range(len(state) // 2)
+        return [(0.5 * self.lam, state[f"fisher.{k}"], state[f"anchor.{k}"]) for k in tasks]

@@ -1,0 +1,50 @@
+"""EWC++ (the paper, section 4.1): one Fisher, kept as a moving average while training. O(P)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rwalk.methods.base import Method, Number, Spring, State, require
+from rwalk.vectors import normalized
+
+
+@dataclass(frozen=True)
+class EWCpp(Method):
+    """Penalty λ · ½ Σ_i F_i (θ_i − θ*_i)², F a moving average over the steps of all tasks.
+
+    lam        λ
+    alpha      α ∈ [0, 1], the weight of the NEW batch in F ← α g² + (1 − α) F
+    normalize  min–max F to [0, 1] at a task's end
+    penalty    "gradient" or "proximal"
+    fisher     "batch" or "example" squares
+    """
+
+    name: ClassVar[str] = "ewc++"
+    summary: ClassVar[str] = "EWC with one running Fisher: constant memory, no extra pass over the data"
+    wants: ClassVar[frozenset[str]] = frozenset({"square"})
+
+    lam: Number = 1e3
+    alpha: Number = 0.01
+    normalize: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.alpha, "alpha", minimum=0.0, maximum=1.0)
+
+    def start(self, theta: Tensor) -> State:
+        return {"fisher": torch.zeros_like(theta)}
+
+    def observe(self, state: State, grad: Tensor, move: Tensor, square: Tensor) -> None:
+        state["fisher"].lerp_(square, self.alpha)  # eq. (6)
+
+    def consolidate(self, state: State, theta: Tensor, fisher: Tensor | None = None) -> None:
+        running = state["fisher"]
+        state["importance"] = normalized(running) if self.normalize else running.clone()
+        state["anchor"] = theta.clone()
+
+    def springs(self, state: State) -> list[Spring]:
+        return [(0.5 * strength, fisher, anchor) for strength, fisher, anchor in super().springs(state)]

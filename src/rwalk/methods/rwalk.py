@@ -1,0 +1,69 @@
+"""RWalk (the paper, sections 4.1 and 4.2): EWC++'s Fisher plus a path score on the Riemannian manifold. O(P)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rwalk.errors import InputError
+from rwalk.methods.base import Method, Number, State, require
+from rwalk.vectors import normalized
+
+
+@dataclass(frozen=True)
+class RWalk(Method):
+    """Penalty λ Σ_i (F_i + s_i)(θ_i − θ*_i)², eq. (8).
+
+    lam      λ
+    alpha    α ∈ [0, 1], the weight of the NEW batch in F ← α g² + (1 − α) F
+    dt       Δt ≥ 1, steps in a window of the path score: 10 for MNIST, 50 for CIFAR in the paper
+    eps      ε > 0, keeps the score finite for a parameter whose movement changed nothing
+    penalty  "gradient" or "proximal"
+    fisher   "batch" or "example" squares
+    """
+
+    name: ClassVar[str] = "rwalk"
+    summary: ClassVar[str] = "Riemannian walk: the Fisher and the path, both normalised; insensitive to λ"
+    wants: ClassVar[frozenset[str]] = frozenset({"move", "square"})
+
+    lam: Number = 1.0
+    alpha: Number = 0.9
+    dt: int = 10
+    eps: Number = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.alpha, "alpha", minimum=0.0, maximum=1.0)
+        require(self.eps, "eps", minimum=0.0, open_=True)
+        if not isinstance(self.dt, int) or self.dt < 1:
+            raise InputError(f"dt must be a whole number of steps, at least 1, not {self.dt!r}")
+
+    @property
+    def window(self) -> int:
+        return self.dt
+
+    def start(self, theta: Tensor) -> State:
+        zeros = torch.zeros_like(theta)
+        return {"fisher": zeros, "path": zeros.clone(), "score": zeros.clone(), "origin": theta.clone()}
+
+    def observe(self, state: State, grad: Tensor, move: Tensor, square: Tensor) -> None:
+        state["fisher"].lerp_(square, self.alpha)  # eq. (6)
+        state["path"].addcmul_(grad, move, value=-1)  # eq. (7): L ← L − g·Δθ
+
+    def score(self, state: State, theta: Tensor) -> None:
+        moved = theta - state["origin"]
+        divergence = 0.5 * state["fisher"] * moved.square()  # the KL distance walked, eq. (2)
+        gained = (state["path"] / (divergence + self.eps)).clamp_(min=0)
+        # s ← ½ (s + s_task): halving s at a task's end and adding halves from then on needs no second vector.
+        state["score"].add_(gained, alpha=0.5 if "anchor" in state else 1.0)
+        state["path"].zero_()
+        state["origin"].copy_(theta)
+
+    def consolidate(self, state: State, theta: Tensor, fisher: Tensor | None = None) -> None:
+        self.score(state, theta)  # what is left of the last window
+        state["importance"] = normalized(state["fisher"]) + normalized(state["score"])
+        state["anchor"] = theta.clone()
+        state["score"] *= 0.5

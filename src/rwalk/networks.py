@@ -1,0 +1,225 @@
+"""The networks: `mlp`, `cnn`, `resnet18`, and any factory of nn.Module named `package.module:factory`.
+
+A factory takes the input's shape and the number of classes. The penultimate features of a network are the
+inputs of its head: the attribute `head`, or else its last nn.Linear with one output a class.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rwalk.errors import InputError, unknown
+
+Factory = Callable[[tuple[int, ...], int], nn.Module]
+
+
+class Dropout(nn.Module):
+    """Dropout whose draws are a hash of a counter, kept as a buffer.
+
+    A run must not depend on who shares its fleet, and must resume exactly: torch's own dropout draws from one
+    global generator and can do neither. `whole` drops whole channels, like nn.Dropout2d.
+    """
+
+    counter: Tensor
+
+    def __init__(self, p: float = 0.5, whole: bool = False) -> None:
+        super().__init__()
+        self.p = p
+        self.whole = whole
+        self.register_buffer("counter", torch.randint(2**62, ()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        self.counter.add_(1)
+        shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.whole else x.shape
+        bits = hashed(self.counter, torch.Size(shape).numel()).view(shape)
+        return x * ((bits >= int(self.p * 2**31)) / (1.0 - self.p)).to(x.dtype)
+
+
+def hashed(counter: Tensor, n: int) -> Tensor:
+    """n numbers, uniform over 0 … 2³¹ − 1, that depend on the counter alone.
+
+    Two rounds of multiply and xor-shift (Wellons' lowbias32), in wrapping int32 arithmetic.
+    """
+    key = counter * 0x5851F42D4C957F2D + 0x14057B7EF767814F
+    x = torch.arange(n, dtype=torch.int32, device=counter.device) * -1640531527 + (key >> 32).to(torch.int32)
+    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * -2073254261
+    return (x ^ ((x >> 16) & 0xFFFF)) & 0x7FFFFFFF
+
+
+class MLP(nn.Module):
+    """Fully connected ReLU layers; 2 × 256 in the paper."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (256, 256)) -> None:
+        super().__init__()
+        widths = (torch.Size(shape).numel(), *hidden)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths[:-1], widths[1:], strict=True))
+        self.head = nn.Linear(widths[-1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        for layer in self.layers:
+            x = F.relu(layer(x))
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+class CNN(nn.Module):
+    """The paper's CIFAR network (supplement, table 4): four 3×3 convolutions, dropout ½ after each pool."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        if len(shape) != 3 or min(shape[1:]) < 4:
+            raise InputError(f"cnn needs images [channels, height ≥ 4, width ≥ 4], not {list(shape)}; use mlp")
+        channels, height, width = shape
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(32, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            Dropout(0.5),
+            nn.Conv2d(32, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            Dropout(0.5),
+            nn.Flatten(),
+        )
+        self.head = nn.Linear(64 * (height // 4) * (width // 4), classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions and a shortcut (He et al. 2016)."""
+
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, outside, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outside)
+        self.conv2 = nn.Conv2d(outside, outside, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outside)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inside != outside:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(inner + self.shortcut(x))
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 for 32×32 images; GEM's reduced version has 20 base filters, the full one 64."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, filters: int = 20) -> None:
+        super().__init__()
+        if len(shape) != 3:
+            raise InputError(f"resnet18 needs images [channels, height, width], not {list(shape)}; use mlp")
+        self.stem = nn.Sequential(
+            nn.Conv2d(shape[0], filters, 3, padding=1, bias=False), nn.BatchNorm2d(filters), nn.ReLU()
+        )
+        widths = [filters, filters, 2 * filters, 4 * filters, 8 * filters]
+        blocks: list[nn.Module] = []
+        for depth, (inside, outside) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+            blocks += [Block(inside, outside, 1 if depth == 0 else 2), Block(outside, outside, 1)]
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(widths[-1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def resnet18_full(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return ResNet18(shape, classes, filters=64)
+
+
+NETWORKS: dict[str, tuple[Factory, str]] = {
+    "mlp": (MLP, "two hidden layers of 256 ReLU units (the paper's MNIST network)"),
+    "cnn": (CNN, "four 3×3 convolutions with dropout (the paper's CIFAR network)"),
+    "resnet18": (ResNet18, "ResNet-18 for small images, 20 base filters (GEM's reduced version)"),
+    "resnet18-full": (resnet18_full, "ResNet-18 for small images, 64 base filters"),
+}
+
+
+def find(name: str | Factory) -> Factory:
+    """A factory by name, or `package.module:factory`, or the factory itself."""
+    if not isinstance(name, str):
+        return name
+    if name in NETWORKS:
+        return NETWORKS[name][0]
+    if ":" not in name:
+        raise unknown("network", name, [*NETWORKS, "package.module:factory"])
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"network {name!r} cannot be imported: {error}") from error
+    if not callable(found):
+        raise InputError(f"network {name!r} is not callable: it must take (input_shape, classes)")
+    return found  # type: ignore[no-any-return]
+
+
+def builder(name: str | Factory, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
+    """A function that builds one network for this input and head, checked once before anything is trained."""
+    factory = find(name)
+
+    def build() -> nn.Module:
+        module = factory(shape, classes)
+        if not isinstance(module, nn.Module):
+            raise InputError(f"network {name!r} must return an nn.Module, not {type(module).__name__}")
+        _own_dropout(module)
+        return module
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        module = build().eval()
+        try:
+            out = module(torch.zeros(2, *shape))
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InputError(f"network {name!r} cannot read inputs of shape {list(shape)}: {reason}") from error
+    if not isinstance(out, Tensor) or out.shape != (2, classes):
+        got = list(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
+        raise InputError(f"network {name!r} gives {got} outputs where the stream has {classes} classes")
+    return build
+
+
+def head_of(module: nn.Module, classes: int) -> nn.Linear | None:
+    """The layer whose inputs are the features."""
+    head = getattr(module, "head", None)
+    linears = [m for m in module.modules() if isinstance(m, nn.Linear) and m.out_features == classes]
+    if isinstance(head, nn.Linear) and head.out_features == classes:
+        return head
+    return linears[-1] if linears else None
+
+
+def _own_dropout(module: nn.Module) -> None:
+    """Put our dropout in place of torch's, everywhere in a network."""
+    for parent, name, child in list(_children(module)):
+        if isinstance(child, nn.Dropout):
+            setattr(parent, name, Dropout(child.p))
+        elif isinstance(child, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+            setattr(parent, name, Dropout(child.p, whole=True))
+        elif isinstance(child, nn.modules.dropout._DropoutNd | nn.RReLU):
+            raise InputError(
+                f"the network uses {type(child).__name__}, whose random draws cannot be repeated: use nn.Dropout"
+            )
+
+
+def _children(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    for parent in module.modules():
+        for name, child in parent.named_children():
+            yield parent, name, child
