@@ -20,8 +20,11 @@ from rwalk.errors import InputError, unknown
 
 __all__ = ["SAMPLERS", "Sampler", "entropy", "mean_of_features", "plane_distance", "select", "uniform"]
 
+COARSE = 2e-3
+"""What two products in float32, even in TF32, may be off against each other, per length of the vectors."""
+
 ROUNDING = 1e-12
-"""Herding scores are of order one, in float64: any closer than this are equal, and the first example wins."""
+"""Herding scores are of order one: in float64, any closer than this are equal, and the first example wins."""
 
 
 def uniform(n: int, m: int, generators: Sequence[Generator]) -> Tensor:
@@ -194,9 +197,10 @@ def _gumbel(n: int, generator: Generator) -> Tensor:
 
 
 def _herd(features: Tensor, m: int, valid: Tensor) -> Tensor:
-    """Algorithm 4 on features[B, n, f], in float64, one matrix–vector product for each exemplar.
+    """Algorithm 4 on features[B, n, f], with one matrix–vector product for each exemplar.
 
     k²‖μ − (S + φ)/k‖² = ‖kμ − S‖² − 2 φ·(kμ − S) + ‖φ‖², and its first term is the same for every candidate.
+    The product is taken in float32, for speed; among the few it cannot tell from the best, float64 decides.
     """
     phi = features.detach().to(torch.float64, copy=True)
     length = torch.linalg.vector_norm(phi, dim=-1)
@@ -206,19 +210,24 @@ def _herd(features: Tensor, m: int, valid: Tensor) -> Tensor:
 
     # A candidate starts from −½‖φ‖², from far below as a last resort, from −inf as padding or once kept.
     handicap = -0.5 * (length > 0).to(phi.dtype)  # normalised, ‖φ‖ is 1 or 0
-    handicap = handicap.where(sound, torch.finfo(phi.dtype).min).where(valid, -torch.inf)
+    handicap = handicap.where(sound, torch.finfo(torch.float32).min).where(valid, -torch.inf)
 
+    coarse = phi.float()
     kept = torch.empty(len(phi), m, dtype=torch.long, device=phi.device)
-    run = torch.arange(len(phi), device=phi.device)
+    every = torch.arange(len(phi), device=phi.device)
     missing = torch.zeros_like(mean)  # kμ − S
     for k in range(m):
         missing += mean
-        closeness = torch.bmm(phi, missing[..., None])[..., 0] + handicap
+        rough = torch.bmm(coarse, missing.float()[..., None])[..., 0] + handicap
+        error = COARSE * missing.norm(dim=1, keepdim=True)
+        run, contender = (rough >= rough.amax(1, keepdim=True) - error).nonzero(as_tuple=True)
+        closeness = torch.full_like(handicap, -torch.inf)
+        closeness[run, contender] = (phi[run, contender] * missing[run]).sum(1) + handicap[run, contender]
         best = closeness.amax(1, keepdim=True)
         pick = (closeness >= best - ROUNDING).byte().argmax(1)  # the first of equals
         kept[:, k] = pick.where(best[:, 0] > -torch.inf, -1)
-        missing -= phi[run, pick]
-        handicap[run, pick] = -torch.inf
+        missing -= phi[every, pick]
+        handicap[every, pick] = -torch.inf
     return kept
 
 
