@@ -106,8 +106,11 @@ def _data_folders(source: _Official, data: Path | str | None) -> list[Path]:
     return [root / folder for folder in (*source.folders, ".")]
 
 
-def _found(name: str, md5: str, folders: Sequence[Path]) -> bytes | None:
-    """The verified content of a file in the first folder that has it."""
+def _found(name: str, md5: str, folders: Sequence[Path], replaceable: bool = False) -> bytes | None:
+    """The verified content of a file in the first folder that has it.
+
+    A damaged file is refused or, where a download can replace it, counts as absent.
+    """
     for folder in folders:
         path = folder / name
         if not path.is_file():
@@ -120,10 +123,11 @@ def _found(name: str, md5: str, folders: Sequence[Path]) -> bytes | None:
         if actual == md5:
             return content
         # A whole file of the sibling dataset is neither ours nor damaged.
-        if not any(actual == official.files.get(name) for official in _OFFICIAL.values()):
+        sibling = any(actual == official.files.get(name) for official in _OFFICIAL.values())
+        if not sibling and not replaceable:
             raise InputError(
                 f"{str(path)!r} is truncated or altered (its md5 is {actual}, the official one {md5}): "
-                "delete it and download it again"
+                "delete it or move it away, and download it again"
             )
     return None
 
@@ -134,9 +138,10 @@ def _obtained(source: _Official, name: str, md5: str, folders: Sequence[Path], d
     if content is not None:
         return content
     cache = _cache() / source.name
-    if download:
+    content = _found(name, md5, [cache], replaceable=download)
+    if content is None and download:
         _download(source, name, md5, cache)
-    content = _found(name, md5, [cache])
+        content = _found(name, md5, [cache])
     if content is None:
         raise InputError(
             f"{source.name}: no {name} in the data folder or in {str(cache)!r}: allow the download, or put "
@@ -150,15 +155,16 @@ def _cache() -> Path:
 
 
 def _download(source: _Official, name: str, md5: str, folder: Path) -> None:
-    """Bring the file into the folder, if it is not there, from the first mirror that has it right."""
+    """Bring the file into the folder from the first mirror that has it right."""
     pooch = _optional("pooch", "pooch")
     # A console of our own: the caller may be drawing on another.
     console = _optional("rich.console", "rich").Console(stderr=True)
     draw = _optional("rich.progress", "rich").Progress
-    pooch.get_logger().setLevel("WARNING")  # the bar says what is going on
+    if console.is_terminal:
+        pooch.get_logger().setLevel("WARNING")  # the bar says it already
     failures = []
     for mirror in source.mirrors:
-        with draw(console=console, transient=True) as progress:
+        with draw(console=console, transient=True, disable=not console.is_terminal) as progress:
             bar = _Bar(progress, progress.add_task(f"{source.name}: {name}", total=None))
             fetch = pooch.HTTPDownloader(progressbar=bar, chunk_size=1 << 16, timeout=30)
             try:
