@@ -63,9 +63,7 @@ def test_listed_tasks_partition_the_examples_of_their_classes(groups: list[list[
         (stream.x_test, stream.y_test, [task.test for task in stream.tasks]),
     ):
         assert torch.cat(parts).sort().values.equal(torch.arange(len(y)))
-        assert x[:, 0, 0].tolist() == [
-            used[column] for column in y.tolist()
-        ]  # labels moved with their inputs
+        assert x[:, 0, 0].tolist() == [used[column] for column in y.tolist()]  # labels moved with their inputs
         for task, part in zip(stream.tasks, parts, strict=True):
             assert set(y[part].tolist()) == set(task.classes)
     assert len(stream.y) == 5 * len(used)
@@ -119,20 +117,33 @@ def test_no_global_randomness_is_used() -> None:
 def test_permuted_tasks_share_everything_but_the_order_of_their_inputs() -> None:
     dataset = toy()
     stream = permuted(dataset, tasks=4, seed=3)
-    assert stream.tasks[0].arrange(stream.x).equal(dataset.x)
-    for task in stream.tasks:
+    assert stream.batch(stream.tasks[0].train)[0].equal(dataset.x)
+    orders = set()
+    for task, permutation in zip(stream.tasks, stream.permutations, strict=True):
         assert task.classes == tuple(range(6))
-        assert task.train.equal(torch.arange(30)) and task.test.equal(torch.arange(12))
-        shown = task.arrange(stream.x)
-        assert shown.shape == stream.x.shape
-        assert shown.flatten(1).sort().values.equal(stream.x.flatten(1).sort().values)
-    assert len({tuple(task.permutation.tolist()) for task in stream.tasks}) == 4
+        shown, labels = stream.batch(task.train)
+        assert shown.equal(dataset.x.flatten(1)[:, permutation].view_as(dataset.x))
+        assert labels.equal(dataset.y) and stream.labels(task.train).equal(dataset.y)
+        assert stream.test_batch(task.test)[0].equal(
+            dataset.x_test.flatten(1)[:, permutation].view_as(dataset.x_test)
+        )
+        orders.add(tuple(permutation.tolist()))
+    assert len(orders) == 4
+
+
+def test_examples_of_several_tasks_can_share_a_batch() -> None:
+    stream = permuted(toy(), tasks=3, seed=3)
+    numbers = torch.stack([stream.tasks[2].train[:4], stream.tasks[0].train[4:8]])
+    x, y = stream.batch(numbers)
+    assert x.shape == (2, 4, *stream.shape) and y.shape == (2, 4)
+    for row, part in zip(numbers, x, strict=True):
+        assert part.equal(stream.batch(row)[0])
 
 
 def test_more_permuted_tasks_begin_with_the_same_ones() -> None:
     few, many = permuted(toy(), tasks=2, seed=3), permuted(toy(), tasks=5, seed=3)
-    assert few.tasks[1].permutation.equal(many.tasks[1].permutation)
-    assert not permuted(toy(), tasks=2, seed=4).tasks[1].permutation.equal(few.tasks[1].permutation)
+    assert few.permutations.equal(many.permutations[:2])
+    assert not permuted(toy(), tasks=2, seed=4).permutations.equal(few.permutations)
 
 
 # Union and validation ---------------------------------------------------------------------------------------
@@ -155,10 +166,12 @@ def test_union_of_permuted_tasks_shows_every_example_as_each_task_does() -> None
     stream = permuted(toy(), tasks=3)
     whole = union(stream, 1)
     (task,) = whole.tasks
-    assert task.permutation is None and task.classes == tuple(range(6))
-    for x, original in ((whole.x[task.train], stream.x), (whole.x_test[task.test], stream.x_test)):
-        assert x.equal(torch.cat([t.arrange(original) for t in stream.tasks[:2]]))
-    assert whole.y.equal(stream.y.repeat(2)) and whole.y_test.equal(stream.y_test.repeat(2))
+    assert task.classes == tuple(range(6))
+    assert whole.batch(task.train)[0].equal(torch.cat([stream.batch(t.train)[0] for t in stream.tasks[:2]]))
+    assert whole.test_batch(task.test)[0].equal(
+        torch.cat([stream.test_batch(t.test)[0] for t in stream.tasks[:2]])
+    )
+    assert whole.labels(task.train).equal(stream.y.repeat(2))
 
 
 @unhurried
@@ -177,7 +190,10 @@ def test_validation_holds_out_of_every_class_and_forgets_the_test_set(
     assert kept | out == original and not kept & out
     for before, after in zip(stream.tasks, checked.tasks, strict=True):
         assert after.classes == before.classes
-        assert set(checked.y[after.train].tolist()) == set(checked.y_test[after.test].tolist())
+        trained, tested = checked.batch(after.train), checked.test_batch(after.test)
+        assert set(trained[1].tolist()) == set(tested[1].tolist())
+        shown = {tuple(row) for x in (trained[0], tested[0]) for row in x.flatten(1).tolist()}
+        assert shown == {tuple(row) for row in stream.batch(before.train)[0].flatten(1).tolist()}
         assert len(after.train) + len(after.test) == len(before.train)
     assert validation_split(stream, fraction, seed).fingerprint() == checked.fingerprint()
 
@@ -198,9 +214,7 @@ def test_a_class_with_one_example_cannot_be_divided() -> None:
 
 def test_fingerprint_depends_on_the_contents_alone() -> None:
     stream = split(toy(), 2)
-    assert (
-        stream.fingerprint() == split(toy(), 2).fingerprint() == replace(stream, name="other").fingerprint()
-    )
+    assert stream.fingerprint() == split(toy(), 2).fingerprint() == replace(stream, name="other").fingerprint()
     assert split(toy(), tasks=[[1, 0], [3, 2], [5, 4]]).fingerprint() == stream.fingerprint()
     assert len(stream.fingerprint()) == 64
 
@@ -220,7 +234,7 @@ def test_fingerprint_sees_every_change(data: st.DataObject) -> None:
         replace(stream, tasks=(first,)),
         replace(stream, tasks=(second, first)),
         replace(stream, tasks=(first, replace(second, train=second.train[1:]))),
-        replace(stream, tasks=(replace(first, permutation=None), second)),
+        replace(stream, permutations=stream.permutations.flip(0)),
         replace(stream, y=stream.y.roll(1)),
         stream.to("cpu", torch.float64),
     ]
@@ -372,9 +386,7 @@ def test_permuted_needs_a_task(tasks: object) -> None:
 
 
 @unhurried
-@given(
-    st.sampled_from(["x", "x_test"]), st.sampled_from([float("nan"), float("inf"), -float("inf")]), st.data()
-)
+@given(st.sampled_from(["x", "x_test"]), st.sampled_from([float("nan"), float("inf"), -float("inf")]), st.data())
 def test_any_non_finite_input_is_refused(part: str, value: float, data: st.DataObject) -> None:
     dataset = toy()
     inputs = getattr(dataset, part).clone()
@@ -388,9 +400,7 @@ def test_any_non_finite_input_is_refused(part: str, value: float, data: st.DataO
 
 
 @unhurried
-@given(
-    st.sampled_from(["y", "y_test"]), st.integers(-(2**62), -1) | st.integers(6, 2**62), st.integers(0, 11)
-)
+@given(st.sampled_from(["y", "y_test"]), st.integers(-(2**62), -1) | st.integers(6, 2**62), st.integers(0, 11))
 def test_any_label_out_of_range_is_refused(part: str, label: int, position: int) -> None:
     dataset = toy()
     labels = getattr(dataset, part).clone()
@@ -451,9 +461,6 @@ def index(*values: int) -> torch.Tensor:
         (Task((0,), index(0, 1), index(0)), "examples of class 'bee'"),
         (Task((0,), index(0), index(0, 1)), "examples of class 'bee'"),
         (Task((0, 1), index(0), index(0, 1)), "class 'bee' of task 0 has no training example"),
-        (Task((0,), index(0), index(0), index(0, 1, 2)), "permutation"),
-        (Task((0,), index(0), index(0), index(0, 1, 2, 3, 4, 4)), "permutation"),
-        (Task((0,), index(0), index(0), torch.arange(6.0)), "permutation"),
     ],
 )
 def test_bad_tasks_are_refused(task: Task, match: str) -> None:
@@ -461,10 +468,16 @@ def test_bad_tasks_are_refused(task: Task, match: str) -> None:
         replace(split(toy(), 2), tasks=(task,))
 
 
+@pytest.mark.parametrize("rows", [[[0, 1, 2]], [[0, 1, 2, 3, 4, 4]], [0, 1, 2, 3, 4, 5]])
+def test_bad_permutations_are_refused(rows: list[object]) -> None:
+    with refused("every input position once"):
+        replace(permuted(toy(), 1), permutations=torch.tensor(rows))
+
+
 def test_a_stream_needs_a_task_and_a_class_one_home() -> None:
     stream = split(toy(), 2)
     with refused("at least one task"):
         replace(stream, tasks=())
     with refused("class 'ant' is in two tasks, task 1 the second"):
-        replace(stream, tasks=(stream.tasks[0], stream.tasks[0]))
+        split(toy(), tasks=[["ant", "bee"], ["ant"]])
     assert isinstance(stream, Stream)

@@ -449,9 +449,7 @@ def _labelled_images(part: Path, root: Path) -> tuple[list[Path], list[str]]:
             raise InputError(f"{str(folder)!r} has no image ({', '.join(_FORMATS)}): add some or remove it")
         paths += images
     if not paths:
-        raise InputError(
-            f"{str(part)!r} has no sub-folder: put the images of every class into one of its own"
-        )
+        raise InputError(f"{str(part)!r} has no sub-folder: put the images of every class into one of its own")
     for path in paths:
         if not path.is_file():
             raise InputError(f"{str(path)!r} is no file, or a link to none: remove it")
@@ -483,9 +481,7 @@ def _image(path: Path) -> NDArray[np.uint8]:
                 mode = image.mode
                 pixels = np.asarray(image.convert("L" if mode in ("1", "L", "LA") else "RGB"))
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning):
-        raise InputError(
-            f"{str(path)!r} has more pixels than is safe to unpack: shrink or remove it"
-        ) from None
+        raise InputError(f"{str(path)!r} has more pixels than is safe to unpack: shrink or remove it") from None
     except Exception:  # damaged images fail in every way there is
         raise InputError(f"{str(path)!r} is not a readable image: mend or remove it") from None
     if mode.startswith(("I", "F")):
@@ -506,9 +502,7 @@ def _from_npz(path: Path, seed: int) -> Dataset:
             f"{str(path)!r} cannot be read ({reason}): save it again with np.savez, numbers and strings only"
         ) from None
     if missing := {"x", "y"} - arrays.keys():
-        raise InputError(
-            f"{str(path)!r} has no array {min(missing)!r}: save it with np.savez(path, x=..., y=...)"
-        )
+        raise InputError(f"{str(path)!r} has no array {min(missing)!r}: save it with np.savez(path, x=..., y=...)")
     return Dataset.from_arrays(**arrays, name=path.stem, seed=seed)
 
 

@@ -7,9 +7,9 @@ and never see each other: no reduction here crosses runs, no random draw depends
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -125,6 +125,50 @@ class Fleet:
             self._train_task(progress)
             self._end_task()
             self.task, self.step = self.task + 1, 0
+
+    # ── the whole state, for checkpoints and for going on with more tasks ─────────────────────────────────────
+
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything the rest of the training depends on: tensors by name, and counters fit for JSON."""
+        tensors = {"theta": self.theta}
+        tensors |= {f"optimizer.{name}": vector for name, vector in self.optimizer.state.items()}
+        tensors |= {f"method.{name}": vector for name, vector in self.state.items()}
+        tensors |= {f"buffer.{name}": buffer for name, buffer in self.net.buffers.items()}
+        if self.teacher is not None:
+            tensors["teacher"] = self.teacher
+        groups = self.memory.groups if self.memory else []
+        tensors |= {f"exemplars.{i}": group.examples for i, group in enumerate(groups)}
+        tensors |= {f"accuracy.{head}": torch.from_numpy(a) for head, a in self.accuracy.items()}
+        counters = {
+            "task": self.task,
+            "step": self.step,
+            "stopped": self.stopped,
+            "groups": [[group.task, group.label] for group in groups],
+        }
+        return {name: tensor.detach().clone() for name, tensor in tensors.items()}, counters
+
+    def restore(self, tensors: Mapping[str, Tensor], counters: Mapping[str, Any]) -> None:
+        """Go on from a snapshot of the same fleet."""
+
+        def section(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+        self.theta.copy_(tensors["theta"])
+        for name, vector in section("optimizer.").items():
+            self.optimizer.state[name].copy_(vector)
+        self.state = {name: vector.to(self.theta, copy=True) for name, vector in section("method.").items()}
+        for name, buffer in section("buffer.").items():
+            self.net.buffers[name].copy_(buffer)
+        self.teacher = tensors["teacher"].to(self.theta, copy=True) if "teacher" in tensors else None
+        if self.memory:
+            examples = section("exemplars.")
+            self.memory.groups = [
+                Group(task, label, examples[str(i)].cpu()) for i, (task, label) in enumerate(counters["groups"])
+            ]
+        for head, accuracy in section("accuracy.").items():
+            self.accuracy[head][:] = accuracy.cpu().numpy()
+        self.task, self.step = counters["task"], counters["step"]
+        self.stopped = list(counters["stopped"])
 
     # ── a task ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -330,9 +374,7 @@ class Fleet:
         size = max(1, 4096 // self.runs)
         for index, task in zip(torch.cat(tests).split(size), owner.split(size), strict=True):
             x, y = stream.test_batch(index)
-            features, scores = self.net.forward_with_features(
-                x.expand(self.runs, *x.shape), train=False
-            )
+            features, scores = self.net.forward_with_features(x.expand(self.runs, *x.shape), train=False)
             if means is not None:
                 scores = icarl.nearest_mean_scores(features, *means, stream.classes)
             for head, mask in (("single", every), ("multi", own[task])):

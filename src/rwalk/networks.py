@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class MLP(nn.Module):
     def __init__(self, shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (256, 256)) -> None:
         super().__init__()
         widths = (torch.Size(shape).numel(), *hidden)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths[:-1], widths[1:], strict=True))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.head = nn.Linear(widths[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -132,7 +133,7 @@ class ResNet18(nn.Module):
         )
         widths = [filters, filters, 2 * filters, 4 * filters, 8 * filters]
         blocks: list[nn.Module] = []
-        for depth, (inside, outside) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+        for depth, (inside, outside) in enumerate(pairwise(widths)):
             blocks += [Block(inside, outside, 1 if depth == 0 else 2), Block(outside, outside, 1)]
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(widths[-1], classes)

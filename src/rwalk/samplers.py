@@ -53,9 +53,7 @@ def plane_distance(
     return _race(log_weight.where(sound, torch.nan), m, None if top else _given(generators))
 
 
-def entropy(
-    logits: Tensor, m: int, generators: Sequence[Generator] | None = None, *, top: bool = False
-) -> Tensor:
+def entropy(logits: Tensor, m: int, generators: Sequence[Generator] | None = None, *, top: bool = False) -> Tensor:
     """m examples drawn by q ∝ H(softmax), from logits[R, n, C]; the m most uncertain with `top`.
 
     Classes masked by a logit of −inf have probability zero.

@@ -79,18 +79,17 @@ class Task:
     """One lesson: which classes, which examples of the stream."""
 
     classes: tuple[int, ...]  # columns of the head this task's labels use
-    train: Tensor = field(repr=False)  # indices into the stream's training examples, int64
-    test: Tensor = field(repr=False)  # indices into the stream's test examples, int64
-    permutation: Tensor | None = field(default=None, repr=False)  # of the flattened input
-
-    def arrange(self, x: Tensor) -> Tensor:
-        """Inputs of the stream as this task shows them: permuted, where the task permutes."""
-        return x if self.permutation is None else x.flatten(1)[:, self.permutation].view_as(x)
+    train: Tensor = field(repr=False)  # numbers of the stream's training examples, int64
+    test: Tensor = field(repr=False)  # numbers of the stream's test examples, int64
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Examples and the tasks they arrive in. A class belongs to one task, unless permutations make it new."""
+    """Examples and the tasks they arrive in.
+
+    Where inputs are permuted, an example's number says which permutation shows it: v · N + i is example i of N
+    under permutation v. So whoever holds a number (a task, a memory, a batch) needs to know nothing else.
+    """
 
     x: Tensor = field(repr=False)  # training inputs, float [N, *shape]
     y: Tensor = field(repr=False)  # training labels, int64 in 0..C-1: columns of the head
@@ -99,18 +98,15 @@ class Stream:
     tasks: tuple[Task, ...]
     class_names: tuple[str, ...]
     name: str
+    permutations: Tensor | None = field(default=None, repr=False)  # [V, D] of the D flattened input positions
 
     def __post_init__(self) -> None:
         _check_examples(self)
+        _check_permutations(self)
         if not self.tasks:
             raise InputError("a stream needs at least one task: none was given")
-        taken: set[int] = set()
         for k, task in enumerate(self.tasks):
             _check_task(self, k, task)
-            if task.permutation is None and (again := taken.intersection(task.classes)):
-                name = self.class_names[min(again)]
-                raise InputError(f"class {name!r} is in two tasks, task {k} the second: name it in one only")
-            taken.update(task.classes)
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -131,15 +127,15 @@ class Stream:
 
     def labels(self, index: Tensor) -> Tensor:
         """Labels of training examples."""
-        return self.y[index]
+        return self.y[index % len(self.y)]
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Training examples by number, of any shape of numbers: inputs and labels."""
-        return self.x[index], self.y[index]
+        """Training examples by number, numbers of any shape: inputs and labels."""
+        return _gathered(self.x, self.y, self.permutations, index)
 
     def test_batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Test examples by number."""
-        return self.x_test[index], self.y_test[index]
+        return _gathered(self.x_test, self.y_test, self.permutations, index)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Stream:
         """The same stream elsewhere; `dtype` is the inputs' alone."""
@@ -149,15 +145,8 @@ class Stream:
             y=self.y.to(device),
             x_test=self.x_test.to(device, dtype),
             y_test=self.y_test.to(device),
-            tasks=tuple(
-                replace(
-                    task,
-                    train=task.train.to(device),
-                    test=task.test.to(device),
-                    permutation=None if task.permutation is None else task.permutation.to(device),
-                )
-                for task in self.tasks
-            ),
+            tasks=tuple(Task(t.classes, t.train.to(device), t.test.to(device)) for t in self.tasks),
+            permutations=None if self.permutations is None else self.permutations.to(device),
         )
 
     def fingerprint(self) -> str:
@@ -176,10 +165,11 @@ class Stream:
         for tensor in (self.x, self.y, self.x_test, self.y_test):
             add(tensor)
         for task in self.tasks:
-            digest.update(json.dumps([task.classes, task.permutation is None]).encode())
-            for indices in (task.train, task.test, task.permutation):
-                if indices is not None:
-                    add(indices)
+            digest.update(json.dumps(task.classes).encode())
+            add(task.train)
+            add(task.test)
+        if self.permutations is not None:
+            add(self.permutations)
         return digest.hexdigest()
 
 
@@ -236,14 +226,16 @@ def permuted(dataset: Dataset, tasks: int = 10, seed: int = 0) -> Stream:
     size = dataset.x[0].numel()
     train, test = torch.arange(len(dataset.y)), torch.arange(len(dataset.y_test))
     orders = [torch.arange(size), *(torch.tensor(_shuffled(size, seed, k)) for k in range(1, count))]
+    classes = tuple(range(len(dataset.class_names)))
     return Stream(
         x=dataset.x,
         y=dataset.y,
         x_test=dataset.x_test,
         y_test=dataset.y_test,
-        tasks=tuple(Task(tuple(range(len(dataset.class_names))), train, test, order) for order in orders),
+        tasks=tuple(Task(classes, v * len(train) + train, v * len(test) + test) for v in range(count)),
         class_names=dataset.class_names,
         name=f"permuted-{dataset.name}",
+        permutations=torch.stack(orders),
     )
 
 
@@ -265,25 +257,11 @@ def from_arrays(
 
 
 def union(stream: Stream, k: int) -> Stream:
-    """Tasks 0..k as one task under the unchanged head: what the reference model a*_k learns.
-
-    Where tasks permute their inputs, every example is there once a task, as that task shows it.
-    """
+    """Tasks 0..k as one task under the unchanged head: what the reference model a*_k learns."""
     tasks = _until(stream, k)
-    classes, name = tuple(sorted(stream.seen(k))), f"{stream.name}-union-{k}"
     train, test = torch.cat([task.train for task in tasks]), torch.cat([task.test for task in tasks])
-    if all(task.permutation is None for task in tasks):
-        return replace(stream, tasks=(Task(classes, train, test),), name=name)
-    # A task has one permutation, and the union has many: its inputs have to be written out.
-    return replace(
-        stream,
-        x=torch.cat([task.arrange(stream.x[task.train]) for task in tasks]),
-        y=stream.y[train],
-        x_test=torch.cat([task.arrange(stream.x_test[task.test]) for task in tasks]),
-        y_test=stream.y_test[test],
-        tasks=(Task(classes, torch.arange(len(train)), torch.arange(len(test))),),
-        name=name,
-    )
+    classes = tuple(sorted(stream.seen(k)))
+    return replace(stream, tasks=(Task(classes, train, test),), name=f"{stream.name}-union-{k}")
 
 
 def validation_split(stream: Stream, fraction: float = 0.1, seed: int = 0) -> Stream:
@@ -293,7 +271,8 @@ def validation_split(stream: Stream, fraction: float = 0.1, seed: int = 0) -> St
     """
     if not 0 < fraction < 1:
         raise InputError(f"fraction is {fraction}: give the part to hold out, between 0 and 1")
-    used = torch.unique(torch.cat([task.train for task in stream.tasks]))
+    total = len(stream.y)
+    used = torch.unique(torch.cat([task.train for task in stream.tasks]) % total)
     kept, held = (used[part] for part in _hold_out(stream.y[used], fraction, seed, stream.class_names))
     return replace(
         stream,
@@ -302,7 +281,7 @@ def validation_split(stream: Stream, fraction: float = 0.1, seed: int = 0) -> St
         x_test=stream.x[held],
         y_test=stream.y[held],
         tasks=tuple(
-            replace(task, train=_positions(task.train, kept), test=_positions(task.train, held))
+            Task(task.classes, _renumbered(task.train, total, kept), _renumbered(task.train, total, held))
             for task in stream.tasks
         ),
         name=f"{stream.name}-validation",
@@ -331,9 +310,18 @@ def _of_classes(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return (x, y) if kept.all() else (x[kept], y[kept])
 
 
-def _positions(indices: Tensor, chosen: Tensor) -> Tensor:
-    """Where in `chosen` (ascending) the indices are, without those that are not there."""
-    return torch.searchsorted(chosen, indices[torch.isin(indices, chosen)])
+def _renumbered(numbers: Tensor, total: int, chosen: Tensor) -> Tensor:
+    """Numbers of examples among `total` as numbers among `chosen` (ascending), without those not chosen."""
+    numbers = numbers[torch.isin(numbers % total, chosen)]
+    return numbers // total * len(chosen) + torch.searchsorted(chosen, numbers % total)
+
+
+def _gathered(x: Tensor, y: Tensor, permutations: Tensor | None, index: Tensor) -> tuple[Tensor, Tensor]:
+    if permutations is None:
+        return x[index], y[index]
+    example, view = index % len(y), index // len(y)
+    shown = x.flatten(1)[example].gather(-1, permutations[view])
+    return shown.view(*index.shape, *x.shape[1:]), y[example]
 
 
 def _hold_out(y: Tensor, fraction: float, seed: int, names: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -368,13 +356,18 @@ def _listed(tasks: Iterable[Iterable[Label]], names: Sequence[str]) -> list[list
     """The class indices that lists of labels mean."""
     if isinstance(tasks, str) or not isinstance(tasks, Iterable):
         raise InputError(f"tasks is {tasks!r}: give one list of labels per task")
-    groups = []
+    groups: list[list[int]] = []
+    taken: set[int] = set()
     for k, task in enumerate(tasks):
         if isinstance(task, str) or not isinstance(task, Iterable):
             raise InputError(f"task {k} is {task!r}: give a list of labels")
         groups.append([_class_index(label, names) for label in task])
         if not groups[-1]:
             raise InputError(f"task {k} has no class: name at least one label")
+        if again := taken.intersection(groups[-1]):
+            name = names[min(again)]
+            raise InputError(f"class {name!r} is in two tasks, task {k} the second: name it in one only")
+        taken.update(groups[-1])
     if not groups:
         raise InputError("tasks is empty: give one list of labels per task")
     return groups
@@ -451,14 +444,10 @@ def _check_examples(data: Dataset | Stream) -> None:
         if y.dtype != torch.int64:
             raise InputError(f"{part} labels are {y.dtype}: convert them to torch.int64")
         if (stray := y[(y < 0) | (y >= len(names))]).numel():
-            raise InputError(
-                f"{part} label {int(stray[0])} is not among 0 to {len(names) - 1}: name its class"
-            )
+            raise InputError(f"{part} label {int(stray[0])} is not among 0 to {len(names) - 1}: name its class")
         # One sum shows any NaN or infinity; a mask as large as the data is needed only to say where.
         if not x.sum().isfinite() and not (finite := x.isfinite().flatten(1).all(1)).all():
-            raise InputError(
-                f"{part} input {int(finite.int().argmin())} holds NaN or infinity: mend or drop it"
-            )
+            raise InputError(f"{part} input {int(finite.int().argmin())} holds NaN or infinity: mend or drop it")
     if data.x.shape[1:] != data.x_test.shape[1:]:
         train, test = list(data.x.shape[1:]), list(data.x_test.shape[1:])
         raise InputError(f"training inputs have shape {train}, test inputs {test}: give both the same")
@@ -472,25 +461,32 @@ def _check_task(stream: Stream, k: int, task: Task) -> None:
         raise InputError(f"task {k} names a class twice: name it once")
     if not columns <= set(range(len(names))):
         raise InputError(f"task {k} has classes {task.classes}: they must be among 0 to {len(names) - 1}")
-    trained = _classes_at(task.train, stream.y, f"task {k}", "training")
-    tested = _classes_at(task.test, stream.y_test, f"task {k}", "test")
+    views = 1 if stream.permutations is None else len(stream.permutations)
+    trained = _classes_at(task.train, stream.y, views, f"task {k}", "training")
+    tested = _classes_at(task.test, stream.y_test, views, f"task {k}", "test")
     if strays := (trained | tested) - columns:
         raise InputError(
             f"task {k} has examples of class {names[min(strays)]!r}, which it does not name: drop them"
         )
     if untrained := columns - trained:
         raise InputError(f"class {names[min(untrained)]!r} of task {k} has no training example: add some")
-    size, order = stream.x[0].numel(), task.permutation
-    if order is not None and (order.dtype != torch.int64 or sorted(order.tolist()) != list(range(size))):
-        raise InputError(f"task {k}'s permutation is none of 0 to {size - 1}: give every position once")
 
 
-def _classes_at(indices: Tensor, y: Tensor, task: str, part: str) -> set[int]:
+def _check_permutations(stream: Stream) -> None:
+    if stream.permutations is None:
+        return
+    positions = torch.arange(stream.x[0].numel(), device=stream.permutations.device)
+    shaped = stream.permutations.ndim == 2 and stream.permutations.shape[1] == len(positions)
+    if not shaped or not (stream.permutations.sort(-1).values == positions).all():
+        raise InputError(f"permutations must be of 0 to {len(positions) - 1}: give every input position once")
+
+
+def _classes_at(indices: Tensor, y: Tensor, views: int, task: str, part: str) -> set[int]:
     """The classes of the examples a task points to."""
     if indices.ndim != 1 or indices.dtype != torch.int64:
         raise InputError(f"{task}'s {part} indices are {indices.dtype} {list(indices.shape)}: give int64 [n]")
     if not len(indices):
         raise InputError(f"{task} has no {part} example: give it some, or leave its classes out")
-    if indices.min() < 0 or indices.max() >= len(y):
+    if indices.min() < 0 or indices.max() >= views * len(y):
         raise InputError(f"{task} points outside the {len(y)} {part} examples: give indices from 0 on")
-    return set(_present(y[indices]))
+    return set(_present(y[indices % len(y)]))

@@ -109,9 +109,7 @@ class Networks:
         self.autocast = autocast
         self.module = module.to(self.device)
         self.theta = torch.stack(rows).to(self.device)
-        self.buffers = {
-            name: torch.stack([each[name] for each in buffers]).to(self.device) for name in buffers[0]
-        }
+        self.buffers = {name: torch.stack([each[name] for each in buffers]).to(self.device) for name in buffers[0]}
         self._features: Tensor | None = None
         self._head = tap(self.module)
         self.has_features = self._head is not None
@@ -159,9 +157,7 @@ class Networks:
             features, logits = torch.func.vmap(self._call)(parameters, buffers, x)
         return features, logits.to(self.theta.dtype)
 
-    def _call(
-        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _call(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
         logits = torch.func.functional_call(self.module, {**parameters, **buffers}, (x,))
         return self._taken(logits), logits
 
@@ -210,7 +206,8 @@ class Networks:
         per_example = torch.func.vmap(torch.func.grad(example_loss), in_dims=(None, None, 0, 0))
 
         def run_squares(row: Tensor, buffers: dict[str, Tensor], xs: Tensor, ys: Tensor) -> Tensor:
-            return per_example(row, buffers, xs, ys).square().mean(0)
+            gradients: Tensor = per_example(row, buffers, xs, ys)
+            return gradients.square().mean(0)
 
         rows = [
             run_squares(self.theta[r].detach(), {k: v[r] for k, v in self.buffers.items()}, x[r], y[r])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -106,7 +106,11 @@ class Method:
 
 
 def require(
-    value: Number, name: str, minimum: float = float("-inf"), maximum: float = float("inf"), open_: bool = False
+    value: Number,
+    name: str,
+    minimum: float = float("-inf"),
+    maximum: float = float("inf"),
+    open_: bool = False,
 ) -> None:
     """Refuse a number outside its range; stacked numbers were checked one by one before."""
     if isinstance(value, Tensor):
@@ -124,7 +128,7 @@ def stack(methods: Sequence[SomeMethod], like: Tensor) -> SomeMethod:
     first = methods[0]
     if any(type(method) is not type(first) for method in methods):
         raise InputError("the runs of one fleet share their method; put different methods into different fleets")
-    stacked = {}
+    stacked: dict[str, Any] = {}
     for field in fields(first):
         values = [getattr(method, field.name) for method in methods]
         if any(value != values[0] for value in values):
