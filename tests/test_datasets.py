@@ -110,9 +110,7 @@ def md5(content: bytes) -> str:
     return hashlib.md5(content).hexdigest()
 
 
-def publish(
-    monkeypatch: pytest.MonkeyPatch, name: str, files: Mapping[str, bytes], **changes: object
-) -> None:
+def publish(monkeypatch: pytest.MonkeyPatch, name: str, files: Mapping[str, bytes], **changes: object) -> None:
     """Make these the official files of a dataset."""
     sums = {file: md5(content) for file, content in files.items()}
     official = replace(datasets._OFFICIAL[name], files=sums, **{"mirrors": (), **changes})
@@ -223,9 +221,7 @@ def test_files_are_found_where_people_keep_them(
     assert torch.allclose(dataset.x[:, 0, 5, 5] * 255, dataset.y.float())
 
 
-def test_siblings_that_share_file_names_are_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_siblings_that_share_file_names_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(monkeypatch, "mnist", little_mnist())
     publish(monkeypatch, "fashion-mnist", little_mnist(shade=100))
     write(tmp_path, little_mnist())

@@ -474,6 +474,15 @@ def test_bad_permutations_are_refused(rows: list[object]) -> None:
         replace(permuted(toy(), 1), permutations=torch.tensor(rows))
 
 
+def test_permutations_are_indices_and_bound_the_numbers() -> None:
+    stream = permuted(toy(), 2)
+    with refused("convert them to torch.int64"):
+        replace(stream, permutations=stream.permutations.double())
+    beyond = Task(tuple(range(6)), stream.tasks[1].train + 30, stream.tasks[1].test)
+    with refused("task 0 points outside the 60 training examples"):
+        replace(stream, tasks=(beyond,))
+
+
 def test_a_stream_needs_a_task_and_a_class_one_home() -> None:
     stream = split(toy(), 2)
     with refused("at least one task"):

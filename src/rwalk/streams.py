@@ -475,6 +475,8 @@ def _check_task(stream: Stream, k: int, task: Task) -> None:
 def _check_permutations(stream: Stream) -> None:
     if stream.permutations is None:
         return
+    if stream.permutations.dtype != torch.int64:
+        raise InputError(f"permutations are {stream.permutations.dtype}: convert them to torch.int64")
     positions = torch.arange(stream.x[0].numel(), device=stream.permutations.device)
     shaped = stream.permutations.ndim == 2 and stream.permutations.shape[1] == len(positions)
     if not shaped or not (stream.permutations.sort(-1).values == positions).all():
@@ -488,5 +490,5 @@ def _classes_at(indices: Tensor, y: Tensor, views: int, task: str, part: str) ->
     if not len(indices):
         raise InputError(f"{task} has no {part} example: give it some, or leave its classes out")
     if indices.min() < 0 or indices.max() >= views * len(y):
-        raise InputError(f"{task} points outside the {len(y)} {part} examples: give indices from 0 on")
+        raise InputError(f"{task} points outside the {views * len(y)} {part} examples: count them from 0")
     return set(_present(y[indices % len(y)]))
