@@ -1,0 +1,307 @@
+"""The command line: the only place where strings become objects.
+
+Heavy imports wait until a command runs, so that `rwalk --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rwalk.store import Row, Store
+    from rwalk.studies import Study
+
+app = typer.Typer(
+    name="rwalk",
+    help="Learn new classes without the old data, and measure honestly what was forgotten.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+DEFAULT_METHODS = "vanilla,ewc,ewc++,pi,rwalk"
+DEFAULT_EPOCHS = {"digits": 20}  # small data needs several passes; 1 everywhere else
+
+
+def main() -> None:
+    """The entry point `rwalk`."""
+    with _friendly_errors():
+        app()
+
+
+@contextmanager
+def _friendly_errors() -> Iterator[None]:
+    """One clear line and exit code 2 for what the user can mend."""
+    from rwalk.errors import InputError
+
+    try:
+        yield
+    except InputError as error:
+        print(f"rwalk: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+@app.command()
+def run(
+    dataset: Annotated[
+        str, typer.Option(help="digits, mnist, fashion-mnist, cifar10, cifar100, folder:PATH, FILE.npz")
+    ] = "digits",
+    methods: Annotated[str, typer.Option(help="comma-separated; `rwalk methods` lists them")] = DEFAULT_METHODS,
+    seeds: Annotated[int, typer.Option(help="how many seeds: 0, 1, …")] = 5,
+    lam: Annotated[
+        str, typer.Option(help="λ, or several comma-separated: a sweep (default: each method's own)")
+    ] = "",
+    epochs: Annotated[
+        int | None, typer.Option(help="passes over a task's data (default 1; 20 for digits)")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="steps a task, instead of epochs")] = None,
+    batch: Annotated[int, typer.Option(help="examples a step")] = 64,
+    lr: Annotated[float, typer.Option(help="learning rate")] = 1e-3,
+    optimizer: Annotated[str, typer.Option(help="adam or sgd")] = "adam",
+    network: Annotated[
+        str, typer.Option(help="mlp, cnn, resnet18, resnet18-full, or package.module:factory")
+    ] = "",
+    classes_per_task: Annotated[
+        int | None, typer.Option(help="classes a task (default 2; 10 for cifar100)")
+    ] = None,
+    tasks: Annotated[str, typer.Option(help="explicit tasks: labels by comma, tasks by slash: 0,1/2,3,4/5")] = "",
+    permuted: Annotated[int | None, typer.Option(help="so many permuted-pixels tasks instead of a split")] = None,
+    order_seed: Annotated[
+        int | None, typer.Option(help="shuffle the classes (or the permutations) by this seed")
+    ] = None,
+    memory: Annotated[int | None, typer.Option(help="exemplars kept of every class")] = None,
+    memory_total: Annotated[
+        int | None, typer.Option(help="exemplars kept in all, shared by the classes seen")
+    ] = None,
+    sampler: Annotated[str, typer.Option(help="uniform, plane, entropy, mof, plane-top, entropy-top")] = "mof",
+    replay: Annotated[
+        str, typer.Option(help="balanced, concat or half: how batches mix exemplars in")
+    ] = "balanced",
+    penalty: Annotated[str, typer.Option(help="gradient (the paper) or proximal (stable for any λ)")] = "gradient",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="a method's number: alpha=0.1 or rwalk.dt=50; repeatable")
+    ] = None,
+    reference: Annotated[
+        str, typer.Option(help="reference models for intransigence: final, all or none")
+    ] = "final",
+    validation: Annotated[
+        float | None, typer.Option(help="test on this fraction of the training data instead")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(envvar="RWALK_DATA", help="folder with the official dataset files")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes cuda where there is one")] = "auto",
+    workers: Annotated[int | None, typer.Option(help="processes on a CPU (default: its cores)")] = None,
+    bf16: Annotated[bool, typer.Option("--bf16", help="bfloat16 autocast")] = False,
+    out: Annotated[Path | None, typer.Option(help="study folder (default: rwalk-studies/NAME-HASH)")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="no live display")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON object for scripts instead of tables")
+    ] = False,
+) -> None:
+    """Learn a stream of tasks with several methods and seeds, and compare them.
+
+    Without any option: digits, five methods, five seeds, in under a minute.
+    """
+    from dataclasses import replace
+
+    from rwalk.errors import InputError
+    from rwalk.fleet import Training
+    from rwalk.learners import learner
+    from rwalk.memory import MemorySpec
+    from rwalk.specs import DT, NETWORK, RunSpec, StreamSpec
+    from rwalk.store import Store
+    from rwalk.studies import Study
+
+    if seeds < 1:
+        raise InputError(f"--seeds must be at least 1, not {seeds}")
+    if steps is not None and epochs is not None:
+        raise InputError("give --epochs or --steps, not both")
+    base = RunSpec(
+        stream=StreamSpec(
+            dataset=dataset,
+            classes_per_task=classes_per_task,
+            tasks=tuple(tuple(task.split(",")) for task in tasks.split("/")) if tasks else None,
+            order_seed=order_seed,
+            permuted=permuted,
+            validation=validation,
+        ),
+        network=network or NETWORK.get(dataset, "mlp"),
+        memory=_memory(memory, memory_total, sampler, replay),
+        training=Training(
+            epochs=epochs or DEFAULT_EPOCHS.get(dataset, 1), steps=steps, batch=batch, lr=lr, optimizer=optimizer
+        ),
+        autocast=bf16,
+    )
+    chosen = _settings(settings or [])
+    specs = []
+    for name in methods.split(","):
+        name = name.strip().lower()
+        fields = set(vars(learner(name, base.memory or MemorySpec(per_class=1)).method))
+        numbers: dict[str, Any] = {"dt": DT[dataset]} if "dt" in fields and dataset in DT else {}
+        if name != "vanilla" and "lam" in fields:
+            numbers["penalty"] = penalty
+        numbers |= {key: value for key, value in chosen.get("", {}).items() if key in fields}
+        numbers |= chosen.get(name, {})
+        sweep = _numbers(lam, "--lam") if lam and name != "vanilla" else [None]
+        for value in sweep:
+            per_run = numbers if value is None else {**numbers, "lam": value}
+            specs += [replace(base, method=name, numbers=per_run, seed=seed) for seed in range(seeds)]
+    study = Study(tuple(specs), reference, data, _device(device), workers)
+    folder = (
+        out or Path("rwalk-studies") / f"{Path(dataset.replace(':', '-')).name}-{study.describe()['hash'][:8]}"
+    )
+    rows = _execute(study, Store(folder), show=not (quiet or as_json))
+    if as_json:
+        print(json.dumps({"rows": [_public(row) for row in rows], "study": study.describe()}, default=list))
+    else:
+        _show(rows, folder)
+
+
+@app.command()
+def methods() -> None:
+    """List the methods, one line each."""
+    from rwalk.learners import LEARNERS
+
+    _list(LEARNERS)
+
+
+@app.command()
+def datasets() -> None:
+    """List the datasets, one line each."""
+    from rwalk.datasets import describe
+
+    _list(describe())
+
+
+def _execute(study: Study, store: Store, show: bool) -> list[Row]:
+    from rich.console import Console
+
+    from rwalk.report.live import Live
+
+    with store.opened(study.describe()):
+        there = {row["hash"] for row in store.rows()}
+        todo = [run for run in study.runs if run.hash() not in there]
+        live = Live(study, len(todo), Console(stderr=True))
+        try:
+            if not show or not todo:
+                return study.execute(store)
+            live.expect([*study.references(), *todo])
+            with live:
+                return study.execute(store, live.watch)
+        except KeyboardInterrupt:
+            kept = len(store.rows())
+            print(
+                f"rwalk: stopped; {kept} of {len(study.runs)} runs are kept in {store.folder}: "
+                "the same command goes on from there",
+                file=sys.stderr,
+            )
+            raise SystemExit(130) from None
+
+
+def _show(rows: list[Row], folder: Path) -> None:
+    from rich.console import Console
+
+    from rwalk.report.summary import summarise
+    from rwalk.report.tables import result_table
+
+    console = Console()
+    summaries = summarise(rows)
+    for head in ("single", "multi"):
+        console.print(result_table(summaries, head))
+    for row in rows:
+        if row["stopped"]:
+            console.print(f"[red]stopped[/red]: {row['method']}, seed {row['seed']}: {row['stopped']}")
+    written = "study.json, runs.jsonl"
+    try:
+        from rwalk.report.figures import accuracy_over_time
+
+        accuracy_over_time(summaries, folder / "accuracy.png")
+        written += ", accuracy.png"
+    except ImportError:
+        written += " (for a picture too: pip install 'rwalk[plots]')"
+    console.print(f"{folder}: {written}", soft_wrap=True, highlight=False)
+
+
+def _public(row: Row) -> Row:
+    return {key: value for key, value in row.items() if key not in ("hash", "spec")}
+
+
+def _memory(per_class: int | None, total: int | None, sampler: str, replay: str) -> Any:
+    from rwalk.memory import MemorySpec
+
+    if per_class is None and total is None:
+        return None
+    return MemorySpec(per_class, total, sampler, replay)  # type: ignore[arg-type]
+
+
+def _settings(given: list[str]) -> dict[str, dict[str, Any]]:
+    """["alpha=0.1", "rwalk.dt=50"] → {"": {"alpha": 0.1}, "rwalk": {"dt": 50}}."""
+    from dataclasses import fields
+
+    from rwalk.errors import InputError, unknown
+    from rwalk.learners import LEARNERS
+    from rwalk.methods import METHODS
+    from rwalk.methods.gem import GEM
+
+    known = sorted({field.name for kind in (*METHODS.values(), GEM) for field in fields(kind)})
+    chosen: dict[str, dict[str, Any]] = {}
+    for item in given:
+        key, equals, value = item.partition("=")
+        method, _, name = key.rpartition(".")
+        if not equals or not name:
+            raise InputError(f"--set takes NAME=VALUE or METHOD.NAME=VALUE, not {item!r}")
+        if method and method not in LEARNERS:
+            raise unknown("method", method, LEARNERS)
+        if name not in known:
+            raise unknown("setting", name, known)
+        chosen.setdefault(method, {})[name] = _value(name, value)
+    return chosen
+
+
+def _value(name: str, text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return int(text) if name == "dt" else float(text)
+    except ValueError:
+        return text
+
+
+def _numbers(text: str, option: str) -> list[float]:
+    from rwalk.errors import InputError
+
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{option} takes numbers separated by commas, not {text!r}") from None
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        return name
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _list(lines: dict[str, str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    for name, line in lines.items():
+        table.add_row(f"[bold]{name}[/bold]", line)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

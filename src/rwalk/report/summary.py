@@ -1,0 +1,63 @@
+"""Rows of one method and λ, summed up over their seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rwalk import metrics
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All seeds of one configuration; arrays have one entry a seed, NaN where a run stopped."""
+
+    label: str
+    method: str
+    lam: float
+    accuracy: dict[str, NDArray[np.float64]]  # head → a[seed, k, j]
+    A: dict[str, NDArray[np.float64]]
+    F: dict[str, NDArray[np.float64]]
+    I: dict[str, NDArray[np.float64]]  # noqa: E741 - the paper's name
+
+
+def summarise(rows: Sequence[Row]) -> list[Summary]:
+    """One summary a configuration, in the order of first appearance."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        spec = {**row["spec"], "seed": None}
+        groups.setdefault(repr(spec), []).append(row)
+    return [_summary(group) for group in groups.values()]
+
+
+def _summary(rows: list[Row]) -> Summary:
+    first = rows[0]
+    heads = ("single", "multi")
+    accuracy = {head: np.array([row["accuracy"][head] for row in rows], dtype=float) for head in heads}
+    return Summary(
+        label=first["method"] + ("-S" if first["spec"]["memory"] else ""),
+        method=first["method"],
+        lam=first["lam"],
+        accuracy=accuracy,
+        A={head: metrics.average_accuracy(accuracy[head]) for head in heads},
+        F={head: metrics.forgetting(accuracy[head]) for head in heads},
+        I={head: np.array([row[head]["I"] for row in rows], dtype=float) for head in heads},
+    )
+
+
+def mean_and_deviation(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Mean and sample standard deviation of what is there; NaN where nothing is.
+
+    >>> mean_and_deviation(np.array([1.0, 3.0, np.nan]))
+    (2.0, 1.4142135623730951)
+    """
+    there = values[np.isfinite(values)]
+    if len(there) == 0:
+        return float("nan"), float("nan")
+    return float(there.mean()), float(there.std(ddof=1)) if len(there) > 1 else float("nan")

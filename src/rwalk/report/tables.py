@@ -1,0 +1,53 @@
+"""The terminal's tables: one a head, a row a method and λ, the best in bold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+from rich.text import Text
+
+from rwalk.report.summary import Summary, mean_and_deviation
+
+TITLES = {"single": "Single-head: which of all classes seen?", "multi": "Multi-head: which class of this task?"}
+
+
+def result_table(summaries: Sequence[Summary], head: str) -> Table:
+    """A_K in percent, F_K and I_K as the paper writes them; mean ± standard deviation over the seeds."""
+    tasks = summaries[0].accuracy[head].shape[-1]
+    table = Table(title=TITLES[head], title_justify="left", title_style="bold")
+    table.add_column("method")
+    table.add_column("λ", justify="right")
+    table.add_column(f"accuracy A{_sub(tasks)} %  ↑", justify="right")
+    table.add_column(f"forgetting F{_sub(tasks)}  ↓", justify="right")
+    table.add_column(f"intransigence I{_sub(tasks)}  ↓", justify="right")
+    columns = [
+        _column([summary.A[head] * 100 for summary in summaries], "{:.1f}", best=max),
+        _column([summary.F[head] for summary in summaries], "{:.3f}", best=min),
+        _column([summary.I[head] for summary in summaries], "{:.3f}", best=min),
+    ]
+    for summary, *cells in zip(summaries, *columns, strict=True):
+        table.add_row(summary.label, f"{summary.lam:g}" if summary.lam else "–", *cells)
+    return table
+
+
+def _column(cells: Sequence[NDArray[np.float64]], form: str, best: object) -> list[Text]:
+    """Formatted cells; the best, and whatever prints like it, in bold."""
+    measured = [mean_and_deviation(values) for values in cells]
+    printed = [form.format(mean) for mean, _ in measured]
+    finite = [mean for mean, _ in measured if np.isfinite(mean)]
+    winner = form.format(best(finite)) if finite else None  # type: ignore[operator]
+    column = []
+    for (mean, deviation), text in zip(measured, printed, strict=True):
+        if not np.isfinite(mean):
+            column.append(Text("–"))
+            continue
+        spread = f" ± {form.format(deviation)}" if np.isfinite(deviation) else ""
+        column.append(Text(text + spread, style="bold green" if text == winner else ""))
+    return column
+
+
+def _sub(number: int) -> str:
+    return str(number).translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))

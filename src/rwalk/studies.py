@@ -1,0 +1,256 @@
+"""Many specs → fleets → rows: what is already there is not run again.
+
+On CUDA all runs that can share a fleet are one program; on a CPU runs are spread over worker processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from rwalk import metrics, streams
+from rwalk.batches import steps_per_epoch
+from rwalk.errors import InputError, unknown
+from rwalk.fleet import HEADS, Fleet, Progress
+from rwalk.specs import RunSpec, StreamSpec, content_hash, reference_of
+from rwalk.store import Row, Store, environment, write_atomically
+from rwalk.streams import Stream
+from rwalk.workers import Pool, Report, available_cores
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+REFERENCES = ("final", "all", "none")
+
+
+class Event(NamedTuple):
+    """Something happened to a job: progress made (with `progress`) or all its runs finished (without)."""
+
+    runs: tuple[RunSpec, ...]
+    progress: Progress | None
+
+
+Watch = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs to compare, on one machine, with the references their intransigence is measured against."""
+
+    runs: tuple[RunSpec, ...]
+    reference: str = "final"
+    data: Path | str | None = None
+    device: str = "cpu"
+    workers: int | None = None
+    cache: Path | None = None
+    _streams: dict[StreamSpec, Stream] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.reference not in REFERENCES:
+            raise unknown("reference", self.reference, REFERENCES)
+        if not self.runs:
+            raise InputError("a study needs at least one run")
+        if self.workers is not None and self.workers < 1:
+            raise InputError(f"workers must be at least 1, not {self.workers}")
+        _check_device(self.device)
+        for run in self.runs:
+            run.learner()
+
+    def stream(self, spec: StreamSpec) -> Stream:
+        if spec not in self._streams:
+            self._streams[spec] = spec.build(self.data)
+        return self._streams[spec]
+
+    def describe(self) -> dict[str, Any]:
+        """What study.json says; `hash` covers what the results depend on."""
+        runs = [run.to_json() for run in self.runs]
+        content = {"runs": runs, "reference": self.reference}
+        return {"hash": content_hash(content), **content, "environment": environment(self.device)}
+
+    def references(self) -> list[RunSpec]:
+        """The reference runs this study needs."""
+        if self.reference == "none":
+            return []
+        wanted = {}
+        for run in self.runs:
+            last = len(self.stream(run.stream)) - 1
+            for k in range(last + 1) if self.reference == "all" else [last]:
+                spec = reference_of(run, k)
+                wanted[spec.hash()] = spec
+        return list(wanted.values())
+
+    def steps(self, spec: RunSpec) -> int:
+        """All steps of a run, for time estimates."""
+        stream = self.stream(spec.stream)
+        if spec.reference is not None:
+            stream = streams.union(stream, spec.reference)
+        if spec.training.steps is not None:
+            return spec.training.steps * len(stream)
+        return sum(
+            spec.training.epochs * steps_per_epoch([task.train], spec.training.batch) for task in stream.tasks
+        )
+
+    def execute(self, store: Store | None = None, watch: Watch = lambda event: None) -> list[Row]:
+        """Run what is missing; rows in the order of `runs`, written to the store as they finish."""
+        done = {row["hash"]: row for row in (store.rows() if store else [])}
+        missing = [run for run in self.runs if run.hash() not in done]
+        if missing:
+            cached = {spec.hash(): self._recall(spec) for spec in self.references()}
+            lost = [spec for spec in self.references() if cached[spec.hash()] is None]
+            with self._crew(len(lost) + len(missing)) as crew:
+                for spec, outcome in crew(lost, watch):
+                    self._remember(spec, outcome)
+                    cached[spec.hash()] = outcome
+                for spec, outcome in crew(missing, watch):
+                    row = self._row(spec, outcome, cached)
+                    done[row["hash"]] = row
+                    if store:
+                        store.add(row)
+        return [done[run.hash()] for run in self.runs]
+
+    # ── running ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _crew(self, jobs: int) -> _Crew:
+        for run in self.runs:
+            self.stream(run.stream)
+        return _Crew(self, 1 if self.device != "cpu" else min(self.workers or available_cores(), jobs))
+
+    def _row(self, spec: RunSpec, outcome: Mapping[str, Any], references: Mapping[str, Any]) -> Row:
+        tasks = len(outcome["accuracy"]["single"])
+        row: Row = {"hash": spec.hash(), "method": spec.method, "lam": spec.lam, "seed": spec.seed}
+        reference = {head: np.full(tasks, np.nan) for head in HEADS}
+        for k in range(tasks):
+            found = references.get(reference_of(spec, k).hash())
+            if found:
+                for head in HEADS:
+                    reference[head][k] = found[head]
+        for head in HEADS:
+            a = np.array(outcome["accuracy"][head], dtype=float)
+            row[head] = {
+                "A": _number(metrics.average_accuracy(a)),
+                "F": _number(metrics.forgetting(a)),
+                "I": _number(metrics.intransigence(a, reference[head])),
+            }
+        row["accuracy"] = outcome["accuracy"]
+        row["reference"] = {head: [_number(value) for value in reference[head]] for head in HEADS}
+        row["stopped"] = outcome["stopped"]
+        row["spec"] = spec.to_json()
+        return row
+
+    # ── references are the same for every method, so they are kept between studies ────────────────────────────
+
+    def _reference_file(self, spec: RunSpec) -> Path:
+        folder = self.cache or Path(os.environ.get("RWALK_CACHE", Path.home() / ".cache" / "rwalk"))
+        # The data itself is in the key: a folder of images may change under its name.
+        data = self.stream(spec.stream).fingerprint()
+        environ = environment(self.device)
+        return (
+            folder / "references" / f"{content_hash([spec.to_json(), data, environ['torch'], self.device])}.json"
+        )
+
+    def _recall(self, spec: RunSpec) -> Mapping[str, Any] | None:
+        try:
+            outcome = json.loads(self._reference_file(spec).read_text())
+            return {head: float(outcome[head]) for head in HEADS}
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # not there, or not ours: it is trained (again)
+
+    def _remember(self, spec: RunSpec, outcome: Mapping[str, Any]) -> None:
+        try:
+            write_atomically(self._reference_file(spec), json.dumps(outcome))
+        except OSError:
+            return  # a cache that cannot be written is no reason to stop
+
+
+class _Crew:
+    """Those who do the work: this process, or several of it."""
+
+    def __init__(self, study: Study, workers: int) -> None:
+        self.study = study
+        shared = (study.device, dict(study._streams))
+        self.pool = Pool(_train, shared, workers) if workers > 1 else None
+        self.shared = shared
+
+    def __enter__(self) -> _Crew:
+        if self.pool:
+            self.pool.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.pool:
+            self.pool.__exit__(*error)
+
+    def __call__(self, specs: Sequence[RunSpec], watch: Watch) -> Iterator[tuple[RunSpec, Mapping[str, Any]]]:
+        """(spec, outcome) as runs finish."""
+        jobs = _fleets(specs) if self.study.device != "cpu" else [(spec,) for spec in specs]
+
+        def report(number: int, progress: Progress) -> None:
+            watch(Event(jobs[number], progress))
+
+        finished = self.pool.run(jobs, report) if self.pool else self._run_here(jobs, report)
+        for number, outcomes in finished:
+            watch(Event(jobs[number], None))
+            yield from zip(jobs[number], outcomes, strict=True)
+
+    def _run_here(self, jobs: Sequence[tuple[RunSpec, ...]], report: Report) -> Iterator[tuple[int, Any]]:
+        for number, job in enumerate(jobs):
+            yield number, _train(self.shared, job, partial(report, number))
+
+
+def _fleets(specs: Sequence[RunSpec]) -> list[tuple[RunSpec, ...]]:
+    """Runs that can share a fleet, together."""
+    groups: dict[str, list[RunSpec]] = {}
+    for spec in specs:
+        groups.setdefault(spec.fleet_key(), []).append(spec)
+    return [tuple(group) for group in groups.values()]
+
+
+def _train(
+    shared: tuple[str, dict[StreamSpec, Stream]], job: tuple[RunSpec, ...], report: Callable[[Progress], None]
+) -> list[dict[str, Any]]:
+    """One fleet: outcomes fit for JSON, a run each."""
+    device, known = shared
+    first = job[0]
+    stream = known[first.stream]
+    k = first.reference
+    fleet = Fleet(
+        stream if k is None else streams.union(stream, k),
+        first.network,
+        [spec.learner() for spec in job],
+        [spec.seed for spec in job],
+        first.training,
+        device,
+        DTYPES[first.dtype],
+        first.autocast,
+    )
+    fleet.train(report)
+    if k is not None:
+        accuracy = fleet.evaluate(stream, k)
+        return [{head: float(accuracy[head][run, k]) for head in HEADS} for run in range(len(job))]
+    return [
+        {
+            "accuracy": {head: [[_number(v) for v in row] for row in fleet.accuracy[head][run]] for head in HEADS},
+            "stopped": fleet.stopped[run],
+        }
+        for run in range(len(job))
+    ]
+
+
+def _number(value: Any) -> float | None:
+    """JSON has no NaN."""
+    return None if np.isnan(value) else float(value)
+
+
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"device {name!r} cannot be used: {reason}") from None
