@@ -117,6 +117,7 @@ def run(
     from rwalk.fleet import Training
     from rwalk.learners import learner
     from rwalk.memory import MemorySpec
+    from rwalk.methods import METHODS
     from rwalk.specs import DT, NETWORK, RunSpec, StreamSpec
     from rwalk.store import Store
     from rwalk.studies import Study
@@ -147,11 +148,11 @@ def run(
         name = name.strip().lower()
         fields = set(vars(learner(name, base.memory or MemorySpec(per_class=1)).method))
         numbers: dict[str, Any] = {"dt": DT[dataset]} if "dt" in fields and dataset in DT else {}
-        if name != "vanilla" and "lam" in fields:
+        if name in METHODS and name != "vanilla" and penalty != "gradient":
             numbers["penalty"] = penalty
         numbers |= {key: value for key, value in chosen.get("", {}).items() if key in fields}
         numbers |= chosen.get(name, {})
-        sweep = _numbers(lam, "--lam") if lam and name != "vanilla" else [None]
+        sweep = _numbers(lam, "--lam") if lam and name in METHODS and name != "vanilla" else [None]
         for value in sweep:
             per_run = numbers if value is None else {**numbers, "lam": value}
             specs += [replace(base, method=name, numbers=per_run, seed=seed) for seed in range(seeds)]
@@ -187,6 +188,7 @@ def _execute(study: Study, store: Store, show: bool) -> list[Row]:
 
     from rwalk.report.live import Live
 
+    study.prepare()  # whatever is wrong with it is said before anything is written
     with store.opened(study.describe()):
         there = {row["hash"] for row in store.rows()}
         todo = [run for run in study.runs if run.hash() not in there]

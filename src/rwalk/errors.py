@@ -19,4 +19,5 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     names = list(known)
     near = get_close_matches(name.lower(), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return InputError(f"unknown {kind} {name!r}: {hint}(known: {', '.join(names)})")
+    listed = ", ".join(each if each.isprintable() else repr(each) for each in names)
+    return InputError(f"unknown {kind} {name!r}: {hint}(known: {listed})")

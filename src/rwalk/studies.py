@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from rwalk import metrics, streams
+from rwalk import metrics, networks, streams
 from rwalk.batches import steps_per_epoch
 from rwalk.errors import InputError, unknown
 from rwalk.fleet import HEADS, Fleet, Progress
@@ -66,6 +66,12 @@ class Study:
         if spec not in self._streams:
             self._streams[spec] = spec.build(self.data)
         return self._streams[spec]
+
+    def prepare(self) -> None:
+        """Load the data and build every network once: what is wrong with a study shows here."""
+        for spec in {(run.stream, run.network): run for run in self.runs}.values():
+            stream = self.stream(spec.stream)
+            networks.builder(spec.network, tuple(stream.shape), stream.classes)
 
     def describe(self) -> dict[str, Any]:
         """What study.json says; `hash` covers what the results depend on."""
@@ -117,8 +123,7 @@ class Study:
     # ── running ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _crew(self, jobs: int) -> _Crew:
-        for run in self.runs:
-            self.stream(run.stream)
+        self.prepare()
         return _Crew(self, 1 if self.device != "cpu" else min(self.workers or available_cores(), jobs))
 
     def _row(self, spec: RunSpec, outcome: Mapping[str, Any], references: Mapping[str, Any]) -> Row:
