@@ -138,7 +138,11 @@ def run(
         network=network or NETWORK.get(dataset, "mlp"),
         memory=_memory(memory, memory_total, sampler, replay),
         training=Training(
-            epochs=epochs or DEFAULT_EPOCHS.get(dataset, 1), steps=steps, batch=batch, lr=lr, optimizer=optimizer
+            epochs=DEFAULT_EPOCHS.get(dataset, 1) if epochs is None else epochs,
+            steps=steps,
+            batch=batch,
+            lr=lr,
+            optimizer=optimizer,
         ),
         autocast=bf16,
     )

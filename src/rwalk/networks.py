@@ -179,7 +179,10 @@ def builder(name: str | Factory, shape: tuple[int, ...], classes: int) -> Callab
     factory = find(name)
 
     def build() -> nn.Module:
-        module = factory(shape, classes)
+        try:
+            module = factory(shape, classes)
+        except TypeError as error:
+            raise InputError(f"network {name!r} must take (input_shape, classes): {error}") from error
         if not isinstance(module, nn.Module):
             raise InputError(f"network {name!r} must return an nn.Module, not {type(module).__name__}")
         _own_dropout(module)

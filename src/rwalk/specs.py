@@ -47,8 +47,10 @@ class StreamSpec:
                 raise InputError("a permuted stream has all classes in every task: drop the split")
             stream = streams.permuted(dataset, self.permuted, self.order_seed or 0)
         else:
-            default = None if self.tasks else CLASSES_PER_TASK.get(self.dataset, 2)
-            stream = streams.split(dataset, self.classes_per_task or default, self.tasks, self.order_seed)
+            size = self.classes_per_task
+            if size is None and self.tasks is None:
+                size = CLASSES_PER_TASK.get(self.dataset, 2)
+            stream = streams.split(dataset, size, self.tasks, self.order_seed)
         return stream if self.validation is None else streams.validation_split(stream, self.validation)
 
 
