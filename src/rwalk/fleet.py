@@ -71,6 +71,9 @@ class Fleet:
     >>> fleet.train()
     >>> fleet.accuracy["single"].shape
     (2, 5, 5)
+
+    A stream may be the rest of a longer one: `past` counts the tasks before its first, whose examples are gone.
+    Random draws go on where they left off.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Fleet:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         autocast: bool = False,
+        past: int = 0,
     ) -> None:
         if not seeds or len(learners) != len(seeds):
             raise InputError(f"a fleet needs one learner a seed, got {len(learners)} for {len(seeds)} seeds")
@@ -91,6 +95,7 @@ class Fleet:
             raise InputError("the runs of one fleet may differ in their method's numbers only")
         self.stream = stream.to(device, dtype)
         self.seeds = list(seeds)
+        self.past = past
         self.training = training
         build = networks.builder(network, tuple(stream.shape), stream.classes)
         self.net = Networks(
@@ -302,7 +307,7 @@ class Fleet:
             yield from plan[offset : offset + self.steps - self.step]
 
     def _order(self, run: int, seed: int, epoch: int) -> Tensor:
-        generator = seeds.generator(seed, "order", self.task, epoch)
+        generator = seeds.generator(seed, "order", self.past + self.task, epoch)
         kept = [] if self.memory is None else self.memory.of_run(run)
         replay = "none" if self.memory is None else self.memory.spec.replay
         return batches.epoch(self.current, kept, replay, self.training.batch, generator)
@@ -347,7 +352,7 @@ class Fleet:
         if self.learner.projector.per_task:
             parts = [(owner == task).nonzero().flatten().expand(self.runs, -1) for task in range(self.task)]
         else:
-            draws = [seeds.generator(seed, "constraint", self.task, self.step) for seed in self.seeds]
+            draws = [seeds.generator(seed, "constraint", self.past + self.task, self.step) for seed in self.seeds]
             size = min(self.training.batch, len(owner))
             parts = [torch.stack([torch.randperm(len(owner), generator=g)[:size] for g in draws])]
         own = torch.stack([self._mask(task.classes) for task in self.stream.tasks[: self.task]])
@@ -400,7 +405,7 @@ class Fleet:
         evidence: dict[str, Tensor] = {}
         groups = []
         for label, pool in zip(task.classes, self.current, strict=True):
-            draws = [seeds.generator(seed, "exemplars", self.task, label) for seed in self.seeds]
+            draws = [seeds.generator(seed, "exemplars", self.past + self.task, label) for seed in self.seeds]
             if samplers.SAMPLERS[spec.sampler].needs:
                 features, logits = self._outputs(pool.to(self.theta.device).expand(self.runs, -1))
                 evidence = {"features": features, "logits": logits + self.head}

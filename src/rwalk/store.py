@@ -16,13 +16,13 @@ from rwalk.errors import InputError
 Row = dict[str, Any]
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """All of it or nothing: a temporary file beside it, flushed to the disk, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(beside, "w") as file:
-            file.write(text)
+        with open(beside, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
