@@ -59,14 +59,16 @@ def gather(tensors: Sequence[Tensor], out: Tensor) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors], out=out)
 
 
-def normalized(vector: Tensor) -> Tensor:
+def normalized(vector: Tensor, extrema: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Min–max to [0, 1] over the parameters of each run; a constant vector becomes zero.
+
+    `extrema` is given where the vector is a piece of a network: smallest and largest over all of it.
 
     >>> normalized(torch.tensor([[1.0, 2.0, 3.0], [4.0, 4.0, 4.0]]))
     tensor([[0.0000, 0.5000, 1.0000],
             [0.0000, 0.0000, 0.0000]])
     """
-    low, high = vector.aminmax(dim=-1, keepdim=True)
+    low, high = vector.aminmax(dim=-1, keepdim=True) if extrema is None else extrema
     tiny = torch.finfo(vector.dtype).tiny
     return (vector - low) / (high - low).clamp(min=tiny)
 

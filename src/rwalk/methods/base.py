@@ -1,7 +1,9 @@
 """What a method is: a few numbers, and what it does with the parameter vector.
 
 All vectors are [R, P], all numbers floats or [R, 1]; state is a plain dict of named vectors, so that a
-checkpoint needs no method-specific code. Nothing here reduces over runs.
+checkpoint needs no method-specific code. Nothing here reduces over runs, and only two things reduce over
+parameters: the penalty's value, and the normalisation at a task's end. All else is elementwise, so that a
+network may also come in pieces of any shape [R, ...], where `ranges` says what no piece can know alone.
 
 Every penalty in the paper is a set of springs, Σ_i w_i (θ_i − θ*_i)². A method says how stiff they are;
 their cost, their pull and their proximal step are written once, below.
@@ -9,7 +11,7 @@ their cost, their pull and their proximal step are written once, below.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -17,9 +19,11 @@ import torch
 from torch import Tensor
 
 from rwalk.errors import InputError
+from rwalk.vectors import normalized
 
 Number = float | Tensor
 State = dict[str, Tensor]
+Ranges = Mapping[str, tuple[Tensor, Tensor]]  # a state vector's smallest and largest value over the network
 Spring = tuple[Number, Tensor, Tensor]  # (strength, importance, anchor): strength · Σ importance (θ − anchor)²
 SomeMethod = TypeVar("SomeMethod", bound="Method")
 
@@ -54,6 +58,11 @@ class Method:
         """`score` is wanted every so many steps."""
         return None
 
+    @property
+    def scales(self) -> tuple[str, ...]:
+        """The vectors that `consolidate` normalises over the whole network."""
+        return ()
+
     def start(self, theta: Tensor) -> State:
         return {}
 
@@ -66,8 +75,14 @@ class Method:
     def score(self, state: State, theta: Tensor) -> None:
         """A window of steps ended."""
 
-    def consolidate(self, state: State, theta: Tensor, fisher: Tensor | None = None) -> None:
-        """A task ended; `fisher` is there for methods that asked for a pass over the data."""
+    def consolidate(
+        self, state: State, theta: Tensor, fisher: Tensor | None = None, ranges: Ranges | None = None
+    ) -> None:
+        """A task ended.
+
+        `fisher` is there for methods that asked for a pass over the data; `ranges` of the vectors in
+        `scales` where θ is a piece of a network, its last window scored before they were taken.
+        """
 
     def springs(self, state: State) -> list[Spring]:
         """What holds θ; nothing until the first `consolidate`."""
@@ -79,7 +94,8 @@ class Method:
         """The penalty's value, per run [R]: for logging and tests."""
         total = theta.new_zeros(theta.shape[0])
         for strength, importance, anchor in self.springs(state):
-            total = total + (strength * importance * (theta - anchor).square()).sum(-1)
+            each = strength * importance * (theta - anchor).square()
+            total = total + each.reshape(len(each), -1).sum(-1)
         return total
 
     def pull(self, state: State, theta: Tensor, grad: Tensor, out: Tensor) -> Tensor:
@@ -103,6 +119,11 @@ class Method:
             theta.addcmul_(stiffness, anchor)
             weight += stiffness
         theta /= weight
+
+
+def unit(state: State, name: str, ranges: Ranges | None) -> Tensor:
+    """A vector of the state, min–max normalised over the network: all of it, or the `ranges` a piece is told."""
+    return normalized(state[name], None if ranges is None else ranges[name])
 
 
 def require(

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rwalk.methods.base import Method, Number, Spring, State
+from rwalk.methods.base import Method, Number, Ranges, Spring, State
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,9 @@ class EWC(Method):
 
     lam: Number = 1e4
 
-    def consolidate(self, state: State, theta: Tensor, fisher: Tensor | None = None) -> None:
+    def consolidate(
+        self, state: State, theta: Tensor, fisher: Tensor | None = None, ranges: Ranges | None = None
+    ) -> None:
         assert fisher is not None, "EWC asks for a pass over the data (data_pass)"
         task = len(state) // 2
         state[f"fisher.{task}"] = fisher

@@ -8,8 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rwalk.methods.base import Method, Number, Spring, State, require
-from rwalk.vectors import normalized
+from rwalk.methods.base import Method, Number, Ranges, Spring, State, require, unit
 
 
 @dataclass(frozen=True)
@@ -35,15 +34,20 @@ class EWCpp(Method):
         super().__post_init__()
         require(self.alpha, "alpha", minimum=0.0, maximum=1.0)
 
+    @property
+    def scales(self) -> tuple[str, ...]:
+        return ("fisher",) if self.normalize else ()
+
     def start(self, theta: Tensor) -> State:
         return {"fisher": torch.zeros_like(theta)}
 
     def observe(self, state: State, grad: Tensor, move: Tensor, square: Tensor) -> None:
         state["fisher"].lerp_(square, self.alpha)  # eq. (6)
 
-    def consolidate(self, state: State, theta: Tensor, fisher: Tensor | None = None) -> None:
-        running = state["fisher"]
-        state["importance"] = normalized(running) if self.normalize else running.clone()
+    def consolidate(
+        self, state: State, theta: Tensor, fisher: Tensor | None = None, ranges: Ranges | None = None
+    ) -> None:
+        state["importance"] = unit(state, "fisher", ranges) if self.normalize else state["fisher"].clone()
         state["anchor"] = theta.clone()
 
     def springs(self, state: State) -> list[Spring]:

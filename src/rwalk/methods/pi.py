@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rwalk.methods.base import Method, Number, State, require
+from rwalk.methods.base import Method, Number, Ranges, State, require
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,9 @@ class PI(Method):
     def observe(self, state: State, grad: Tensor, move: Tensor, square: Tensor) -> None:
         state["path"].addcmul_(grad, move, value=-1)  # ω ← ω − g·Δθ
 
-    def consolidate(self, state: State, theta: Tensor, fisher: Tensor | None = None) -> None:
+    def consolidate(
+        self, state: State, theta: Tensor, fisher: Tensor | None = None, ranges: Ranges | None = None
+    ) -> None:
         distance = (theta - state["origin"]).square() + self.xi
         saved = (state["path"] / distance).clamp_(min=0)
         state["importance"] = saved + state.get("importance", 0)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from rwalk.errors import InputError
-from rwalk.methods.base import Method, Number, State, require
-from rwalk.vectors import normalized
+from rwalk.methods.base import Method, Number, Ranges, State, require, unit
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,10 @@ class RWalk(Method):
     def window(self) -> int:
         return self.dt
 
+    @property
+    def scales(self) -> tuple[str, ...]:
+        return "fisher", "score"
+
     def start(self, theta: Tensor) -> State:
         zeros = torch.zeros_like(theta)
         return {"fisher": zeros, "path": zeros.clone(), "score": zeros.clone(), "origin": theta.clone()}
@@ -62,8 +65,10 @@ class RWalk(Method):
         state["path"].zero_()
         state["origin"].copy_(theta)
 
-    def consolidate(self, state: State, theta: Tensor, fisher: Tensor | None = None) -> None:
+    def consolidate(
+        self, state: State, theta: Tensor, fisher: Tensor | None = None, ranges: Ranges | None = None
+    ) -> None:
         self.score(state, theta)  # what is left of the last window
-        state["importance"] = normalized(state["fisher"]) + normalized(state["score"])
+        state["importance"] = unit(state, "fisher", ranges) + unit(state, "score", ranges)
         state["anchor"] = theta.clone()
         state["score"] *= 0.5
