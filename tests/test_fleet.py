@@ -1,0 +1,325 @@
+"""The training loop: a fleet of R equals R fleets of one, and every part of a step does what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rwalk import datasets, heads, streams
+from rwalk.errors import InputError
+from rwalk.fleet import Fleet, Training
+from rwalk.learners import Learner, learner
+from rwalk.memory import MemorySpec
+from rwalk.methods import RWalk
+from rwalk.streams import Stream
+
+DOUBLE = torch.float64
+SHORT = Training(steps=7, batch=16)
+
+
+@pytest.fixture(scope="module")
+def stream() -> Stream:
+    """Three tasks of two classes of small images: blobs around class means."""
+    draw = torch.Generator().manual_seed(0)
+    means = torch.randn(6, 1, 8, 8, generator=draw)
+
+    def images(count: int) -> tuple[Tensor, Tensor]:
+        y = torch.arange(6).repeat(count)
+        return means[y] + torch.randn(6 * count, 1, 8, 8, generator=draw), y
+
+    return streams.from_arrays(*images(40), *images(20), classes_per_task=2)
+
+
+class WithBatchNorm(nn.Module):
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        # No bias under the norm: its gradient is zero but for rounding, which Adam would blow up to whole steps.
+        layers = (nn.Linear(64, 20, bias=False), nn.BatchNorm1d(20), nn.ReLU(), nn.Dropout(0.3))
+        self.body = nn.Sequential(nn.Flatten(), *layers)
+        self.head = nn.Linear(20, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+def small(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, classes))
+
+
+LEARNERS: dict[str, Callable[[float], Learner]] = {
+    "vanilla": lambda n: learner("vanilla"),
+    "ewc": lambda n: learner("ewc", lam=100.0 * n),
+    "ewc-example": lambda n: learner("ewc", lam=100.0 * n, fisher="example"),
+    "ewc++": lambda n: learner("ewc++", lam=10.0 * n, alpha=0.1 * n),
+    "pi": lambda n: learner("pi", lam=n, xi=1e-3 * n),
+    "rwalk": lambda n: learner("rwalk", lam=n, eps=1e-3 * n, dt=3),
+    "rwalk-example": lambda n: learner("rwalk", lam=n, fisher="example"),
+    "rwalk-proximal": lambda n: learner("rwalk", lam=10.0**n, penalty="proximal"),
+    "rwalk-S": lambda n: learner("rwalk", MemorySpec(5), lam=n),
+    "rwalk-S-total": lambda n: learner("rwalk", MemorySpec(total=12, sampler="entropy", replay="half"), lam=n),
+    "vanilla-S-plane": lambda n: learner("vanilla", MemorySpec(3, sampler="plane", replay="concat")),
+    "icarl": lambda n: learner("icarl", MemorySpec(4)),
+    "icarl-hb1": lambda n: learner("icarl-hb1", MemorySpec(4)),
+    "gem": lambda n: learner("gem", MemorySpec(4)),
+    "a-gem": lambda n: learner("a-gem", MemorySpec(4)),
+}
+
+
+@pytest.mark.parametrize("network", [small, WithBatchNorm], ids=["plain", "batchnorm"])
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_fleet_equals_its_runs_alone(stream: Stream, name: str, network: Any) -> None:
+    """Different seeds and different λ in one fleet, float64, to 1e-10: parameters, buffers, accuracies."""
+    learners = [LEARNERS[name](n) for n in (1.0, 2.0, 3.0)]
+    together = Fleet(stream, network, learners, [4, 5, 6], SHORT, dtype=DOUBLE)
+    together.train()
+    for run in range(3):
+        alone = Fleet(stream, network, [learners[run]], [4 + run], SHORT, dtype=DOUBLE)
+        alone.train()
+        torch.testing.assert_close(alone.theta[0], together.theta[run], rtol=0, atol=1e-10)
+        for key, buffer in alone.net.buffers.items():
+            torch.testing.assert_close(buffer[0], together.net.buffers[key][run], rtol=0, atol=1e-10)
+        for head in ("single", "multi"):
+            np.testing.assert_array_equal(alone.accuracy[head][0], together.accuracy[head][run])
+
+
+@pytest.mark.parametrize("network", ["mlp", "cnn", "resnet18"])
+def test_named_networks_are_the_same_in_fleets(stream: Stream, network: str) -> None:
+    training = Training(steps=3, batch=8)
+    learners = [learner("rwalk", lam=lam) for lam in (1.0, 100.0)]
+    together = Fleet(stream, network, learners, [0, 0], training, dtype=DOUBLE)
+    together.train()
+    alone = Fleet(stream, network, learners[1:], [0], training, dtype=DOUBLE)
+    alone.train()
+    torch.testing.assert_close(alone.theta[0], together.theta[1], rtol=0, atol=1e-10)
+
+
+def test_vanilla_is_a_plain_pytorch_loop(stream: Stream) -> None:
+    """The fleet's batches, torch's own module, loss and Adam."""
+    fleet = Fleet(stream, small, [Learner()], [3], SHORT, dtype=DOUBLE)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = small((1, 8, 8), 6).double()
+    orders = Fleet(stream, small, [Learner()], [3], SHORT, dtype=DOUBLE)
+    for k, task in enumerate(stream.tasks):
+        orders.task, orders.step = k, 0
+        orders._begin_task()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        for index in orders._batches():
+            x, y = stream.x.double()[index[0]], stream.y[index[0]]
+            logits = model(x)
+            masked = torch.full_like(logits, -torch.inf)
+            masked[:, list(task.classes)] = logits[:, list(task.classes)]
+            optimizer.zero_grad()
+            F.cross_entropy(masked, y).backward()
+            optimizer.step()
+            orders.step += 1
+    fleet.train()
+    plain = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    torch.testing.assert_close(fleet.theta[0], plain, rtol=0, atol=1e-12)
+    x, y = stream.x_test.double(), stream.y_test
+    with torch.no_grad():
+        right = model(x).argmax(-1) == y
+    expected = [right[task.test].double().mean().item() for task in stream.tasks]
+    np.testing.assert_allclose(fleet.accuracy["single"][0, -1], expected)
+
+
+def test_both_heads_come_from_the_same_scores(stream: Stream) -> None:
+    fleet = Fleet(stream, small, [Learner()], [0], SHORT)
+    fleet.train()
+    single, multi = fleet.accuracy["single"][0], fleet.accuracy["multi"][0]
+    below = np.tril_indices(3)
+    assert (multi[below] >= single[below]).all(), "fewer classes to choose from cannot hurt"
+    assert np.isnan(single[np.triu_indices(3, 1)]).all()
+    assert single[0, 0] == multi[0, 0]
+
+
+def test_no_global_random_state_is_consumed(stream: Stream) -> None:
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    fleet = Fleet(stream, WithBatchNorm, [learner("rwalk", MemorySpec(2, sampler="uniform"))], [0], SHORT)
+    fleet.train()
+    assert torch.get_rng_state().equal(before)
+    assert (np.random.get_state()[1] == numpy_before).all()  # noqa: NPY002
+
+
+@pytest.mark.parametrize("stop", [(0, 3), (1, 5), (2, 0)])
+@pytest.mark.parametrize("name", ["rwalk-S", "icarl", "ewc", "gem", "rwalk-example"])
+def test_a_snapshot_goes_on_bit_for_bit(stream: Stream, name: str, stop: tuple[int, int]) -> None:
+    learners = [LEARNERS[name](1.0)] * 2
+    whole = Fleet(stream, WithBatchNorm, learners, [0, 1], SHORT)
+    whole.train()
+
+    class Enough(Exception):
+        pass
+
+    first = Fleet(stream, WithBatchNorm, learners, [0, 1], SHORT)
+    step = first._take_step
+
+    def until(index: Tensor) -> Tensor:
+        if (first.task, first.step) == stop:
+            raise Enough
+        return step(index)
+
+    first._take_step = until  # type: ignore[method-assign]
+    with pytest.raises(Enough):
+        first.train()
+    second = Fleet(stream, WithBatchNorm, learners, [0, 1], SHORT)
+    second.restore(*first.snapshot())
+    second.train()
+    assert second.theta.equal(whole.theta)
+    for head in ("single", "multi"):
+        np.testing.assert_array_equal(second.accuracy[head], whole.accuracy[head])
+
+
+def test_a_run_that_diverges_stops_alone(stream: Stream) -> None:
+    learners = [learner("ewc++", lam=lam, normalize=False, alpha=0.9) for lam in (1.0, 1e30)]
+    training = Training(steps=150, batch=16, lr=1e-2, optimizer="sgd")
+    fleet = Fleet(stream, small, learners, [0, 1], training, dtype=DOUBLE)
+    fleet.train()
+    assert fleet.stopped[0] is None
+    reason = fleet.stopped[1]
+    assert reason is not None and "task 2" in reason and "λ = 1e+30" in reason and "learning rate = 0.01" in reason
+    assert "step" in reason and "\n" not in reason
+    assert np.isnan(fleet.accuracy["single"][1, 1:]).all() and not np.isnan(fleet.accuracy["single"][1, 0, 0])
+    alone = Fleet(stream, small, learners[:1], [0], training, dtype=DOUBLE)
+    alone.train()
+    torch.testing.assert_close(fleet.theta[0], alone.theta[0], rtol=0, atol=1e-10)
+
+
+def test_the_proximal_form_survives_any_lambda(stream: Stream) -> None:
+    learners = [learner("rwalk", lam=lam, penalty="proximal") for lam in (1.0, 1e15)]
+    fleet = Fleet(stream, small, learners, [0, 0], Training(steps=30))
+    fleet.train()
+    assert fleet.stopped == [None, None] and fleet.theta.isfinite().all()
+
+
+def test_training_lowers_the_loss_and_learns(stream: Stream) -> None:
+    losses = []
+    fleet = Fleet(stream, "mlp", [Learner()], [0], Training(epochs=30))
+    fleet.train(lambda progress: losses.append((progress.task, progress.loss)))
+    assert np.nanmean(fleet.accuracy["multi"][0, -1]) > 0.9
+    assert losses[0][0] == 0 and losses[-1][0] == 2
+
+
+def test_rwalk_forgets_less_than_vanilla() -> None:
+    shuffled = streams.permuted(datasets.load("digits"), tasks=4)
+    kept = {}
+    for name, one in (("vanilla", Learner()), ("rwalk", learner("rwalk", lam=10.0))):
+        fleet = Fleet(shuffled, "mlp", [one] * 3, [0, 1, 2], Training(epochs=12))
+        fleet.train()
+        kept[name] = fleet.accuracy["single"][:, -1, 0].mean()
+    assert kept["rwalk"] > kept["vanilla"] + 0.05, kept
+
+
+def test_example_squares_are_per_example_gradients(stream: Stream) -> None:
+    fleet = Fleet(stream, small, [learner("rwalk", fisher="example")] * 2, [0, 1], SHORT, dtype=DOUBLE)
+    fleet._begin_task()
+    x, y = fleet.stream.batch(torch.stack([stream.tasks[0].train[:5], stream.tasks[0].train[5:10]]))
+    squares = fleet._example_squares(x, y, fleet.head)
+    for run in range(2):
+        total = 0
+        for i in range(5):
+            logits = fleet.net.forward(x[:, i : i + 1]) + fleet.head
+            losses = heads.cross_entropy(logits, y[:, i : i + 1])
+            total = total + fleet.net.gradient(losses, torch.empty_like(fleet.theta))[run].square()
+        torch.testing.assert_close(squares[run], total / 5)
+
+
+def test_ewc_takes_its_fisher_from_the_tasks_data(stream: Stream) -> None:
+    fleet = Fleet(stream, small, [learner("ewc", fisher="example")], [0], SHORT, dtype=DOUBLE)
+    fleet._begin_task()
+    fisher = fleet._data_fisher()
+    everything = torch.cat(fleet.current)
+    x, y = fleet.stream.batch(everything[None])
+    torch.testing.assert_close(fisher, fleet._example_squares(x, y, fleet.head))
+
+
+def test_looking_does_not_move_running_statistics(stream: Stream) -> None:
+    one = learner("ewc", MemorySpec(3))
+    fleet = Fleet(stream, WithBatchNorm, [one], [0], SHORT)
+    fleet._begin_task()
+    fleet._train_task(None)
+    before = {name: buffer.clone() for name, buffer in fleet.net.buffers.items()}
+    fleet._end_task()
+    for name, buffer in fleet.net.buffers.items():
+        assert buffer.equal(before[name]), name
+
+
+def test_state_is_flat_in_the_number_of_tasks(stream: Stream) -> None:
+    fleet = Fleet(stream, small, [Learner(RWalk())], [0], SHORT)
+    fleet.train()
+    assert len(fleet.state) == 6 and all(vector.shape == fleet.theta.shape for vector in fleet.state.values())
+
+
+def test_permuted_streams_share_one_head(stream: Stream) -> None:
+    dataset = streams.Dataset("toy", stream.x, stream.y, stream.x_test, stream.y_test, stream.class_names)
+    shuffled = streams.permuted(dataset, 3)
+    fleet = Fleet(shuffled, "mlp", [learner("rwalk", MemorySpec(2))], [0], Training(epochs=20))
+    fleet.train()
+    np.testing.assert_array_equal(fleet.accuracy["single"], fleet.accuracy["multi"])
+    assert fleet.accuracy["single"][0, -1].mean() > 0.7
+    assert fleet.memory is not None and len(fleet.memory.groups) == 18
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (lambda shape, classes: nn.Flatten(), r"gives \[64\] outputs where the stream has 6"),
+        (lambda shape, classes: nn.Linear(3, classes), "cannot read inputs of shape"),
+        (lambda shape, classes: small(shape, classes).requires_grad_(False), "no trainable parameter"),
+        (lambda shape, classes: "no module", "must return an nn.Module"),
+        (lambda shape: nn.Flatten(), "must take"),
+        (
+            lambda shape, classes: nn.Sequential(nn.Flatten(), nn.AlphaDropout(), nn.Linear(64, classes)),
+            "AlphaDropout",
+        ),
+    ],
+)
+def test_networks_that_cannot_serve_are_refused(stream: Stream, network: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message) as refused:
+        Fleet(stream, network, [Learner()], [0])
+    assert "\n" not in str(refused.value)
+
+
+def test_fleets_that_cannot_be_one_are_refused(stream: Stream) -> None:
+    with pytest.raises(InputError, match="one learner a seed"):
+        Fleet(stream, small, [Learner()], [0, 1])
+    with pytest.raises(InputError, match="differ in their method's numbers only"):
+        Fleet(stream, small, [Learner(), Learner(memory=MemorySpec(1))], [0, 1])
+    convolutional = lambda shape, classes: nn.Sequential(nn.Conv2d(1, classes, 8), nn.Flatten())  # noqa: E731
+    with pytest.raises(InputError, match="features cannot be found"):
+        Fleet(stream, convolutional, [learner("icarl", MemorySpec(2))], [0])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"epochs": 0}, "epochs"),
+        ({"steps": -1}, "steps"),
+        ({"batch": 1.5}, "batch"),
+        ({"lr": 0.0}, "lr"),
+        ({"lr": float("nan")}, "lr"),
+        ({"optimizer": "adm"}, "did you mean 'adam'"),
+    ],
+)
+def test_bad_training_is_refused(numbers: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Training(**numbers)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", ["vanilla", "ewc", "ewc++", "pi", "rwalk", "rwalk-proximal", "rwalk-S", "icarl"])
+@pytest.mark.parametrize("runs", [1, 3])
+def test_a_captured_graph_is_the_cpus_training(stream: Stream, name: str, runs: int) -> None:
+    learners = [LEARNERS[name](n + 1.0) for n in range(runs)]
+    seeds = list(range(runs))
+    here = Fleet(stream, WithBatchNorm, learners, seeds, SHORT, dtype=DOUBLE)
+    there = Fleet(stream, WithBatchNorm, learners, seeds, SHORT, device="cuda", dtype=DOUBLE)
+    here.train()
+    there.train()
+    torch.testing.assert_close(there.theta.cpu(), here.theta, rtol=0, atol=1e-8)
