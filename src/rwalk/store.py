@@ -92,19 +92,7 @@ class Store:
 
     def rows(self) -> list[Row]:
         """All rows; a last line torn by a crash is dropped, and its run is done again."""
-        if not self.rows_file.exists():
-            return []
-        lines = self.rows_file.read_text().split("\n")
-        rows = []
-        for number, line in enumerate(lines, 1):
-            if not line:
-                continue
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                if number < len(lines):
-                    raise InputError(f"{self.rows_file}, line {number}, is no JSON: remove that line") from None
-        return rows
+        return read_rows(self.rows_file) if self.rows_file.exists() else []
 
     def add(self, row: Row) -> None:
         """Append a row, on the disk before this returns."""
@@ -114,6 +102,21 @@ class Store:
             file.write(json.dumps(row).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def read_rows(path: Path) -> list[Row]:
+    """One JSON row a line; the last line may be torn, any other must be whole."""
+    lines = path.read_text().split("\n")
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise InputError(f"{path}, line {number}, is no JSON: remove that line") from None
+    return rows
 
 
 def _ends_with_newline(file: Any) -> bool:

@@ -21,6 +21,8 @@ class Summary:
     label: str
     method: str
     lam: float
+    spec: dict[str, Any]  # what the runs share: everything but the seed
+    seeds: tuple[int, ...]
     accuracy: dict[str, NDArray[np.float64]]  # head → a[seed, k, j]
     A: dict[str, NDArray[np.float64]]
     F: dict[str, NDArray[np.float64]]
@@ -44,6 +46,8 @@ def _summary(rows: list[Row]) -> Summary:
         label=first["method"] + ("-S" if first["spec"]["memory"] else ""),
         method=first["method"],
         lam=first["lam"],
+        spec={**first["spec"], "seed": None},
+        seeds=tuple(row["seed"] for row in rows),
         accuracy=accuracy,
         A={head: metrics.average_accuracy(accuracy[head]) for head in heads},
         F={head: metrics.forgetting(accuracy[head]) for head in heads},
