@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -60,6 +60,14 @@ class Progress(NamedTuple):
     step: int
     steps: int
     loss: float
+
+
+class Keeper(Protocol):
+    """Who saves a fleet on its way. Asked after every step, so that a signal to stop is heeded at once."""
+
+    def due(self, fleet: Fleet) -> bool: ...
+
+    def keep(self, fleet: Fleet) -> None: ...
 
 
 class Fleet:
@@ -123,13 +131,15 @@ class Fleet:
     def runs(self) -> int:
         return self.net.runs
 
-    def train(self, progress: Callable[[Progress], None] | None = None) -> None:
+    def train(self, progress: Callable[[Progress], None] | None = None, keeper: Keeper | None = None) -> None:
         """Learn the tasks one after another, measuring all tasks seen after each."""
         while self.task < len(self.stream) and not all(self.stopped):
             self._begin_task()
-            self._train_task(progress)
+            self._train_task(progress, keeper)
             self._end_task()
             self.task, self.step = self.task + 1, 0
+            if keeper and keeper.due(self):
+                keeper.keep(self)
 
     # ── the whole state, for checkpoints and for going on with more tasks ─────────────────────────────────────
 
@@ -150,7 +160,8 @@ class Fleet:
             "stopped": self.stopped,
             "groups": [[group.task, group.label] for group in groups],
         }
-        return {name: tensor.detach().clone() for name, tensor in tensors.items()}, counters
+        # On the CPU, for a copy beside the original could be more than the device holds.
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}, counters
 
     def restore(self, tensors: Mapping[str, Tensor], counters: Mapping[str, Any]) -> None:
         """Go on from a snapshot of the same fleet."""
@@ -190,7 +201,7 @@ class Fleet:
         self.head = self._mask(self._trained_classes())
         self._parts = self._blocks()
 
-    def _train_task(self, progress: Callable[[Progress], None] | None) -> None:
+    def _train_task(self, progress: Callable[[Progress], None] | None, keeper: Keeper | None) -> None:
         take = _Graphed(self._take_step) if self._graphable() else self._take_step
         losses = []
         for index in self._batches():
@@ -198,13 +209,16 @@ class Fleet:
             self.step += 1
             if self.method.window and self.step % self.method.window == 0:
                 self.method.score(self.state, self.theta)
-            if len(losses) == CHUNK or self.step == self.steps:
+            due = keeper is not None and keeper.due(self)
+            if len(losses) == CHUNK or self.step == self.steps or due:
                 loss = self._look_at(torch.stack(losses))
                 losses.clear()
                 if progress:
                     progress(Progress(self.task, len(self.stream), self.step, self.steps, loss))
                 if all(self.stopped):
                     return
+            if keeper and due:
+                keeper.keep(self)
 
     def _end_task(self) -> None:
         fisher = self._data_fisher() if self.method.data_pass else None
