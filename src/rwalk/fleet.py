@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ from rwalk.errors import InputError, unknown
 from rwalk.learners import Learner
 from rwalk.memory import Group, Memory
 from rwalk.methods import icarl
-from rwalk.methods.base import State, stack
+from rwalk.methods.base import Method, State, stack
 from rwalk.optimizer import OPTIMIZERS, Optimizer
 from rwalk.streams import Stream
 from rwalk.vectors import Networks
@@ -111,13 +112,15 @@ class Fleet:
         )
         self.learners = list(learners)
         self.learner = first
-        self.method = stack([each.method for each in learners], self.net.theta)
+        self.method = stack([each.method for each in learners], self.net.theta, columns=self.net.theta.is_cuda)
         self.memory = None if first.memory is None else Memory(first.memory)
         self._need_features()
+        self._walk = _fused(walk, self.net.device)
+        self._score = _fused(_score, self.net.device)
 
         theta = self.net.theta.detach()
         self.theta = theta  # the same storage, without autograd
-        self.grad = torch.empty_like(theta)
+        self.grad = torch.empty_like(theta) if self.net.solo else None
         self.state: State = self.method.start(theta)
         self.teacher: Tensor | None = None
         self.task = 0
@@ -208,7 +211,7 @@ class Fleet:
             losses.append(take(index))
             self.step += 1
             if self.method.window and self.step % self.method.window == 0:
-                self.method.score(self.state, self.theta)
+                self._score(self.method, self.state, self.theta)
             due = keeper is not None and keeper.due(self)
             if len(losses) == CHUNK or self.step == self.steps or due:
                 loss = self._look_at(torch.stack(losses))
@@ -234,16 +237,16 @@ class Fleet:
     def _take_step(self, index: Tensor) -> Tensor:
         x, y = self.stream.batch(index)
         losses = self._loss(self.net.forward(x), x, y)
-        self.net.gradient(losses, self.grad)
+        grad = self.net.gradient(losses, self.grad)
         with torch.no_grad():
             square = None
             if self.method.fisher == "example" and "square" in self.method.wants:
                 square = self._example_squares(x, y, self.head)
             if self.learner.projector and self.task:
-                self.grad.copy_(self.learner.projector.project(self.grad, self._memory_gradients()))
+                grad = self.learner.projector.project(grad, self._memory_gradients())
             self.optimizer.tick()
             for part in self._parts:
-                self._walk(part, square)
+                self._walk(self.method, self.optimizer, part, grad, square)
         return losses.detach()
 
     def _loss(self, logits: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -258,28 +261,17 @@ class Fleet:
             self.net.module.train()
         return icarl.distillation(logits, y, new, counted & ~new, taught)
 
-    def _walk(self, part: _Part, square: Tensor | None) -> None:
-        """One step of the walk on one block of parameters: everything here is elementwise."""
-        method, (where, theta, grad, state, move, scratch) = self.method, part
-        if "move" in method.wants:
-            move.copy_(theta)
-        pulled = method.pull(state, theta, grad, out=scratch) if method.penalty == "gradient" else grad
-        self.optimizer.step(theta, pulled, where)
-        if method.penalty == "proximal":
-            method.proximal_step(state, theta, self.optimizer.lr)
-        if method.wants:
-            if "move" in method.wants:
-                torch.sub(theta, move, out=move)
-            if "square" in method.wants:
-                scratch = torch.square(grad, out=scratch) if square is None else square[:, where]
-            method.observe(state, grad, move, scratch)
-
     def _blocks(self) -> list[_Part]:
-        """Views of all vectors, block by block; `move` and `scratch` serve one block after another."""
+        """Views of all vectors, block by block; `move` and `scratch` serve one block after another.
+
+        A CPU walks in blocks that stay in its cache. A GPU takes everything at once, without scratch vectors:
+        they would be written for nothing where the update is one fused kernel.
+        """
         total = self.theta.shape[1]
+        if self.theta.is_cuda:
+            return [_Part(slice(None), self.theta, self.state, None, None)]
         # Blocks of one row are contiguous, as the fused optimizer needs them.
-        size = CPU_BLOCK if self.theta.device.type == "cpu" and self.runs == 1 else total
-        count = -(-total // size)
+        count = -(-total // CPU_BLOCK) if self.runs == 1 else 1
         size = -(-total // count)
         move, scratch = (self.theta.new_empty(self.runs, size) for _ in range(2))
         parts = []
@@ -287,8 +279,7 @@ class Fleet:
             where = slice(start, min(start + size, total))
             width = where.stop - where.start
             state = {name: vector[:, where] for name, vector in self.state.items()}
-            vectors = (self.theta[:, where], self.grad[:, where], state, move[:, :width], scratch[:, :width])
-            parts.append(_Part(where, *vectors))
+            parts.append(_Part(where, self.theta[:, where], state, move[:, :width], scratch[:, :width]))
         return parts
 
     def _graphable(self) -> bool:
@@ -375,7 +366,7 @@ class Fleet:
             x, y = self.stream.batch(examples.gather(1, part.to(examples.device)))
             with torch.enable_grad(), self.net.still_buffers():
                 losses = heads.cross_entropy(self.net.forward(x) + own[owner[part]], y)
-                grads.append(self.net.gradient(losses, torch.empty_like(self.grad)))
+                grads.append(self.net.gradient(losses, torch.empty_like(self.theta)))
         return torch.stack(grads, dim=1)
 
     # ── measuring and remembering ─────────────────────────────────────────────────────────────────────────
@@ -451,10 +442,38 @@ class _Part(NamedTuple):
 
     where: slice
     theta: Tensor
-    grad: Tensor
     state: State
-    move: Tensor
-    scratch: Tensor
+    move: Tensor | None
+    scratch: Tensor | None
+
+
+def walk(method: Method, optimizer: Optimizer, part: _Part, gradient: Tensor, square: Tensor | None) -> None:
+    """One step of the walk on one block of parameters: everything here is elementwise."""
+    where, theta, state, move_out, scratch = part
+    grad = gradient[:, where]
+    move = square_here = grad  # stand-ins, unless the method wants them
+    if "move" in method.wants:
+        before = theta.clone() if move_out is None else move_out.copy_(theta)
+    pulled = method.pull(state, theta, grad, out=scratch) if method.penalty == "gradient" else grad
+    optimizer.step(theta, pulled, where)
+    if method.penalty == "proximal":
+        method.proximal_step(state, theta, optimizer.lr)
+    if "move" in method.wants:
+        move = torch.sub(theta, before, out=move_out)
+    if "square" in method.wants:
+        square_here = torch.square(grad, out=scratch) if square is None else square[:, where]
+    method.observe(state, grad, move, square_here)
+
+
+def _score(method: Method, state: State, theta: Tensor) -> None:
+    method.score(state, theta)
+
+
+def _fused(function: Callable[..., None], device: torch.device) -> Callable[..., None]:
+    """On CUDA an elementwise function becomes one kernel, where there is a compiler for it."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return function
+    return torch.compile(function, dynamic=True)
 
 
 class _Graphed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
@@ -37,6 +38,9 @@ class Adam:
         self.state["steps"] += 1
 
     def step(self, theta: Tensor, grad: Tensor, part: slice = slice(None)) -> None:
+        if theta.is_cuda:
+            self._formula(theta, grad)
+            return
         # The kernel behind torch.optim.Adam(fused=True), without that class's bookkeeping per call.
         torch._fused_adam_(
             [theta],
@@ -53,6 +57,15 @@ class Adam:
             amsgrad=False,
             maximize=False,
         )
+
+    def _formula(self, theta: Tensor, grad: Tensor) -> None:
+        """The same, written out: a compiler fuses it with the rest of the walk."""
+        mean, square, steps = self.state["mean"], self.state["square"], self.state["steps"]
+        mean.lerp_(grad, 1 - self.betas[0])
+        square.lerp_(grad * grad, 1 - self.betas[1])
+        # 1 − βᵗ without cancellation
+        debias_mean, debias_square = (-torch.expm1(steps * math.log(beta)) for beta in self.betas)
+        theta -= (self.lr / debias_mean) * mean / ((square / debias_square).sqrt() + 1e-8)
 
 
 class SGD:

@@ -128,9 +128,8 @@ class Networks:
 
     def _bind(self) -> None:
         """Make the module's parameters and buffers views into row 0."""
-        for parameter, view in zip(
-            self.layout.pick(self.module), self.layout.split(self.theta[0]).values(), strict=True
-        ):
+        self._parameters = self.layout.pick(self.module)
+        for parameter, view in zip(self._parameters, self.layout.split(self.theta[0]).values(), strict=True):
             parameter.data = view
         for name, held in _untrained(self.module).items():
             self.buffers[name] = self.buffers[name].contiguous()
@@ -167,15 +166,13 @@ class Networks:
         features, self._features = self._features, None
         return logits.new_empty(logits.shape[0], 0) if features is None else features.flatten(1)
 
-    def gradient(self, losses: Tensor, out: Tensor) -> Tensor:
-        """∂losses[r]/∂θ[r] for every run, into out[R, P]."""
-        if self.solo:
-            grads = torch.autograd.grad(
-                losses[0], self.layout.pick(self.module), allow_unused=True, materialize_grads=True
-            )
-            gather(grads, out[0])
-        else:
-            out.copy_(torch.autograd.grad(losses.sum(), self.theta)[0])
+    def gradient(self, losses: Tensor, out: Tensor | None = None) -> Tensor:
+        """∂losses[r]/∂θ[r] for every run: [R, P], in `out` where that saves an allocation (R = 1)."""
+        if not self.solo:
+            return torch.autograd.grad(losses.sum(), self.theta)[0]
+        grads = torch.autograd.grad(losses[0], self._parameters, allow_unused=True, materialize_grads=True)
+        out = torch.empty_like(self.theta) if out is None else out
+        gather(grads, out[0])
         return out
 
     def head_weight(self) -> Tensor:

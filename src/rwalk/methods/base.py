@@ -69,7 +69,7 @@ class Method:
     def observe(self, state: State, grad: Tensor, move: Tensor, square: Tensor) -> None:
         """One step: the gradient g of the task loss ALONE, move = θ(t+1) − θ(t), square = the batch's Fisher.
 
-        `move` and `square` are to be used only by a method that `wants` them.
+        `move` and `square` are to be used only by a method that `wants` them: to others, any vector is given.
         """
 
     def score(self, state: State, theta: Tensor) -> None:
@@ -98,8 +98,8 @@ class Method:
             total = total + each.reshape(len(each), -1).sum(-1)
         return total
 
-    def pull(self, state: State, theta: Tensor, grad: Tensor, out: Tensor) -> Tensor:
-        """grad + ∂penalty/∂θ, into `out`."""
+    def pull(self, state: State, theta: Tensor, grad: Tensor, out: Tensor | None = None) -> Tensor:
+        """grad + ∂penalty/∂θ, into `out` where it is given."""
         for strength, importance, anchor in self.springs(state):
             scratch = torch.sub(theta, anchor, out=out if grad is not out else None)
             if isinstance(strength, Tensor):
@@ -144,15 +144,19 @@ def require(
         raise InputError(f"{name} must be {low}{f' and at most {maximum:g}' * (maximum < 1e300)}, not {value!r}")
 
 
-def stack(methods: Sequence[SomeMethod], like: Tensor) -> SomeMethod:
-    """One method for a fleet: where runs differ in a number, that number becomes [R, 1]."""
+def stack(methods: Sequence[SomeMethod], like: Tensor, columns: bool = False) -> SomeMethod:
+    """One method for a fleet: where runs differ in a number, that number becomes [R, 1].
+
+    With `columns` every number does: compiled code then serves all values, being compiled for none.
+    """
     first = methods[0]
     if any(type(method) is not type(first) for method in methods):
         raise InputError("the runs of one fleet share their method; put different methods into different fleets")
     stacked: dict[str, Any] = {}
     for field in fields(first):
         values = [getattr(method, field.name) for method in methods]
-        if any(value != values[0] for value in values):
+        differ = any(value != values[0] for value in values)
+        if differ or (columns and field.type == "Number"):
             if field.type != "Number":
                 raise InputError(
                     f"the runs of one fleet must agree on {field.name}, got {values}: "
