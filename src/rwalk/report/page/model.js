@@ -1,0 +1,123 @@
+// What is shown, and its numbers: selections of configurations, statistics over seeds, CSV.
+"use strict";
+
+const report = JSON.parse(document.getElementById("data").textContent);
+const HEADS = ["single", "multi"];
+const MEASURES = [
+  { key: "A", name: "accuracy", unit: " %", scale: 100, digits: 1, better: Math.max },
+  { key: "F", name: "forgetting", unit: "", scale: 1, digits: 3, better: Math.min },
+  { key: "I", name: "intransigence", unit: "", scale: 1, digits: 3, better: Math.min },
+];
+
+// What the reader has chosen: for the page, and for each section.
+const chosen = { head: HEADS[0], methods: new Set(report.methods.map((method) => method.name)) };
+for (const section of report.sections) {
+  section.chosen = { memory: "", variants: "best", sort: null, panels: null };
+  for (const each of section.configurations) each.section = section;
+}
+
+// ── statistics over seeds; a stopped run has null for what it did not reach ──────────────────────────────────
+
+const measured = (values) => values.filter((value) => value !== null);
+
+function mean(values) {
+  const there = measured(values);
+  return there.length ? there.reduce((sum, value) => sum + value, 0) / there.length : null;
+}
+
+function deviation(values) {
+  const there = measured(values);
+  if (there.length < 2) return null;
+  const middle = mean(there);
+  return Math.sqrt(there.reduce((sum, value) => sum + (value - middle) ** 2, 0) / (there.length - 1));
+}
+
+// One measure of one configuration under the chosen head: { mean, deviation } in the measure's own unit.
+function statistic(configuration, measure) {
+  const values = configuration[chosen.head][measure.key].map((value) => value === null ? null : value * measure.scale);
+  return { mean: mean(values), deviation: deviation(values) };
+}
+
+function written({ mean, deviation }, digits) {
+  if (mean === null) return "–";
+  return minus(mean.toFixed(digits)) + (deviation === null ? "" : ` ± ${deviation.toFixed(digits)}`);
+}
+
+// −0.000 is 0.000, and a minus is no hyphen.
+const minus = (text) => Number(text) === 0 ? text.replace("-", "") : text.replace("-", "−");
+
+// ── selections ───────────────────────────────────────────────────────────────────────────────────────────────
+
+function grouped(items, key) {
+  const groups = new Map();
+  for (const item of items) {
+    const name = key(item);
+    if (!groups.has(name)) groups.set(name, []);
+    groups.get(name).push(item);
+  }
+  return groups;
+}
+
+const distinct = (items, key) => [...grouped(items, key).keys()];
+const identity = (...parts) => JSON.stringify(parts);
+
+const ofChosenMethods = (section) => section.configurations.filter((each) => chosen.methods.has(each.method));
+
+const ofChosenMemory = (section) => ofChosenMethods(section)
+  .filter((each) => !section.chosen.memory || each.memory === section.chosen.memory);
+
+// What the table, the curves and the plane show.
+function selected(section) {
+  const all = ofChosenMemory(section);
+  return section.chosen.variants === "all" ? all : best(all, (each) => identity(each.method, each.memory));
+}
+
+// Of each group the configuration of highest mean A under the chosen head; the first, where none was measured.
+function best(configurations, key) {
+  const accuracy = (each) => mean(each[chosen.head].A) ?? -1;
+  return [...grouped(configurations, key).values()]
+    .map((group) => group.reduce((leader, each) => accuracy(each) > accuracy(leader) ? each : leader));
+}
+
+// ── names ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+const lambda = (each) => each.lam ? `λ ${each.lam}` : "";
+const memory = (each) => each.memory === "none" ? "" : each.memory;
+
+// Everything that tells a configuration from all others.
+const fullName = (each) => [each.label, lambda(each), memory(each), each.settings].filter(Boolean).join(", ");
+
+// The shortest names that tell these configurations apart: an aspect (λ, memory …) only where a label has several.
+function shortNames(configurations, aspects = [lambda, memory, (each) => each.settings]) {
+  const groups = grouped(configurations, (each) => each.label);
+  return configurations.map((each) => {
+    const told = aspects.filter((aspect) => distinct(groups.get(each.label), aspect).length > 1);
+    return [each.label, ...told.map((aspect) => aspect(each))].filter(Boolean).join(", ");
+  });
+}
+
+// ── CSV: one line a seed, at full precision, of what is shown ────────────────────────────────────────────────
+
+const IDENTITY = ["label", "method", "lam", "memory", "size", "unit", "sampler", "settings"];
+
+function csv(header, lines) {
+  const cell = (value) => {
+    const text = value === null || value === undefined ? "" : String(value);
+    return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  return [header, ...lines].map((line) => line.map(cell).join(",") + "\r\n").join("");
+}
+
+const identifying = (each) => IDENTITY.map((name) => each[name]);
+
+function measuresCsv(configurations) {
+  const keys = MEASURES.map((measure) => measure.key);
+  return csv([...IDENTITY, "head", "seed", ...keys], configurations.flatMap((each) => each.seeds.map(
+    (seed, i) => [...identifying(each), chosen.head, seed, ...keys.map((key) => each[chosen.head][key][i])])));
+}
+
+function accuracyCsv(configurations) {
+  return csv([...IDENTITY, "head", "seed", "after_task", "task", "accuracy"], configurations.flatMap(
+    (each) => each.seeds.flatMap((seed, i) => each[chosen.head].accuracy[i].flatMap((row, k) => row.map(
+      (value, j) => [...identifying(each), chosen.head, seed, k + 1, j + 1, value])))));
+}

@@ -1,0 +1,152 @@
+"""Summaries → the data behind a report: one section a stream and network, everything in it comparable.
+
+What comes out is plain JSON. Seeds are kept apart, so that a reader can recompute every mean and deviation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rwalk import metrics
+from rwalk.learners import LEARNERS
+from rwalk.report.figures import COLOURS
+from rwalk.report.results import HEADS
+from rwalk.report.summary import Summary
+from rwalk.specs import content_hash
+
+DIGITS = 6  # decimals of an accuracy: finer than one example in a test set of 100 000
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star", "hexagon")
+
+Json = dict[str, Any]
+
+
+def methods(summaries: Iterable[Summary]) -> list[Json]:
+    """Every method with its colour and symbol: known ones always have the same, in whatever report."""
+    present = {summary.method for summary in summaries}
+    order = [*LEARNERS, *sorted(present - set(LEARNERS))]
+    return [
+        {"name": name, "colour": COLOURS[i % len(COLOURS)], "symbol": SYMBOLS[i % len(SYMBOLS)]}
+        for i, name in enumerate(order)
+        if name in present
+    ]
+
+
+def sections(summaries: Sequence[Summary]) -> list[Json]:
+    """Summaries of the same stream and network, together; in the order of first appearance."""
+    groups: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        key = content_hash([summary.spec["stream"], summary.spec["network"], _tasks(summary)])
+        groups.setdefault(key, []).append(summary)
+    return [_section(group) for group in groups.values()]
+
+
+def _section(summaries: Sequence[Summary]) -> Json:
+    first = summaries[0]
+    stream = first.spec["stream"]
+    settings = [_settings(summary) for summary in summaries]
+    told = [_differing(summary.method, settings, summaries) for summary in summaries]
+    order = list(LEARNERS)
+    configurations = [
+        _configuration(summary, ", ".join(values[name] for name in names if name in values))
+        for summary, values, names in zip(summaries, settings, told, strict=True)
+    ]
+    configurations.sort(
+        key=lambda c: (order.index(c["method"]) if c["method"] in order else len(order), c["size"] or 0, c["lam"])
+    )
+    return {
+        "title": stream["dataset"],
+        "facts": _facts(first),
+        "tasks": _tasks(first),
+        "classes": [", ".join(map(str, task)) for task in stream.get("tasks") or []],
+        "configurations": configurations,
+    }
+
+
+def _configuration(summary: Summary, settings: str) -> Json:
+    """One method with all its numbers, over its seeds."""
+    memory = summary.spec["memory"]
+    size = None if memory is None else memory["per_class"] if memory["per_class"] is not None else memory["total"]
+    unit = None if memory is None else "per class" if memory["per_class"] is not None else "in all"
+    return {
+        "label": summary.label,
+        "method": summary.method,
+        "lam": summary.lam,
+        "memory": "none" if memory is None else f"{size} {unit}, {memory['sampler']}",
+        "size": size,
+        "unit": unit,
+        "sampler": memory and memory["sampler"],
+        "settings": settings,
+        "seeds": list(summary.seeds),
+        **{head: _measured(summary, head) for head in HEADS},
+    }
+
+
+def _measured(summary: Summary, head: str) -> Json:
+    """A_K, F_K, I_K, the curve A_k and the accuracies a[k][j ≤ k], a seed each."""
+    accuracy = summary.accuracy[head]
+    return {
+        "A": _numbers(summary.A[head]),
+        "F": _numbers(summary.F[head]),
+        "I": _numbers(summary.I[head]),
+        "average": _numbers(metrics.average_accuracies(accuracy)),
+        "accuracy": [[_numbers(row[: k + 1]) for k, row in enumerate(run)] for run in accuracy],
+    }
+
+
+def _facts(summary: Summary) -> list[str]:
+    """What all runs of a section share, in words."""
+    stream = summary.spec["stream"]
+    tasks = _tasks(summary)
+    facts = [f"{tasks} task{'s' if tasks > 1 else ''}", f"network {summary.spec['network']}"]
+    if stream.get("permuted") is not None:
+        facts.append("permuted pixels")
+    if stream.get("classes_per_task") is not None:
+        facts.append(f"{stream['classes_per_task']} classes a task")
+    if stream.get("order_seed") is not None:
+        facts.append(f"order seed {stream['order_seed']}")
+    if stream.get("validation") is not None:
+        facts.append(f"tested on {stream['validation']:.0%} of the training data")
+    return facts
+
+
+def _settings(summary: Summary) -> dict[str, str]:
+    """Whatever else a result depends on, in words: beside stream and network, memory and λ."""
+    spec = summary.spec
+    training = dict(spec["training"])
+    steps, epochs = training.pop("steps", None), training.pop("epochs", None)
+    named = {**training, **{name: spec[name] for name in ("dtype", "autocast") if name in spec}}
+    if spec["memory"]:
+        named["replay"] = spec["memory"].get("replay")
+    named |= {name: value for name, value in spec["numbers"].items() if name != "lam"}
+    budget = f"{epochs} epochs" if steps is None else f"{steps} steps"
+    return {"budget": budget, **{name: f"{name} {value}" for name, value in named.items()}}
+
+
+def _differing(method: str, settings: Sequence[Mapping[str, str]], summaries: Sequence[Summary]) -> list[str]:
+    """The names of the settings worth telling of a method's runs.
+
+    How one trains is told where any two runs of the section differ. A method's own numbers are told where two
+    runs of this method do; not given, they are the defaults, and differ from those given.
+    """
+    own = [values for values, summary in zip(settings, summaries, strict=True) if summary.method == method]
+    numbers = {name for summary in summaries for name in summary.spec["numbers"]}
+
+    def differs(name: str) -> bool:
+        if name in numbers:
+            return len({values.get(name) for values in own}) > 1
+        return len({values[name] for values in settings if name in values}) > 1
+
+    return [name for name in dict.fromkeys(name for values in own for name in values) if differs(name)]
+
+
+def _tasks(summary: Summary) -> int:
+    return int(summary.accuracy["single"].shape[-1])
+
+
+def _numbers(values: NDArray[np.float64]) -> Any:
+    """Nested lists; JSON has no NaN."""
+    return np.where(np.isnan(values), None, np.round(values, DIGITS)).tolist()  # type: ignore[call-overload]
