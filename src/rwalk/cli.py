@@ -172,6 +172,18 @@ def run(
 
 
 @app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="a study folder, or a folder of *.jsonl files or of studies")],
+    out: Annotated[Path | None, typer.Option(help="the page to write (default: FOLDER/report.html)")] = None,
+) -> None:
+    """Make one HTML page of results: tables and interactive plots, complete in itself."""
+    from rwalk.report.html import write_report
+
+    page = write_report(folder, out)
+    print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, opens in any browser")
+
+
+@app.command()
 def methods() -> None:
     """List the methods, one line each."""
     from rwalk.learners import LEARNERS

@@ -103,14 +103,14 @@ function columns(section) {
     { name: "method", value: (each) => each.label, cell: methodCell },
     { name: "λ", number: true, value: (each) => each.lam, cell: (each) => each.lam ? String(each.lam) : "–" },
     some("memory") && { name: "memory", value: (each) => each.size ?? 0, cell: (each) => memory(each) || "–" },
-    some("settings") && { name: "settings", value: (each) => each.settings, cell: (each) => each.settings },
-    { name: "seeds", number: true, value: runs,
-      cell: (each) => runs(each) === each.seeds.length ? String(runs(each)) : `${runs(each)} of ${each.seeds.length}` },
     ...MEASURES.map((measure) => ({
       name: `${measure.name} ${measure.key}`, index: section.tasks, unit: measure.unit, number: true, measure,
       value: (each) => statistic(each, measure).mean,
       cell: (each) => written(statistic(each, measure), measure.digits),
     })),
+    { name: "seeds", number: true, value: runs,
+      cell: (each) => runs(each) === each.seeds.length ? String(runs(each)) : `${runs(each)} of ${each.seeds.length}` },
+    some("settings") && { name: "settings", value: (each) => each.settings, cell: (each) => each.settings },
   ].filter(Boolean);
 }
 

@@ -272,7 +272,7 @@ function layout(panel, div) {
   const merged = (own) => ({ ...axis, ...own, title: { ...axis.title, ...own.title } });
   return {
     width: div.clientWidth, height: div.clientHeight,
-    margin: { l: 44, r: 10, t: panel.title ? 34 : 10, b: 40 },
+    margin: { l: 44, r: 10, t: 34, b: 40 },
     paper_bgcolor: paper, plot_bgcolor: paper, font: { family: font, size: 12, color: ink },
     title: { text: panel.title, font: { size: 13 }, xref: "paper", x: 0, xanchor: "left", y: 0.97, yanchor: "top" },
     xaxis: merged(panel.xaxis), yaxis: merged(panel.yaxis),
