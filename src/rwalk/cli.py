@@ -30,6 +30,14 @@ app = typer.Typer(
 DEFAULT_METHODS = "vanilla,ewc,ewc++,pi,rwalk"
 DEFAULT_EPOCHS = {"digits": 20}  # small data needs several passes; 1 everywhere else
 
+Data = Annotated[Path | None, typer.Option(envvar="RWALK_DATA", help="folder with the official dataset files")]
+Workers = Annotated[int | None, typer.Option(help="processes on a CPU (default: its cores)")]
+CheckpointEvery = Annotated[
+    int | None, typer.Option(help="steps between checkpoints (default: as often as costs 2 % of the time)")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="no live display")]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object for scripts instead of tables")]
+
 
 def main() -> None:
     """The entry point `rwalk`."""
@@ -47,6 +55,8 @@ def _friendly_errors() -> Iterator[None]:
     except InputError as error:
         print(f"rwalk: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 @app.command()
@@ -95,17 +105,14 @@ def run(
     validation: Annotated[
         float | None, typer.Option(help="test on this fraction of the training data instead")
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(envvar="RWALK_DATA", help="folder with the official dataset files")
-    ] = None,
+    data: Data = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes cuda where there is one")] = "auto",
-    workers: Annotated[int | None, typer.Option(help="processes on a CPU (default: its cores)")] = None,
+    workers: Workers = None,
+    checkpoint_every: CheckpointEvery = None,
     bf16: Annotated[bool, typer.Option("--bf16", help="bfloat16 autocast")] = False,
     out: Annotated[Path | None, typer.Option(help="study folder (default: rwalk-studies/NAME-HASH)")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="no live display")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON object for scripts instead of tables")
-    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Learn a stream of tasks with several methods and seeds, and compare them.
 
@@ -160,15 +167,60 @@ def run(
         for value in sweep:
             per_run = numbers if value is None else {**numbers, "lam": value}
             specs += [replace(base, method=name, numbers=per_run, seed=seed) for seed in range(seeds)]
-    study = Study(tuple(specs), reference, data, _device(device), workers)
+    study = Study(tuple(specs), reference, data, _device(device), workers, checkpoint_every=checkpoint_every)
     folder = (
         out or Path("rwalk-studies") / f"{Path(dataset.replace(':', '-')).name}-{study.describe()['hash'][:8]}"
     )
-    rows = _execute(study, Store(folder), show=not (quiet or as_json))
-    if as_json:
-        print(json.dumps({"rows": [_public(row) for row in rows], "study": study.describe()}, default=list))
-    else:
-        _show(rows, folder)
+    _run(study, Store(folder), quiet, as_json)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="the study folder of an interrupted `rwalk run`")],
+    data: Data = None,
+    network: Annotated[
+        str, typer.Option(help="confirm a network of your own, package.module:factory, that the study names")
+    ] = "",
+    device: Annotated[str, typer.Option(help="where to go on (default: where it began)")] = "",
+    workers: Workers = None,
+    checkpoint_every: CheckpointEvery = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with an interrupted study, exactly where it stopped."""
+    from rwalk.errors import InputError
+    from rwalk.store import Store
+    from rwalk.studies import Study
+
+    store = Store(folder)
+    record = store.study()
+    began = record.get("environment")
+    where = device or (str(began.get("device", "auto")) if isinstance(began, dict) else "auto")
+    study = Study.from_json(
+        record, data=data, device=_device(where), workers=workers, checkpoint_every=checkpoint_every
+    )
+    for run in study.runs:
+        if ":" in run.network and run.network != network:  # a file must not decide which code is run
+            raise InputError(f"{folder} imports code: add --network {run.network} if you trust it")
+    _run(study, store, quiet, as_json)
+
+
+@app.command()
+def diff(
+    a: Annotated[Path, typer.Argument(help="a study folder")],
+    b: Annotated[Path, typer.Argument(help="another one")],
+) -> None:
+    """Say why two studies differ: settings, data, versions, device, and which rows by how much.
+
+    Like diff(1), exits with 0 where there is no difference and with 1 where there is one.
+    """
+    from rwalk.compare import compare
+    from rwalk.store import Store
+
+    lines = compare(Store(a), Store(b))
+    print("\n".join(lines) or f"no difference: {a} and {b} hold the same results")
+    if lines:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -199,30 +251,40 @@ def datasets() -> None:
     _list(describe())
 
 
+def _run(study: Study, store: Store, quiet: bool, as_json: bool) -> None:
+    rows = _execute(study, store, show=not (quiet or as_json))
+    if as_json:
+        print(json.dumps({"rows": [_public(row) for row in rows], "study": study.describe()}, default=list))
+    else:
+        _show(rows, store.folder)
+
+
 def _execute(study: Study, store: Store, show: bool) -> list[Row]:
     from rich.console import Console
 
+    from rwalk.interrupts import Interrupts
     from rwalk.report.live import Live
+    from rwalk.workers import WorkerDied
 
     study.prepare()  # whatever is wrong with it is said before anything is written
-    with store.opened(study.describe()):
+    with store.opened(study.describe()), Interrupts() as interrupts:
         there = {row["hash"] for row in store.rows()}
         todo = [run for run in study.runs if run.hash() not in there]
         live = Live(study, len(todo), Console(stderr=True))
         try:
             if not show or not todo:
-                return study.execute(store)
+                return study.execute(store, stop=interrupts)
             live.expect([*study.references(), *todo])
             with live:
-                return study.execute(store, live.watch)
-        except KeyboardInterrupt:
-            kept = len(store.rows())
+                return study.execute(store, live.watch, interrupts)
+        except (KeyboardInterrupt, WorkerDied) as error:
             print(
-                f"rwalk: stopped; {kept} of {len(study.runs)} runs are kept in {store.folder}: "
-                "the same command goes on from there",
+                f"rwalk: {str(error) or 'stopped'}; {len(store.rows())} of {len(study.runs)} runs are kept in "
+                f"{store.folder}, and those at work are saved: `rwalk resume {store.folder}` goes on from there",
                 file=sys.stderr,
             )
-            raise SystemExit(130) from None
+            code = 1 if isinstance(error, WorkerDied) else 128 + (interrupts.caught or 2)
+            raise SystemExit(code) from None
 
 
 def _show(rows: list[Row], folder: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from rwalk import datasets, streams
 from rwalk.errors import InputError
@@ -19,6 +19,8 @@ from rwalk.streams import Stream
 CLASSES_PER_TASK = {"cifar100": 10}  # the paper's split; two classes a task everywhere else
 DT = {"cifar10": 50, "cifar100": 50}  # the paper's Δt; RWalk's own default (10) everywhere else
 NETWORK = {"cifar10": "cnn", "cifar100": "cnn"}  # the paper's networks; mlp everywhere else
+
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
@@ -85,17 +87,17 @@ class RunSpec:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> RunSpec:
-        known = {each.name for each in fields(cls)}
-        if strange := sorted(set(record) - known):
-            raise InputError(f"a run has no setting {strange[0]!r}: it was written by another version of rwalk")
         parts = dict(record)
-        stream = dict(parts.get("stream", {}))
+        stream = dict(parts.get("stream") or {})
         if stream.get("tasks"):
             stream["tasks"] = tuple(tuple(task) for task in stream["tasks"])
-        parts["stream"] = StreamSpec(**stream)
-        parts["training"] = Training(**parts.get("training", {}))
-        parts["memory"] = MemorySpec(**parts["memory"]) if parts.get("memory") else None
-        return cls(**parts)
+            if not all(isinstance(label, str | int) for task in stream["tasks"] for label in task):
+                raise InputError("a run's tasks must be lists of labels: study.json was altered")
+        parts["stream"] = _made(StreamSpec, stream)
+        parts["training"] = _made(Training, parts.get("training") or {})
+        parts["memory"] = _made(MemorySpec, parts["memory"]) if parts.get("memory") else None
+        parts["numbers"] = dict(parts.get("numbers") or {})
+        return _made(cls, parts)
 
     def hash(self) -> str:
         return content_hash(self.to_json())
@@ -119,6 +121,19 @@ def reference_of(run: RunSpec, k: int) -> RunSpec:
 def content_hash(record: Any) -> str:
     """The same for the same content, whatever the order of keys."""
     return hashlib.sha256(json.dumps(record, sort_keys=True, default=list).encode()).hexdigest()[:32]
+
+
+def _made(kind: type[Record], settings: Mapping[str, Any]) -> Record:
+    """A record from settings that come from a file: the names must be known and plain values of the right type."""
+    types = get_type_hints(kind)
+    for name, value in settings.items():
+        if name not in types:
+            raise InputError(f"a run has no setting {name!r}: it was written by another version of rwalk")
+        kinds = get_args(types[name]) or (types[name],)
+        plain = set(kinds) <= {int, float, str, bool, type(None)}  # the rest is checked where it is made
+        if plain and not isinstance(value, (*kinds, int) if float in kinds else kinds):
+            raise InputError(f"a run's {name} cannot be {value!r}: study.json was altered")
+    return kind(**settings)
 
 
 def _per_run(value: Any) -> bool:

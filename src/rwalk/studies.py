@@ -6,8 +6,11 @@ On CUDA all runs that can share a fleet are one program; on a CPU runs are sprea
 from __future__ import annotations
 
 import json
+import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,15 +21,18 @@ import torch
 
 from rwalk import metrics, networks, streams
 from rwalk.batches import steps_per_epoch
+from rwalk.checkpoint import Keeper
 from rwalk.errors import InputError, unknown
 from rwalk.fleet import HEADS, Fleet, Progress
 from rwalk.specs import RunSpec, StreamSpec, content_hash, reference_of
 from rwalk.store import Row, Store, environment, write_atomically
 from rwalk.streams import Stream
-from rwalk.workers import Pool, Report, available_cores
+from rwalk.workers import Pool, Report, Stop, available_cores
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 REFERENCES = ("final", "all", "none")
+
+logger = logging.getLogger(__name__)
 
 
 class Event(NamedTuple):
@@ -41,7 +47,10 @@ Watch = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class Study:
-    """Runs to compare, on one machine, with the references their intransigence is measured against."""
+    """Runs to compare, on one machine, with the references their intransigence is measured against.
+
+    checkpoint_every  steps between checkpoints of a run; without it, as often as costs 2 % of the time
+    """
 
     runs: tuple[RunSpec, ...]
     reference: str = "final"
@@ -49,6 +58,7 @@ class Study:
     device: str = "cpu"
     workers: int | None = None
     cache: Path | None = None
+    checkpoint_every: int | None = None
     _streams: dict[StreamSpec, Stream] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -58,9 +68,31 @@ class Study:
             raise InputError("a study needs at least one run")
         if self.workers is not None and self.workers < 1:
             raise InputError(f"workers must be at least 1, not {self.workers}")
+        if self.checkpoint_every is not None and self.checkpoint_every < 1:
+            raise InputError(f"checkpoints are made every 1 step or more, not every {self.checkpoint_every}")
         _check_device(self.device)
+        names: dict[str, RunSpec] = {}
         for run in self.runs:
+            if run.dtype not in DTYPES:
+                raise unknown("dtype", run.dtype, DTYPES)
             run.learner()
+            if names.setdefault(run.hash(), run) is not run:
+                raise InputError(f"{run.method} with λ = {run.lam:g} and seed {run.seed} is there twice: drop one")
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any], **where: Any) -> Study:
+        """The study that a study.json describes; `where` it is to run (data, device, workers …) is not in it."""
+        try:
+            runs = tuple(RunSpec.from_json(run) for run in record["runs"])
+            content = {"runs": [run.to_json() for run in runs], "reference": record["reference"]}
+            study = cls(runs, record["reference"], **where)
+        except InputError:
+            raise
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise InputError(f"study.json is none of this version of rwalk ({error})") from None
+        if content_hash(content) != record.get("hash"):
+            raise InputError("study.json was altered (its settings are not those of its hash): restore it")
+        return study
 
     def stream(self, spec: StreamSpec) -> Stream:
         if spec not in self._streams:
@@ -77,7 +109,14 @@ class Study:
         """What study.json says; `hash` covers what the results depend on."""
         runs = [run.to_json() for run in self.runs]
         content = {"runs": runs, "reference": self.reference}
-        return {"hash": content_hash(content), **content, "environment": environment(self.device)}
+        distinct = dict.fromkeys(run.stream for run in self.runs)
+        data = [{"dataset": spec.dataset, "sha256": self.stream(spec).fingerprint()} for spec in distinct]
+        return {
+            "hash": content_hash(content),
+            **content,
+            "data": data,  # a folder of images may change under its name
+            "environment": environment(self.device),
+        }
 
     def references(self) -> list[RunSpec]:
         """The reference runs this study needs."""
@@ -102,29 +141,45 @@ class Study:
             spec.training.epochs * steps_per_epoch([task.train], spec.training.batch) for task in stream.tasks
         )
 
-    def execute(self, store: Store | None = None, watch: Watch = lambda event: None) -> list[Row]:
-        """Run what is missing; rows in the order of `runs`, written to the store as they finish."""
+    def execute(
+        self, store: Store | None = None, watch: Watch = lambda event: None, stop: Stop = lambda: False
+    ) -> list[Row]:
+        """Run what is missing; rows in the order of `runs`, written to the store as they finish.
+
+        Unfinished runs go on from their checkpoints in the store. `stop` is asked all the time: on a yes, runs at
+        work are saved and KeyboardInterrupt is raised.
+        """
         done = {row["hash"]: row for row in (store.rows() if store else [])}
         missing = [run for run in self.runs if run.hash() not in done]
         if missing:
             cached = {spec.hash(): self._recall(spec) for spec in self.references()}
             lost = [spec for spec in self.references() if cached[spec.hash()] is None]
-            with self._crew(len(lost) + len(missing)) as crew:
-                for spec, outcome in crew(lost, watch):
-                    self._remember(spec, outcome)
-                    cached[spec.hash()] = outcome
-                for spec, outcome in crew(missing, watch):
-                    row = self._row(spec, outcome, cached)
-                    done[row["hash"]] = row
+            with self._crew(len(lost) + len(missing), store, stop) as crew:
+                for job, outcomes in crew(lost, watch):
+                    for spec, outcome in zip(job, outcomes, strict=True):
+                        self._remember(spec, outcome)
+                        cached[spec.hash()] = outcome
+                    crew.forget(job)
+                for job, outcomes in crew(missing, watch):
+                    rows = [self._row(spec, outcome, cached) for spec, outcome in zip(job, outcomes, strict=True)]
                     if store:
-                        store.add(row)
-        return [done[run.hash()] for run in self.runs]
+                        store.add(*rows)
+                    crew.forget(job)
+                    done |= {row["hash"]: row for row in rows}
+        rows = [done[run.hash()] for run in self.runs]
+        if store:
+            store.settle(rows)
+        return rows
 
     # ── running ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def _crew(self, jobs: int) -> _Crew:
+    def _crew(self, jobs: int, store: Store | None, stop: Stop) -> _Crew:
         self.prepare()
-        return _Crew(self, 1 if self.device != "cpu" else min(self.workers or available_cores(), jobs))
+        workplace = _Workplace(
+            self.device, dict(self._streams), store.checkpoints if store else None, self.checkpoint_every
+        )
+        workers = 1 if self.device != "cpu" else min(self.workers or available_cores(), jobs)
+        return _Crew(workplace, workers, stop)
 
     def _row(self, spec: RunSpec, outcome: Mapping[str, Any], references: Mapping[str, Any]) -> Row:
         tasks = len(outcome["accuracy"]["single"])
@@ -173,14 +228,29 @@ class Study:
             return  # a cache that cannot be written is no reason to stop
 
 
+class _Workplace(NamedTuple):
+    """What is the same for every job: where it is computed, on which data, and where it is kept on the way."""
+
+    device: str
+    streams: dict[StreamSpec, Stream]
+    checkpoints: Path | None
+    checkpoint_every: int | None
+
+    def identity(self, job: Sequence[RunSpec]) -> str:
+        """What a job's results depend on: its settings and the data itself."""
+        return content_hash([[spec.to_json() for spec in job], self.streams[job[0].stream].fingerprint()])
+
+    def folder(self, job: Sequence[RunSpec]) -> Path | None:
+        return self.checkpoints / self.identity(job) if self.checkpoints else None
+
+
 class _Crew:
     """Those who do the work: this process, or several of it."""
 
-    def __init__(self, study: Study, workers: int) -> None:
-        self.study = study
-        shared = (study.device, dict(study._streams))
-        self.pool = Pool(_train, shared, workers) if workers > 1 else None
-        self.shared = shared
+    def __init__(self, workplace: _Workplace, workers: int, stop: Stop) -> None:
+        self.workplace = workplace
+        self.stop = stop
+        self.pool = Pool(_train, workplace, workers) if workers > 1 else None
 
     def __enter__(self) -> _Crew:
         if self.pool:
@@ -191,21 +261,45 @@ class _Crew:
         if self.pool:
             self.pool.__exit__(*error)
 
-    def __call__(self, specs: Sequence[RunSpec], watch: Watch) -> Iterator[tuple[RunSpec, Mapping[str, Any]]]:
-        """(spec, outcome) as runs finish."""
-        jobs = _fleets(specs) if self.study.device != "cpu" else [(spec,) for spec in specs]
+    def __call__(
+        self, specs: Sequence[RunSpec], watch: Watch
+    ) -> Iterator[tuple[tuple[RunSpec, ...], list[dict[str, Any]]]]:
+        """(job, an outcome a run) as jobs finish."""
+        jobs = _fleets(specs) if self.workplace.device != "cpu" else [(spec,) for spec in specs]
 
-        def report(number: int, progress: Progress) -> None:
-            watch(Event(jobs[number], progress))
+        def report(number: int, news: Progress | str) -> None:
+            if isinstance(news, str):
+                logger.warning("%s", news)
+            else:
+                watch(Event(jobs[number], news))
 
-        finished = self.pool.run(jobs, report) if self.pool else self._run_here(jobs, report)
+        finished = self.pool.run(jobs, report, self.stop) if self.pool else self._run_here(jobs, report)
         for number, outcomes in finished:
             watch(Event(jobs[number], None))
-            yield from zip(jobs[number], outcomes, strict=True)
+            yield jobs[number], outcomes
 
     def _run_here(self, jobs: Sequence[tuple[RunSpec, ...]], report: Report) -> Iterator[tuple[int, Any]]:
         for number, job in enumerate(jobs):
-            yield number, _train(self.shared, job, partial(report, number))
+            with _one_thread(self.workplace.device):
+                outcome = _train(self.workplace, job, partial(report, number), self.stop)
+            yield number, outcome
+
+    def forget(self, job: Sequence[RunSpec]) -> None:
+        """The job's results are safe: its checkpoints are not needed any more."""
+        if folder := self.workplace.folder(job):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _one_thread(device: str) -> Iterator[None]:
+    """As in a worker process: sums of several threads round otherwise, and a row must not depend on `workers`."""
+    before = torch.get_num_threads()
+    if device == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _fleets(specs: Sequence[RunSpec]) -> list[tuple[RunSpec, ...]]:
@@ -217,12 +311,11 @@ def _fleets(specs: Sequence[RunSpec]) -> list[tuple[RunSpec, ...]]:
 
 
 def _train(
-    shared: tuple[str, dict[StreamSpec, Stream]], job: tuple[RunSpec, ...], report: Callable[[Progress], None]
+    shared: _Workplace, job: tuple[RunSpec, ...], report: Callable[[Progress | str], None], stop: Stop
 ) -> list[dict[str, Any]]:
-    """One fleet: outcomes fit for JSON, a run each."""
-    device, known = shared
+    """One fleet, from its last checkpoint to its end: outcomes fit for JSON, a run each."""
     first = job[0]
-    stream = known[first.stream]
+    stream = shared.streams[first.stream]
     k = first.reference
     fleet = Fleet(
         stream if k is None else streams.union(stream, k),
@@ -230,11 +323,14 @@ def _train(
         [spec.learner() for spec in job],
         [spec.seed for spec in job],
         first.training,
-        device,
+        shared.device,
         DTYPES[first.dtype],
         first.autocast,
     )
-    fleet.train(report)
+    keeper = Keeper(shared.folder(job), shared.identity(job), shared.checkpoint_every, stop)
+    for remark in keeper.resume(fleet):
+        report(remark)
+    fleet.train(report, keeper)
     if k is not None:
         accuracy = fleet.evaluate(stream, k)
         return [{head: float(accuracy[head][run, k]) for head in HEADS} for run in range(len(job))]

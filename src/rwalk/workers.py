@@ -8,16 +8,21 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.multiprocessing as multiprocessing
 
 from rwalk.errors import InputError
+from rwalk.interrupts import Interrupts
 
+GRACE = 30.0  # seconds a worker has to save and go
+Stop = Callable[[], bool]
 Report = Callable[[int, Any], None]  # (job number, progress)
 
 
@@ -29,14 +34,20 @@ class WorkerDied(RuntimeError):
     """A worker process ended without an answer (killed, out of memory)."""
 
 
+class Work(Protocol):
+    """What is done with a job; it asks `stop` now and then, and on a yes saves and raises KeyboardInterrupt."""
+
+    def __call__(self, shared: Any, job: Any, report: Callable[[Any], None], stop: Stop) -> Any: ...
+
+
 class Pool:
-    """Worker processes that call `work(shared, job, report)` for one job after another.
+    """Worker processes that do their work on one job after another.
 
     `shared` reaches every worker once (tensors through shared memory). An exception in a job ends the pool;
-    leaving the pool, for whatever reason, ends all workers.
+    leaving the pool, for whatever reason, lets all workers save and go.
     """
 
-    def __init__(self, work: Callable[[Any, Any, Callable[[Any], None]], Any], shared: Any, workers: int) -> None:
+    def __init__(self, work: Work, shared: Any, workers: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.jobs = context.Queue()
         self.answers = context.Queue()
@@ -46,25 +57,33 @@ class Pool:
         ]
 
     def __enter__(self) -> Pool:
-        with _one_thread_each():
+        with _one_thread_each(), _deaf_to_interrupts():
             for process in self.processes:
                 process.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        for process in self.processes:
-            process.terminate()
-        for process in self.processes:
-            process.join()
+        try:
+            for process in self.processes:
+                process.terminate()
+            deadline = time.monotonic() + GRACE
+            for process in self.processes:
+                process.join(max(0.0, deadline - time.monotonic()))
+        finally:  # also when the user has no patience for that
+            for process in self.processes:
+                process.kill()
+                process.join()
 
-    def run(self, jobs: Sequence[Any], report: Report) -> Iterator[tuple[int, Any]]:
+    def run(self, jobs: Sequence[Any], report: Report, stop: Stop) -> Iterator[tuple[int, Any]]:
         """(job number, result) as they finish."""
         for item in enumerate(jobs):
             self.jobs.put(item)
         left = len(jobs)
         while left:
+            if stop():
+                raise KeyboardInterrupt
             try:
-                kind, number, content = self.answers.get(timeout=1.0)
+                kind, number, content = self.answers.get(timeout=0.2)
             except queue.Empty:
                 if any(not process.is_alive() for process in self.processes):
                     raise WorkerDied(
@@ -82,23 +101,50 @@ class Pool:
                 raise RuntimeError(content)
 
 
-def _serve(work: Any, shared: Any, jobs: Any, answers: Any, parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it ends us
+def _serve(work: Work, shared: Any, jobs: Any, answers: Any, parent: int) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     torch.set_num_threads(1)
 
-    def report(number: int, content: Any) -> None:
-        if os.getppid() != parent:  # nobody is left to listen
+    def stopping() -> bool:
+        if os.getppid() != parent:  # its folder may be another's by now: nothing must be written any more
             os._exit(1)
-        answers.put(("progress", number, content))
+        return interrupts()
 
     while True:
-        number, job = jobs.get()
         try:
-            answers.put(("done", number, work(shared, job, lambda content, n=number: report(n, content))))
-        except InputError as error:
-            answers.put(("refused", number, str(error)))
-        except Exception:
-            answers.put(("failed", number, traceback.format_exc()))
+            number, job = jobs.get(timeout=1.0)
+        except queue.Empty:
+            if os.getppid() != parent:
+                return
+            continue
+
+        def report(content: Any, number: int = number) -> None:
+            answers.put(("progress", number, content))
+
+        with Interrupts(signal.SIGTERM) as interrupts:
+            try:
+                answers.put(("done", number, work(shared, job, report, stopping)))
+            except KeyboardInterrupt:
+                pass
+            except InputError as error:
+                answers.put(("refused", number, str(error)))
+            except Exception:
+                answers.put(("failed", number, traceback.format_exc()))
+            if interrupts():
+                os._exit(0)  # at once: nobody reads the answers any more, so do not wait until they are sent
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """A process begun here never hears of Ctrl-C, which a terminal sends to all: it is the parent's to handle."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
