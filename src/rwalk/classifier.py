@@ -1,0 +1,394 @@
+"""The estimator: a network that learns new classes from arrays, by scikit-learn's conventions.
+
+There is no training loop here. A call of `partial_fit` is one task of a fleet of one, which takes up what the
+last call left: the parameters, the method's vectors and the exemplars. The exemplars are copies, for the data of
+earlier calls are gone; in the call's stream they stand for the tasks they came from.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from numbers import Integral
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from rwalk import batches, networks
+from rwalk import classifier_files as files
+from rwalk.errors import InputError
+from rwalk.fleet import Fleet, Progress, Training
+from rwalk.learners import Learner, learner
+from rwalk.lessons import Knowledge, stream_of, take_up, trained_network
+from rwalk.memory import MemorySpec
+from rwalk.methods import Method, icarl
+from rwalk.methods.gem import AGEM, GEM
+from rwalk.networks import Factory
+from rwalk.vectors import Layout
+
+STEPS = 200  # a call, unless `epochs` says otherwise: exemplars are learned by then, and not yet by heart
+
+KINDS = {"U": "strings", "S": "bytes", "M": "times", "m": "durations"}  # of labels, by NumPy's letters
+
+WITHOUT_MEMORY = (
+    "learning classes call by call without exemplars is hard: no batch ever shows old and new classes together, "
+    "so nothing teaches the network to tell them apart, and the newest classes win; set memory=10 to keep ten "
+    "examples of every class"
+)
+
+
+class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A network that learns new classes call by call and keeps the old ones.
+
+    Every call of `partial_fit` is a task: it may bring new classes, repeat old ones, or both.
+
+    method         what holds the old: "rwalk", "ewc", "ewc++", "pi", "icarl", "gem", "a-gem"; an object with
+                   numbers of your own, such as RWalk(lam=10); None for nothing
+    memory         exemplars kept of every class; None for no exemplars
+    memory_total   instead of `memory`: exemplars of all classes together, shared equally
+    sampler        which examples are kept: "mof", "uniform", "plane", "entropy" …
+    network        "mlp", "cnn", "resnet18", "package.module:factory", or a function (input_shape, classes) that
+                   makes an nn.Module
+    epochs         passes over a call's data; None for as many as make 200 steps, and at least one
+    batch_size     examples in a step
+    learning_rate  of Adam
+    device         "cpu", "cuda" …, or "auto"
+    random_state   a number makes everything repeatable
+    verbose        a line a call
+
+    Inputs are [n, features] or images [n, channels, height, width], used as they are: scale them first. Labels
+    are of any one type. After a call there are
+
+    classes_       labels of all classes seen or announced, sorted
+    network_       a copy of the trained network: a plain nn.Module whose outputs follow `classes_`
+    exemplars_     the examples kept, by label
+    tasks_seen_    calls so far
+
+    >>> clf = IncrementalClassifier(memory=2, random_state=0)
+    >>> clf = clf.partial_fit([[0.0, 0.0], [1.0, 0.0]], ["left", "right"])
+    >>> clf = clf.partial_fit([[0.5, 1.0]], ["up"])
+    >>> clf.predict([[1.0, 0.0], [0.0, 0.0], [0.5, 1.0]]).tolist()
+    ['right', 'left', 'up']
+    """
+
+    _warned = False
+
+    def __init__(
+        self,
+        *,
+        method: str | Method | GEM | AGEM | None = "rwalk",
+        memory: int | None = None,
+        memory_total: int | None = None,
+        sampler: str = "mof",
+        network: str | Factory = "mlp",
+        epochs: int | None = None,
+        batch_size: int = 64,
+        learning_rate: float = 1e-3,
+        device: str | torch.device = "cpu",
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool | int = False,
+    ) -> None:
+        self.method = method
+        self.memory = memory
+        self.memory_total = memory_total
+        self.sampler = sampler
+        self.network = network
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # ── learning ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def fit(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor) -> Self:
+        """Forget everything, then learn this as the first task."""
+        return self._learn(X, y, None, afresh=True)
+
+    def partial_fit(
+        self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, classes: ArrayLike | Tensor | None = None
+    ) -> Self:
+        """Learn one more task. `classes` may announce labels that are still to come; it need not.
+
+        A call that fails leaves the classifier as it was.
+        """
+        if self.memory is None and self.memory_total is None and not self._warned:
+            self._warned = True
+            warnings.warn(WITHOUT_MEMORY, stacklevel=2)
+        return self._learn(X, y, classes, afresh=not hasattr(self, "classes_"))
+
+    def _learn(self, X: Any, y: Any, classes: Any, afresh: bool) -> Self:
+        recipe, device = self._learner(), self._device()
+        x, labels = self._examples(X, y, afresh)
+        announced = labels[:0] if classes is None else _labels(classes)
+        known = labels[:0] if afresh else self.classes_
+        every = _merged(known, labels, announced)
+        column = {label: place for place, label in enumerate(every)}
+        moves = [column[label] for label in known]
+        past = Knowledge(self._seed()) if afresh else self._knowledge
+        past = past.moved(moves, len(every))
+        if recipe.memory is None:
+            past = replace(past, exemplars={})
+
+        stream, exemplars = stream_of(x, torch.tensor([column[label] for label in labels]), past)
+        training = self._training(len(stream.tasks[-1].train))
+        gone = past.tasks - (len(stream) - 1)
+        fleet = Fleet(stream, self.network, [recipe], [past.seed], training, device, past=gone)
+        if not afresh:
+            take_up(fleet, past, Layout.of(self._network), moves, exemplars)
+        progress: list[Progress] = []
+        fleet.train(progress.append)
+        if fleet.stopped[0]:
+            raise InputError(fleet.stopped[0])
+
+        self._become(every, tuple(stream.shape), past.after(fleet), device)
+        if self.verbose:
+            self._say(len(labels), progress[-1], fleet)
+        return self
+
+    def _become(
+        self, classes: NDArray[Any], shape: tuple[int, ...], knowledge: Knowledge, device: torch.device
+    ) -> None:
+        self._network = trained_network(self.network, shape, len(classes), knowledge).to(device)
+        self._knowledge = knowledge
+        self.classes_ = classes
+        self.input_shape_ = shape
+
+    def _say(self, examples: int, end: Progress, fleet: Fleet) -> None:
+        *old, new = fleet.accuracy["single"][0, -1]
+        kept = f", {np.mean(old):.1%} of the old exemplars" if old else ""
+        print(
+            f"task {self.tasks_seen_}: {examples} examples, {len(self.classes_)} classes in all; "
+            f"{end.steps} steps, loss {end.loss:.3f}; right now {new:.1%} of the task's data{kept}"
+        )
+
+    # ── using ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def predict(self, X: ArrayLike | Tensor) -> NDArray[Any]:
+        """The most likely of all classes seen."""
+        best = self._scores(X).argmax(1).numpy()
+        predicted: NDArray[Any] = self.classes_[best]
+        return predicted
+
+    def predict_proba(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
+        """Softmax over all classes seen, a column for each of `classes_`; only announced classes have 0."""
+        probability: NDArray[np.float64] = self._scores(X).softmax(1).numpy()
+        return probability
+
+    def score(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> float:
+        """The accuracy."""
+        # Not scikit-learn's own, which sorts the labels: not all can be.
+        predicted, labels = self.predict(X), _labels(y)
+        if len(predicted) != len(labels):
+            raise InputError(f"{len(predicted)} inputs but {len(labels)} labels: give one label per example")
+        right = np.array([guess == label for guess, label in zip(predicted, labels, strict=True)], dtype=float)
+        return float(np.average(right, weights=None if sample_weight is None else np.asarray(sample_weight)))
+
+    @torch.no_grad()
+    def _scores(self, X: Any) -> Tensor:
+        """A score for every class of `classes_`, −∞ for one only announced: float64 [n, classes], on the CPU."""
+        check_is_fitted(self)
+        x = self._inputs(X)
+        by_mean = self._learner().classifier == "nearest-mean" and self._knowledge.exemplars
+        scores = self._nearest_mean(x) if by_mean else self._logits(x)
+        unseen = torch.tensor(self._knowledge.last_seen) < 0
+        return scores.double().masked_fill(unseen, -torch.inf)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        device = next(self._network.parameters()).device
+        return torch.cat([self._network(part.to(device)).cpu() for part in x.split(4096)])
+
+    def _nearest_mean(self, x: Tensor) -> Tensor:
+        columns, kept = zip(*self._knowledge.exemplars.items(), strict=True)
+        means = icarl.class_means(self._features(torch.cat(kept))[None], [len(examples) for examples in kept])
+        return icarl.nearest_mean_scores(self._features(x)[None], means, list(columns), len(self.classes_))[0]
+
+    def _features(self, x: Tensor) -> Tensor:
+        head = networks.head_of(self._network, len(self.classes_))
+        assert head is not None, "the fleet refuses to train by features where there are none"
+        features: list[Tensor] = []
+        tap = head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0].flatten(1).cpu()))
+        try:
+            self._logits(x)
+        finally:
+            tap.remove()
+        return torch.cat(features)
+
+    @property
+    def tasks_seen_(self) -> int:
+        return self._knowledge.tasks
+
+    @property
+    def exemplars_(self) -> dict[Any, NDArray[np.float32]]:
+        return {self.classes_[column]: x.numpy().copy() for column, x in self._knowledge.exemplars.items()}
+
+    @property
+    def network_(self) -> nn.Module:
+        # A copy: what its owner does with it must not change what is predicted and learned here.
+        return copy.deepcopy(self._network)
+
+    # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def save(self, path: str | Path) -> None:
+        """Write everything into one safetensors file, all of it or nothing; `load` goes on exactly from there.
+
+        Code is not written: a network or a method of your own has to be given to `load` again. Labels must be
+        strings or numbers.
+        """
+        check_is_fitted(self)
+        names = [*getattr(self, "feature_names_in_", [])]
+        params = self.get_params(deep=False)
+        saved = files.Saved(params, self.classes_, self.input_shape_, names, self._knowledge)
+        files.write(Path(path), saved)
+
+    @classmethod
+    def load(cls, path: str | Path, **params: Any) -> Self:
+        """The classifier in a file; `params` replace the constructor's parameters written there.
+
+        Nothing in the file is executed, and all of it is checked.
+        """
+        try:
+            saved = files.read(Path(path), cls._get_param_names(), params)
+            self = cls(**saved.params)
+            self._training(1)
+            files.check_tensors(saved, self.network, self._learner().method)
+            self._become(saved.classes, saved.shape, saved.knowledge, self._device())
+        except InputError as error:
+            raise InputError(f"{path} cannot be loaded: {error}") from error
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise InputError(f"{path} is damaged ({type(error).__name__}): use another copy") from error
+        self.n_features_in_ = saved.shape[0]
+        if saved.feature_names:
+            self.feature_names_in_ = np.array(saved.feature_names, dtype=object)
+        return self
+
+    # ── parameters, made into what the engine takes ───────────────────────────────────────────────────────────
+
+    def _learner(self) -> Learner:
+        memory = None
+        if self.memory is not None or self.memory_total is not None:
+            memory = MemorySpec(_whole(self.memory), _whole(self.memory_total), self.sampler)
+        if isinstance(self.method, GEM | AGEM):
+            return replace(learner(self.method.name, memory), projector=self.method)
+        if isinstance(self.method, Method):
+            return Learner(self.method, memory)
+        return learner("vanilla" if self.method is None else self.method, memory)
+
+    def _training(self, examples: int) -> Training:
+        training = Training(
+            epochs=1 if self.epochs is None else _whole(self.epochs),
+            batch=_whole(self.batch_size),
+            lr=self.learning_rate,
+        )
+        if self.epochs is not None:
+            return training
+        once = batches.steps_per_epoch([torch.empty(examples)], training.batch)
+        return replace(training, steps=max(STEPS, once))
+
+    def _device(self) -> torch.device:
+        name = self.device
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            return torch.empty(0, device=name).device
+        except (AssertionError, RuntimeError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"device {str(name)!r} cannot be used ({reason}): set device='cpu'") from error
+
+    def _seed(self) -> int:
+        state = check_random_state(self.random_state)
+        if isinstance(self.random_state, Integral):
+            return int(self.random_state)
+        return int(state.randint(2**31 - 1))
+
+    # ── inputs ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _inputs(self, X: Any) -> Tensor:
+        with _one_line():
+            x = validate_data(self, _array(X), reset=False, dtype=np.float32, allow_nd=True)
+        return self._of_known_shape(torch.from_numpy(x))
+
+    def _examples(self, X: Any, y: Any, afresh: bool) -> tuple[Tensor, NDArray[Any]]:
+        with _one_line():
+            x, y = validate_data(self, _array(X), _array(y), reset=afresh, dtype=np.float32, allow_nd=True)
+        x, labels = torch.from_numpy(x), _labels(y)
+        return (x if afresh else self._of_known_shape(x)), labels
+
+    def _of_known_shape(self, x: Tensor) -> Tensor:
+        if x.shape[1:] != self.input_shape_:
+            raise InputError(f"inputs have shape {list(x.shape[1:])}: give {list(self.input_shape_)}, as learned")
+        return x
+
+
+# ── arrays and labels ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """scikit-learn's complaints about arrays, as our errors: one line."""
+    try:
+        yield
+    except ValueError as error:
+        raise InputError(" ".join(str(error).split())) from error
+
+
+def _array(values: Any) -> Any:
+    """Tensors of any device and type, and NumPy's new strings, as arrays scikit-learn can read."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    if isinstance(values, np.ndarray) and values.dtype.kind == "T":
+        return values.astype(object)
+    return values
+
+
+def _whole(number: Any) -> Any:
+    """NumPy's integers, which parameter grids hand out, as Python's."""
+    return int(number) if isinstance(number, Integral) and not isinstance(number, bool) else number
+
+
+def _labels(y: Any) -> NDArray[Any]:
+    """Labels fit to name classes."""
+    labels = np.asarray(_array(y))
+    if labels.ndim != 1:
+        raise InputError(f"labels have shape {list(labels.shape)}: give one per example, as [n]")
+    if labels.dtype.kind == "O" and any(label is None or label != label for label in labels):
+        raise InputError("a label is missing (None or NaN): name every example's class")
+    if labels.dtype.kind == "f":
+        with _one_line():
+            check_classification_targets(labels)
+    return labels
+
+
+def _merged(known: NDArray[Any], *arrivals: NDArray[Any]) -> NDArray[Any]:
+    """Every label once; sorted, or in the order of arrival where labels have no order.
+
+    >>> _merged(np.array(["b", "c"]), np.array(["aa", "b"])).tolist()
+    ['aa', 'b', 'c']
+    """
+    parts = [part for part in (known, *arrivals) if len(part)]
+    # NumPy would make 1 and "1" one label. Who gives objects wants them told apart, and so they are.
+    kinds = sorted({KINDS.get(part.dtype.kind, "numbers") for part in parts if part.dtype.kind != "O"})
+    if len(kinds) > 1:
+        raise InputError(f"labels are {' and '.join(kinds)}: give labels of one type in all calls")
+    labels = list(dict.fromkeys(label for part in parts for label in part))
+    if len(labels) == len(known):
+        return known
+    with suppress(TypeError):
+        labels = sorted(labels)
+    merged = np.empty(len(labels), dtype=np.result_type(*parts))
+    for place, label in enumerate(labels):  # one by one: a label may itself be a sequence
+        merged[place] = label
+    return merged
