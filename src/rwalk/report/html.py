@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from rwalk.errors import InputError
+from rwalk.fleet import HEADS
 from rwalk.report import results, sections
 from rwalk.report.figures import HEAD_NAMES
-from rwalk.report.results import HEADS, Results
+from rwalk.report.results import Results
 from rwalk.report.summary import summarise
 from rwalk.report.tables import TITLES
 from rwalk.store import write_atomically

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from rwalk.errors import InputError
+from rwalk.fleet import HEADS
+from rwalk.specs import RunSpec
 from rwalk.store import Row, Store, read_rows
-
-HEADS = ("single", "multi")
 
 
 @dataclass(frozen=True)
@@ -28,41 +25,24 @@ def read(folder: Path) -> Results:
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder: give one that `rwalk run --out` wrote")
     files = sorted(folder.glob("*.jsonl")) or sorted(folder.glob("*/*.jsonl"))
-    try:
-        rows = {row["hash"]: row for path in files for row in _checked(path)}
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{folder} cannot be read: {error}") from None
+    rows = {row["hash"]: row for path in files for row in _checked(path)}
     if not rows:
         raise InputError(f"{folder} holds no finished run: there is no row in any *.jsonl file in it")
     return Results(list(rows.values()), _environments({path.parent for path in files}))
 
 
 def _checked(path: Path) -> list[Row]:
-    rows = read_rows(path)
-    for number, row in enumerate(rows, 1):
-        if not _is_result(row):
-            raise InputError(f"{path}, row {number}, is no result of a run: remove it or move the file away")
+    """Rows with complete settings: what an older version did not write yet has its default."""
+    rows = []
+    for row in read_rows(path):
+        try:
+            spec = RunSpec.from_json(row["spec"])
+            if len({len(row["accuracy"][head]) for head in HEADS} - {0}) != 1:
+                raise InputError("its heads must have the same tasks")
+        except (InputError, KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{path}, run {row.get('hash')}, is no result of a run: {error}") from None
+        rows.append({**row, "spec": spec.to_json()})
     return rows
-
-
-def _is_result(row: Any) -> bool:
-    """Whether everything the reports look at is there and of the right form."""
-    try:
-        spec, stream, memory = row["spec"], row["spec"]["stream"], row["spec"]["memory"]
-        texts = [row["hash"], row["method"], spec["network"], stream["dataset"]]
-        float(row["lam"]), int(row["seed"]), dict(spec["numbers"]), dict(spec["training"]), row["stopped"]
-        shapes = {np.array(row["accuracy"][head], dtype=float).shape for head in HEADS}
-        measures = [np.array(row[head]["I"], dtype=float).shape for head in HEADS]
-    except (KeyError, TypeError, ValueError):
-        return False
-    (tasks, *_), *others = shapes
-    return (
-        all(isinstance(text, str) for text in texts)
-        and not others
-        and shapes == {(tasks, tasks)}
-        and measures == [(), ()]
-        and (memory is None or {"per_class", "total", "sampler"} <= set(memory))
-    )
 
 
 def _environments(folders: Iterable[Path]) -> list[dict[str, str]]:

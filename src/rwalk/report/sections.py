@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rwalk import metrics
+from rwalk.fleet import HEADS
 from rwalk.learners import LEARNERS
 from rwalk.report.figures import COLOURS
-from rwalk.report.results import HEADS
 from rwalk.report.summary import Summary
 from rwalk.specs import content_hash
 
@@ -61,7 +61,7 @@ def _section(summaries: Sequence[Summary]) -> Json:
         "title": stream["dataset"],
         "facts": _facts(first),
         "tasks": _tasks(first),
-        "classes": [", ".join(map(str, task)) for task in stream.get("tasks") or []],
+        "classes": [", ".join(map(str, task)) for task in stream["tasks"] or []],
         "configurations": configurations,
     }
 
@@ -102,13 +102,13 @@ def _facts(summary: Summary) -> list[str]:
     stream = summary.spec["stream"]
     tasks = _tasks(summary)
     facts = [f"{tasks} task{'s' if tasks > 1 else ''}", f"network {summary.spec['network']}"]
-    if stream.get("permuted") is not None:
+    if stream["permuted"] is not None:
         facts.append("permuted pixels")
-    if stream.get("classes_per_task") is not None:
+    if stream["classes_per_task"] is not None:
         facts.append(f"{stream['classes_per_task']} classes a task")
-    if stream.get("order_seed") is not None:
+    if stream["order_seed"] is not None:
         facts.append(f"order seed {stream['order_seed']}")
-    if stream.get("validation") is not None:
+    if stream["validation"] is not None:
         facts.append(f"tested on {stream['validation']:.0%} of the training data")
     return facts
 
@@ -117,10 +117,10 @@ def _settings(summary: Summary) -> dict[str, str]:
     """Whatever else a result depends on, in words: beside stream and network, memory and λ."""
     spec = summary.spec
     training = dict(spec["training"])
-    steps, epochs = training.pop("steps", None), training.pop("epochs", None)
-    named = {**training, **{name: spec[name] for name in ("dtype", "autocast") if name in spec}}
+    steps, epochs = training.pop("steps"), training.pop("epochs")
+    named = {**training, "dtype": spec["dtype"], "autocast": spec["autocast"]}
     if spec["memory"]:
-        named["replay"] = spec["memory"].get("replay")
+        named["replay"] = spec["memory"]["replay"]
     named |= {name: value for name, value in spec["numbers"].items() if name != "lam"}
     budget = f"{epochs} epochs" if steps is None else f"{steps} steps"
     return {"budget": budget, **{name: f"{name} {value}" for name, value in named.items()}}

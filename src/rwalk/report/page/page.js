@@ -201,6 +201,7 @@ DARK.addEventListener("change", refresh);
 function printing(now) {
   root.classList.toggle("printing", now);
   refresh();
+  if (now) drawAll();
 }
 addEventListener("beforeprint", () => printing(true));
 addEventListener("afterprint", () => printing(false));

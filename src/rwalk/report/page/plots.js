@@ -246,24 +246,49 @@ function assembled(panels, configurations) {
 
 const PLOTS = { accuracy: accuracyOverTime, plane, lambda: lambdaCurves, samples: sampleCurves, samplers: samplerComparison };
 
-// ── drawing ──────────────────────────────────────────────────────────────────────────────────────────────────
+// ── drawing: at once what is in sight, the rest when it comes into sight or goes to a printer ────────────────
+
+const waiting = new Map(); // panel → how to draw it
+const sight = new IntersectionObserver(
+  (entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => drawNow(entry.target)),
+  { rootMargin: "400px" },
+);
+
+function drawSoon(panel, how) {
+  waiting.set(panel, how);
+  sight.unobserve(panel); // observed anew, it is reported anew, even if it never left
+  sight.observe(panel);
+}
+
+function drawNow(panel) {
+  waiting.get(panel)?.();
+  waiting.delete(panel);
+}
+
+function drawAll() {
+  for (const panel of [...waiting.keys()]) drawNow(panel);
+}
 
 function draw(figure, section) {
   const plot = PLOTS[figure.dataset.kind](section);
   figure.hidden = !plot.panels.length;
   figure.csv = plot.csv;
   const holder = figure.querySelector(".panels");
-  while (holder.children.length > plot.panels.length) {
-    Plotly.purge(holder.lastChild);
-    holder.lastChild.remove();
-  }
+  while (holder.children.length > plot.panels.length) discard(holder.lastChild);
   while (holder.children.length < plot.panels.length) holder.append(document.createElement("div"));
   plot.panels.forEach((panel, i) => {
     const div = holder.children[i];
     div.className = panel.tall ? "panel tall" : "panel";
-    Plotly.react(div, panel.traces, layout(panel, div), CONFIG);
+    drawSoon(div, () => Plotly.react(div, panel.traces, layout(panel, div), CONFIG));
   });
   figure.querySelector(".legend").replaceChildren(...plot.legend.map(legendEntry));
+}
+
+function discard(panel) {
+  sight.unobserve(panel);
+  waiting.delete(panel);
+  Plotly.purge(panel);
+  panel.remove();
 }
 
 function layout(panel, div) {
