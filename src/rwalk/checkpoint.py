@@ -265,7 +265,8 @@ def _expected(fleet: Fleet, counters: Mapping[str, Any]) -> dict[str, _Form]:
     expected |= {f"method.{name}": vector for name in _state_names(fleet, counters["task"])}
     expected |= {f"buffer.{name}": _Form(t.dtype, tuple(t.shape)) for name, t in fleet.net.buffers.items()}
     expected |= {f"accuracy.{head}": _Form(torch.float64, (runs, tasks, tasks)) for head in HEADS}
-    if fleet.learner.distills and counters["task"] and counters["step"]:
+    begun = counters["task"] if counters["step"] else counters["task"] - 1
+    if fleet.learner.distills and begun > 0:  # the first task has nobody to learn from
         expected["teacher"] = vector
     for number, (task, label) in enumerate(counters["groups"]):
         held = int((fleet.stream.labels(fleet.stream.tasks[task].train) == label).sum())

@@ -1,0 +1,8 @@
+"""What holds for all tests."""
+
+from __future__ import annotations
+
+import torch
+
+# Networks here are tiny: a second thread costs more than it brings, above all where cores are shared.
+torch.set_num_threads(1)

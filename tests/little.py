@@ -1,0 +1,45 @@
+"""Little things to train in tests, importable by name from other processes too."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rwalk import Stream, from_arrays
+
+
+class Network(nn.Module):
+    """Everything that makes resuming hard: dropout, running statistics, a layer that is frozen."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(torch.Size(shape).numel(), 12)
+        for parameter in self.frozen.parameters():
+            parameter.requires_grad_(False)
+        self.norm = nn.BatchNorm1d(12)
+        self.dropout = nn.Dropout(0.3)
+        self.middle = nn.Linear(12, 10)
+        self.head = nn.Linear(10, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.dropout(torch.relu(self.norm(self.frozen(x.flatten(1)))))
+        return self.head(torch.relu(self.middle(x)))
+
+
+def nothing_to_learn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    network = Network(shape, classes)
+    for parameter in network.parameters():
+        parameter.requires_grad_(False)
+    return network
+
+
+def too_many_outputs(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return Network(shape, classes + 1)
+
+
+def stream(classes: int = 6, examples: int = 30) -> Stream:
+    """Three tasks of two classes each, easy but not trivial."""
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(classes).repeat_interleave(examples)
+    x = torch.randn(len(y), 8, generator=draw) + 2 * torch.randn(classes, 8, generator=draw)[y]
+    return from_arrays(x, y, classes_per_task=2)
