@@ -430,16 +430,19 @@ def test_the_given_arrays_are_neither_changed_nor_kept() -> None:
     assert all(np.array_equal(classifier.exemplars_[label], kept[label]) for label in kept)
 
 
-def test_images() -> None:
+def test_images(tmp_path: Path) -> None:
     x = np.random.default_rng(0).random((30, 1, 8, 8), dtype=np.float32)
     x[:15] += 1
     y = np.repeat(["bright", "dark"], 15)
-    for network in ("mlp", "cnn"):
+    for network in ("mlp", "cnn", "resnet18"):
         classifier = quick(network=network).fit(x, y)
         assert classifier.score(x, y) > 0.9
         assert classifier.input_shape_ == (1, 8, 8)
         with pytest.raises(InputError, match=r"shape \[1, 4, 16\]"):
             classifier.predict(x.reshape(30, 1, 4, 16))
+        classifier.save(tmp_path / network)
+        loaded = IncrementalClassifier.load(tmp_path / network)
+        assert np.array_equal(loaded.predict_proba(x), classifier.predict_proba(x))
     with pytest.raises(InputError, match="cnn needs images"):
         quick(network="cnn").fit(*blobs("ab"))
 

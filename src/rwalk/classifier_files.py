@@ -35,7 +35,7 @@ FORMAT = "rwalk.IncrementalClassifier/1"
 WRITABLE: dict[str, Any] = {**METHODS, GEM.name: GEM, AGEM.name: AGEM}  # methods whose numbers a file can hold
 LABEL_TYPES = ("str", "object", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
                "float16", "float32", "float64")  # fmt: skip
-LARGEST_INPUT = 1 << 24  # numbers in one input: no parameter need bound the images of a convolutional network
+LARGEST_INPUT = 1 << 22  # numbers in one input: the parameters of a convolutional network do not bound its images
 
 
 class Saved(NamedTuple):
@@ -51,6 +51,10 @@ class Saved(NamedTuple):
 def write(path: Path, saved: Saved) -> None:
     """All of it or nothing."""
     known = saved.knowledge
+    if math.prod(saved.shape) >= LARGEST_INPUT:
+        raise InputError(
+            f"inputs of {math.prod(saved.shape)} numbers cannot be written: {LARGEST_INPUT} is too many"
+        )
     record = json.dumps(
         {
             "params": _params_to_json(saved.params),
