@@ -1,0 +1,42 @@
+"""Guard in Lightning: `Trainer(callbacks=[guarding])`, one `fit` a task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rwalk.errors import InputError
+from rwalk.integrations.tasks import TaskGuard
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError as error:
+    raise InputError("this callback is for Lightning: pip install 'rwalk[lightning]'") from error
+
+
+class GuardCallback(TaskGuard, Callback):
+    """Keep it from task to task, with a new Trainer each:
+
+    guarding = GuardCallback(RWalk(lam=1.0))
+    for task in tasks:
+        Trainer(callbacks=[guarding]).fit(model, task)
+    guarding.guard.save("skills.safetensors")
+
+    A checkpoint written within a task holds the guard as well, and a resumed `fit` goes on with it.
+    """
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if len(trainer.optimizers) != 1:
+            raise InputError(
+                f"this model has {len(trainer.optimizers)} optimizers: give each a rwalk.Guard of its own, in "
+                "the module's on_train_start"
+            )
+        self.begin_task(pl_module, trainer.optimizers[0])
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.end_task(pl_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.guard is None else self.guard.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._checkpoint = state_dict or None
