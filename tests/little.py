@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from rwalk import Stream, from_arrays
+from rwalk import MemorySpec, Stream, Training, from_arrays
+from rwalk.specs import RunSpec
+from rwalk.studies import Study
 
 
 class Network(nn.Module):
@@ -43,3 +48,19 @@ def stream(classes: int = 6, examples: int = 30) -> Stream:
     y = torch.arange(classes).repeat_interleave(examples)
     x = torch.randn(len(y), 8, generator=draw) + 2 * torch.randn(classes, 8, generator=draw)[y]
     return from_arrays(x, y, classes_per_task=2)
+
+
+def study(methods: Sequence[str] = ("rwalk", "vanilla"), seeds: int = 2, **changes: Any) -> Study:
+    """A study of digits in a second: 18 steps a task, with dropout, running statistics and a memory."""
+    runs = [
+        RunSpec(
+            network="little:Network",
+            method=method,
+            memory=MemorySpec(per_class=2),
+            training=Training(epochs=1, batch=16),
+            seed=seed,
+        )
+        for method in methods
+        for seed in range(seeds)
+    ]
+    return Study(tuple(runs), **{"reference": "none", "workers": 1, **changes})

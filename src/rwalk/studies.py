@@ -150,7 +150,8 @@ class Study:
         work are saved and KeyboardInterrupt is raised.
         """
         done = {row["hash"]: row for row in (store.rows() if store else [])}
-        missing = [run for run in self.runs if run.hash() not in done]
+        hashes = [run.hash() for run in self.runs]
+        missing = [run for run, known in zip(self.runs, hashes, strict=True) if known not in done]
         if missing:
             cached = {spec.hash(): self._recall(spec) for spec in self.references()}
             lost = [spec for spec in self.references() if cached[spec.hash()] is None]
@@ -166,7 +167,7 @@ class Study:
                         store.add(*rows)
                     crew.forget(job)
                     done |= {row["hash"]: row for row in rows}
-        rows = [done[run.hash()] for run in self.runs]
+        rows = [done[known] for known in hashes]
         if store:
             store.settle(rows)
         return rows

@@ -1,0 +1,241 @@
+"""A study folder: nothing in it is torn, nothing in it is believed unchecked."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import little
+from rwalk import InputError
+from rwalk.store import Store, read_rows, write_atomically
+from rwalk.studies import Study
+
+
+def row(number: int = 0, tasks: int = 3) -> dict[str, Any]:
+    matrix = [[0.5 if j <= k else None for j in range(tasks)] for k in range(tasks)]
+    measures = {"A": 0.5, "F": 0.1, "I": None}
+    return {
+        "hash": f"{number:032x}",
+        "method": "rwalk",
+        "lam": 1.0,
+        "seed": number,
+        "single": measures,
+        "multi": measures,
+        "accuracy": {"single": matrix, "multi": matrix},
+        "reference": {"single": [None] * tasks, "multi": [None] * tasks},
+        "stopped": None,
+        "spec": {"seed": number},
+    }
+
+
+def description(**changes: Any) -> dict[str, Any]:
+    return {"hash": "a" * 32, "runs": [], "data": [], **changes}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    folder = Store(tmp_path / "study")
+    with folder.opened(description()):
+        return folder
+
+
+# ── rows ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_rows_come_back_as_they_were(store: Store) -> None:
+    store.add(row(0))
+    store.add(row(1), row(2))
+    assert store.rows() == [row(0), row(1), row(2)]
+
+
+@pytest.mark.parametrize("torn", [1, 10, 200])
+def test_a_torn_last_line_is_dropped_and_the_next_row_is_whole(torn: int, store: Store) -> None:
+    store.add(row(0), row(1))
+    os.truncate(store.rows_file, store.rows_file.stat().st_size - 1 - torn)
+    assert store.rows() == [row(0)]
+    store.add(row(1))
+    assert store.rows() == [row(0), row(1)]
+
+
+def test_a_whole_last_line_without_an_end_is_kept(store: Store) -> None:
+    store.add(row(0))
+    os.truncate(store.rows_file, store.rows_file.stat().st_size - 1)
+    assert store.rows() == [row(0)]
+    store.add(row(1))
+    assert store.rows() == [row(0), row(1)]
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ("{", "no JSON"),
+        ("[1]", "no object"),
+        ('{"hash": "x"}', "no method"),
+        (json.dumps({**row(), "lam": "1"}), "no lam"),
+        (json.dumps({**row(), "lam": float("nan")}), "no JSON"),
+        (json.dumps({**row(), "accuracy": {"single": [[1, 2]], "multi": []}}), "square"),
+        (json.dumps({**row(), "single": {"A": 1}}), "single head"),
+        (json.dumps({**row(), "stopped": 3}), "no stopped"),
+        (json.dumps({**row(), "method": "\x1b[2J"}), "printable"),
+        ("[" * 100_000, "no JSON"),
+        ("9" * 10_000, "no JSON"),
+    ],
+)
+def test_a_line_that_is_no_result_is_named(damage: str, reason: str, store: Store) -> None:
+    store.add(row(0))
+    with open(store.rows_file, "a") as file:
+        file.write(damage + "\n")
+    store.add(row(1))
+    with pytest.raises(InputError, match=r"line 2.*remove that line") as caught:
+        store.rows()
+    assert reason in str(caught.value) and "\n" not in str(caught.value)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=200), place=st.integers(0, 1200), whole=st.booleans())
+def test_no_bytes_make_reading_rows_fail_otherwise(
+    content: bytes, place: int, whole: bool, tmp_path: Path
+) -> None:
+    lines = b"".join(json.dumps(row(n)).encode() + b"\n" for n in range(2))
+    path = tmp_path / "runs.jsonl"
+    path.write_bytes(content if whole else lines[:place] + content + lines[place + len(content) :])
+    try:
+        read_rows(path)
+    except InputError as error:
+        assert "\n" not in str(error)
+
+
+def test_a_study_of_2000_rows_opens_at_once(tmp_path: Path) -> None:
+    study = little.study(seeds=1000)
+    store = Store(tmp_path)
+    with store.opened(study.describe()):
+        rows = [{**row(tasks=10), "hash": run.hash(), "spec": run.to_json()} for run in study.runs]
+        store.add(*rows)
+        begun = time.process_time()  # a busy machine is not the study's fault
+        assert len(study.execute(store)) == 2000
+        taken = time.process_time() - begun
+    assert taken < 1.0, f"opening took {taken:.2f} s"
+
+
+# ── the folder ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, "before")
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError):
+        write_atomically(path, "after" * 1000)
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_another_study_is_refused(store: Store) -> None:
+    with pytest.raises(InputError, match="holds another study"), store.opened(description(hash="b" * 32)):
+        pass
+
+
+def test_changed_data_is_refused(store: Store) -> None:
+    changed = description(data=[{"dataset": "folder:x", "sha256": "c" * 64}])
+    with pytest.raises(InputError, match=r"data of .* has changed"), store.opened(changed):
+        pass
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("ten years of work")
+    with pytest.raises(InputError, match="not empty and holds no study"), Store(tmp_path).opened(description()):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(InputError, match="is a file"), Store(tmp_path / "out").opened(description()):
+        pass
+
+
+def test_what_a_killed_process_left_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    (tmp_path / ".study.json.123").write_text('{"has')
+    with Store(tmp_path).opened(description()) as store:
+        store.add(row())
+        store.settle([row()])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "runs.jsonl", "study.json"]
+
+
+def test_a_second_door_is_locked_while_the_first_is_open(store: Store) -> None:
+    with (
+        store.opened(description()),
+        pytest.raises(InputError, match="another process is working on"),
+        Store(store.folder).opened(description()),
+    ):
+        pass
+    with store.opened(description()):
+        pass
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "3", '{"hash": "x"}', '{"hash": "x", "runs": [3]}', "\x00", "[" * 100_000]
+)
+def test_a_study_file_that_is_none_is_refused(content: str, store: Store) -> None:
+    store.study_file.write_text(content)
+    with pytest.raises(InputError) as caught:
+        store.study()
+    assert "study.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+# ── a study from its file ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_study_comes_back_from_its_file(tmp_path: Path) -> None:
+    study = little.study(seeds=1)
+    with Store(tmp_path).opened(study.describe()) as store:
+        again = Study.from_json(store.study())
+    assert again.runs == study.runs
+    assert again.describe() == study.describe()
+
+
+def test_an_altered_study_file_is_refused() -> None:
+    record = json.loads(json.dumps(little.study().describe()))
+    record["runs"][0]["training"]["lr"] = 0.5
+    with pytest.raises(InputError, match="altered"):
+        Study.from_json(record)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+DESCRIBED = json.dumps(little.study(methods=["rwalk"], seeds=1).describe())
+PLACES = [
+    *("stream", "network", "method", "numbers", "memory", "training", "seed", "dtype", "autocast", "reference"),
+    *("stream.dataset", "stream.tasks", "stream.classes_per_task", "stream.permuted", "stream.validation"),
+    *("memory.per_class", "memory.sampler", "training.lr", "training.batch", "numbers.lam", "new"),
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(place=st.sampled_from(PLACES), value=JSON)
+def test_no_study_file_fails_otherwise(place: str, value: Any) -> None:
+    record = json.loads(DESCRIBED)
+    *above, last = place.split(".")
+    target = record["runs"][0]
+    for key in above:
+        target = target[key]
+    target[last] = value
+    try:
+        Study.from_json(record)
+    except InputError as error:
+        assert "\n" not in str(error)
