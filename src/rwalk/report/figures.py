@@ -13,7 +13,8 @@ from rwalk import metrics
 from rwalk.report.summary import Summary
 
 HEAD_NAMES = {"multi": "multi-head", "single": "single-head"}
-COLOURS = ("#4c4c4c", "#0072b2", "#56b4e9", "#e69f00", "#d55e00", "#009e73", "#cc79a7", "#8c6bb1")  # Okabe & Ito
+# Okabe and Ito's palette, with a grey for their black and their yellow darkened: one colour a method.
+COLOURS = ("#4c4c4c", "#0072b2", "#56b4e9", "#e69f00", "#d55e00", "#009e73", "#cc79a7", "#8c6bb1", "#8a7a00")
 MARKERS = "osD^vPX*"
 
 

@@ -6,6 +6,7 @@ What comes out is plain JSON. Seeds are kept apart, so that a reader can recompu
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -25,13 +26,14 @@ Json = dict[str, Any]
 
 
 def methods(summaries: Iterable[Summary]) -> list[Json]:
-    """Every method with its colour and symbol: known ones always have the same, in whatever report."""
+    """Every method with its colour and symbol: known ones have the same in every report, others what is left."""
     present = {summary.method for summary in summaries}
-    order = [*LEARNERS, *sorted(present - set(LEARNERS))]
+    places = {name: place for place, name in enumerate(LEARNERS) if name in present}
+    left = cycle(sorted(set(range(len(COLOURS))) - set(places.values())) or range(len(COLOURS)))
+    places |= dict(zip(sorted(present - set(places)), left, strict=False))
     return [
-        {"name": name, "colour": COLOURS[i % len(COLOURS)], "symbol": SYMBOLS[i % len(SYMBOLS)]}
-        for i, name in enumerate(order)
-        if name in present
+        {"name": name, "colour": COLOURS[place % len(COLOURS)], "symbol": SYMBOLS[place % len(SYMBOLS)]}
+        for name, place in places.items()
     ]
 
 

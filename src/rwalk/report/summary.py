@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rwalk import metrics
+from rwalk.methods import METHODS
 
 Row = dict[str, Any]
 
@@ -18,7 +19,7 @@ Row = dict[str, Any]
 class Summary:
     """All seeds of one configuration; arrays have one entry a seed, NaN where a run stopped."""
 
-    label: str
+    label: str  # as the paper writes it: -S where exemplars are added to a method that needs none
     method: str
     lam: float
     spec: dict[str, Any]  # what the runs share: everything but the seed
@@ -43,7 +44,7 @@ def _summary(rows: list[Row]) -> Summary:
     heads = ("single", "multi")
     accuracy = {head: np.array([row["accuracy"][head] for row in rows], dtype=float) for head in heads}
     return Summary(
-        label=first["method"] + ("-S" if first["spec"]["memory"] else ""),
+        label=first["method"] + ("-S" if first["spec"]["memory"] and first["method"] in METHODS else ""),
         method=first["method"],
         lam=first["lam"],
         spec={**first["spec"], "seed": None},

@@ -2,6 +2,7 @@
 
 const METHODS = new Map(report.methods.map((method) => [method.name, method]));
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
+const CROWD = 9; // one curve for every method the paper compares
 const NARROW = matchMedia("(max-width: 640px)");
 const TOUCH = matchMedia("(pointer: coarse)");
 // Buttons are named, not left to plotly: it has one that uploads the plot. A finger scrolls, it does not zoom.
@@ -56,6 +57,14 @@ const marker = (look, size) => ({
 });
 
 // A line through means with a band of one standard deviation. Points are { x, mean, deviation, text }.
+// Many bands on top of each other hide what they are about; then there are none.
+function curves(series, pointsOf) {
+  return series.flatMap((look, i) => {
+    const traces = curve(look, pointsOf(i));
+    return series.length > CROWD ? traces.slice(-1) : traces;
+  });
+}
+
 function curve(look, points) {
   const there = points.filter((point) => point.mean !== null);
   const spread = there.filter((point) => point.deviation !== null);
@@ -87,11 +96,11 @@ function accuracyOverTime(section) {
   const complete = (each, values) => values.filter((_, i) => each[chosen.head].A[i] !== null);
   const panel = (title, from, valuesAt) => ({
     title,
-    traces: shown.flatMap((each, i) => curve(series[i], steps.slice(from).map((k) => {
-      const values = complete(each, valuesAt(each[chosen.head], k)).map((value) => value * 100);
+    traces: curves(series, (i) => steps.slice(from).map((k) => {
+      const values = complete(shown[i], valuesAt(shown[i][chosen.head], k)).map((value) => value * 100);
       const point = { mean: mean(values), deviation: deviation(values) };
-      return { x: k + 1, ...point, text: hover(each, `after task ${k + 1}: ${written(point, 1)} %`) };
-    }))),
+      return { x: k + 1, ...point, text: hover(shown[i], `after task ${k + 1}: ${written(point, 1)} %`) };
+    })),
     xaxis: { title: { text: "tasks learned" }, range: [0.8, section.tasks + 0.2],
              ...(section.tasks <= 12 ? { tickvals: steps.map((k) => k + 1) } : {}) },
     yaxis: { ticksuffix: " %" },
@@ -173,10 +182,10 @@ function measuresAgainst(value, title, families, names) {
   const ticks = values.length <= 8 ? { tickvals: values, ticktext: values.map(String) } : { dtick: 1 };
   const panels = MEASURES.map((measure) => ({
     title: `${measure.name} ${measure.key}${measure.unit}`,
-    traces: families.flatMap((family, i) => curve(series[i], family.toSorted((a, b) => value(a) - value(b)).map((each) => {
+    traces: curves(series, (i) => families[i].toSorted((a, b) => value(a) - value(b)).map((each) => {
       const point = statistic(each, measure);
       return { x: value(each), ...point, text: hover(each, `${measure.name} ${written(point, measure.digits)}${measure.unit}`) };
-    }))),
+    })),
     xaxis: { title: { text: title }, type: "log", ...ticks },
     yaxis: {},
   }));
@@ -184,10 +193,18 @@ function measuresAgainst(value, title, families, names) {
     .map((panel) => ({ ...panel, series }));
 }
 
+// The families of the chosen memory or, where it has none, all: a sweep is often made with one memory only.
+function narrowed(families, section, aspect) {
+  const example = section.configurations.find((each) => each.memory === section.chosen.memory);
+  const own = families.filter(([first]) => example && aspect(first) === aspect(example));
+  return own.length ? own : families;
+}
+
 function lambdaCurves(section) {
-  const families = [...grouped(ofChosenMemory(section).filter((each) => each.lam > 0),
-                               (each) => identity(each.method, each.memory, each.settings)).values()]
+  const sweeps = [...grouped(ofChosenMethods(section).filter((each) => each.lam > 0),
+                             (each) => identity(each.method, each.memory, each.settings)).values()]
     .filter((family) => distinct(family, (each) => each.lam).length > 1);
+  const families = narrowed(sweeps, section, (each) => each.memory);
   const names = shortNames(families.map((family) => family[0]), [memory, (each) => each.settings]);
   return assembled(measuresAgainst((each) => each.lam, "λ", families, names), families.flat());
 }
@@ -197,8 +214,9 @@ function sampleCurves(section) {
                      (each) => identity(each.method, each.sampler, each.unit, each.size));
   const all = [];
   const panels = [...grouped(shown, (each) => each.unit)].flatMap(([unit, ofUnit]) => {
-    const families = [...grouped(ofUnit, (each) => identity(each.method, each.sampler)).values()]
+    const sizes = [...grouped(ofUnit, (each) => identity(each.method, each.sampler)).values()]
       .filter((family) => family.length > 1);
+    const families = narrowed(sizes, section, (each) => each.sampler);
     all.push(...families.flat());
     const names = shortNames(families.map((family) => family[0]), [(each) => each.sampler]);
     return measuresAgainst((each) => each.size, `exemplars ${unit}`, families, names);
