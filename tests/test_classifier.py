@@ -127,6 +127,21 @@ def test_the_table_in_the_documentation(digits: Stream) -> None:
     assert min(accuracy["{'memory': 10}"]) >= max(accuracy["{'method': None}"]) + 25
 
 
+@pytest.mark.slow
+def test_a_second_round_of_the_same_classes_helps(digits: Stream) -> None:
+    rounds = np.empty((5, 2))
+    for seed in range(5):
+        classifier = IncrementalClassifier(memory=10, random_state=seed)
+        for half in range(2):
+            for task in digits.tasks:
+                part = task.train[half::2]
+                classifier.partial_fit(digits.x[part], digits.y[part])
+            rounds[seed, half] = 100 * classifier.score(digits.x_test, digits.y_test)
+    first, second = rounds.mean(0)
+    print(f"after the first round {first:.1f}, after the second {second:.1f}")
+    assert second > first
+
+
 @pytest.mark.parametrize("memory", [10, None])
 def test_scikit_learn_has_no_complaint(memory: int | None) -> None:
     results = check_estimator(IncrementalClassifier(memory=memory, epochs=5), on_skip=None)
