@@ -115,7 +115,8 @@ class Fleet:
         self.method = stack([each.method for each in learners], self.net.theta, columns=self.net.theta.is_cuda)
         self.memory = None if first.memory is None else Memory(first.memory)
         self._need_features()
-        self._walk = _fused(walk, self.net.device)
+        # EWC's springs grow with the tasks: compiling it again for every task costs more than it gains.
+        self._walk = walk if self.method.data_pass else _fused(walk, self.net.device)
         self._score = _fused(_score, self.net.device)
 
         theta = self.net.theta.detach()
@@ -136,13 +137,14 @@ class Fleet:
 
     def train(self, progress: Callable[[Progress], None] | None = None, keeper: Keeper | None = None) -> None:
         """Learn the tasks one after another, measuring all tasks seen after each."""
-        while self.task < len(self.stream) and not all(self.stopped):
-            self._begin_task()
-            self._train_task(progress, keeper)
-            self._end_task()
-            self.task, self.step = self.task + 1, 0
-            if keeper and keeper.due(self):
-                keeper.keep(self)
+        with torch.backends.cudnn.flags(benchmark=True):  # shapes are fixed: let cuDNN measure what suits them
+            while self.task < len(self.stream) and not all(self.stopped):
+                self._begin_task()
+                self._train_task(progress, keeper)
+                self._end_task()
+                self.task, self.step = self.task + 1, 0
+                if keeper and keeper.due(self):
+                    keeper.keep(self)
 
     # ── the whole state, for checkpoints and for going on with more tasks ─────────────────────────────────────
 
@@ -202,16 +204,20 @@ class Fleet:
             self.current, self.training.batch
         )
         self.head = self._mask(self._trained_classes())
+        self._new = self._mask(task.classes) == 0
+        self._old = (self._mask(self.stream.seen(self.task)) == 0) & ~self._new
         self._parts = self._blocks()
 
     def _train_task(self, progress: Callable[[Progress], None] | None, keeper: Keeper | None) -> None:
-        take = _Graphed(self._take_step) if self._graphable() else self._take_step
+        take, score = self._take_step, self._close_window
+        if self._graphable():
+            take, score = _Graphed(take), _Graphed(score)
         losses = []
         for index in self._batches():
             losses.append(take(index))
             self.step += 1
             if self.method.window and self.step % self.method.window == 0:
-                self._score(self.method, self.state, self.theta)
+                score()
             due = keeper is not None and keeper.due(self)
             if len(losses) == CHUNK or self.step == self.steps or due:
                 loss = self._look_at(torch.stack(losses))
@@ -249,17 +255,18 @@ class Fleet:
                 self._walk(self.method, self.optimizer, part, grad, square)
         return losses.detach()
 
+    def _close_window(self) -> None:
+        self._score(self.method, self.state, self.theta)
+
     def _loss(self, logits: Tensor, x: Tensor, y: Tensor) -> Tensor:
         if not self.learner.distills:
             return heads.cross_entropy(logits + self.head, y)
-        counted = self._mask(self.stream.seen(self.task)) == 0
-        new = self._mask(self.stream.tasks[self.task].classes) == 0
         taught = None
         if self.teacher is not None:
             with torch.no_grad():
                 taught = self.net.forward(x, theta=self.teacher, train=False)
             self.net.module.train()
-        return icarl.distillation(logits, y, new, counted & ~new, taught)
+        return icarl.distillation(logits, y, self._new, self._old, taught)
 
     def _blocks(self) -> list[_Part]:
         """Views of all vectors, block by block; `move` and `scratch` serve one block after another.
@@ -473,35 +480,38 @@ def _fused(function: Callable[..., None], device: torch.device) -> Callable[...,
     """On CUDA an elementwise function becomes one kernel, where there is a compiler for it."""
     if device.type != "cuda" or find_spec("triton") is None:
         return function
+    # Every method, before and after its first consolidation, is a variant of its own.
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     return torch.compile(function, dynamic=True)
 
 
 class _Graphed:
-    """A step as one captured CUDA graph: the first calls run as they are, the rest replay.
+    """A function of tensors as one captured CUDA graph: the first calls run as they are, the rest replay.
 
-    Warming up with real steps keeps the training exact; capturing itself executes nothing.
+    Warming up with real calls keeps the training exact; capturing itself executes nothing.
     """
 
     warm_up = 3
 
-    def __init__(self, step: Callable[[Tensor], Tensor]) -> None:
-        self.step = step
+    def __init__(self, function: Callable[..., Tensor | None]) -> None:
+        self.function = function
         self.calls = 0
 
-    def __call__(self, index: Tensor) -> Tensor:
+    def __call__(self, *inputs: Tensor) -> Any:
         self.calls += 1
         if self.calls <= self.warm_up:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                loss = self.step(index)
+                result = self.function(*inputs)
             torch.cuda.current_stream().wait_stream(side)
-            return loss
+            return result
         if self.calls == self.warm_up + 1:
-            self.index = index.clone()
+            self.inputs = [each.clone() for each in inputs]
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):
-                self.loss = self.step(self.index)
-        self.index.copy_(index)
+                self.result = self.function(*self.inputs)
+        for static, each in zip(self.inputs, inputs, strict=True):
+            static.copy_(each)
         self.graph.replay()
-        return self.loss.clone()
+        return None if self.result is None else self.result.clone()

@@ -60,7 +60,7 @@ class Adam:
 
     def _formula(self, theta: Tensor, grad: Tensor) -> None:
         """The same, written out: a compiler fuses it with the rest of the walk."""
-        mean, square, steps = self.state["mean"], self.state["square"], self.state["steps"]
+        mean, square, steps = self.state["mean"], self.state["square"], self.state["steps"].double()
         mean.lerp_(grad, 1 - self.betas[0])
         square.lerp_(grad * grad, 1 - self.betas[1])
         # 1 − βᵗ without cancellation
