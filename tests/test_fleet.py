@@ -243,7 +243,7 @@ def test_looking_does_not_move_running_statistics(stream: Stream) -> None:
     one = learner("ewc", MemorySpec(3))
     fleet = Fleet(stream, WithBatchNorm, [one], [0], SHORT)
     fleet._begin_task()
-    fleet._train_task(None)
+    fleet._train_task()
     before = {name: buffer.clone() for name, buffer in fleet.net.buffers.items()}
     fleet._end_task()
     for name, buffer in fleet.net.buffers.items():

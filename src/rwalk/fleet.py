@@ -208,8 +208,11 @@ class Fleet:
         self._old = (self._mask(self.stream.seen(self.task)) == 0) & ~self._new
         self._parts = self._blocks()
 
-    def _train_task(self, progress: Callable[[Progress], None] | None, keeper: Keeper | None) -> None:
-        take, score = self._take_step, self._close_window
+    def _train_task(
+        self, progress: Callable[[Progress], None] | None = None, keeper: Keeper | None = None
+    ) -> None:
+        take: Callable[[Tensor], Tensor] = self._take_step
+        score: Callable[[], None] = self._close_window
         if self._graphable():
             take, score = _Graphed(take), _Graphed(score)
         losses = []
