@@ -1,1 +1,1 @@
-"""Results → something to look at: terminal tables and figures."""
+"""Results → something to look at: terminal tables, figures, one HTML page."""
