@@ -147,8 +147,8 @@ def test_checkpoints_cost_a_fiftieth_of_the_time(tmp_path: Path, monkeypatch: py
         now += 0.01
         if keeper.due(part):
             keeper.keep(part)
-    assert len(saves) * 0.5 <= 0.02 * 300 + 0.5
-    assert max(b - a for a, b in pairwise(saves)) < 26
+    assert len(saves) * 0.5 <= 0.02 * 300
+    assert max(b - a for a, b in pairwise(saves)) < 50
 
 
 def flip(path: Path, position: int) -> None:

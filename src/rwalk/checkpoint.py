@@ -52,7 +52,7 @@ class Keeper:
 
     identity  what the fleet's results depend on; a checkpoint of another identity is not taken
     every     steps between checkpoints, which then are also made at every task's end; without it, one is made as
-              soon as writing it costs no more than 2 % of the training since the last one
+              soon as all of them together cost no more than 2 % of the time
     stop      asked after every step: whether to save and raise KeyboardInterrupt
     """
 
@@ -67,8 +67,9 @@ class Keeper:
         self.identity = identity
         self.every = every
         self.stop = stop
-        self._written = time.monotonic()  # not the time of day, which jumps
-        self._patience: float | None = None
+        self._begun = time.monotonic()  # not the time of day, which jumps
+        self._spent = 0.0
+        self._next_at: float | None = None
 
     def resume(self, fleet: Fleet) -> list[str]:
         """Bring the fleet to its newest sound checkpoint, if there is one; what is worth telling, in words."""
@@ -93,10 +94,9 @@ class Keeper:
             return False
         if self.every is not None:
             return fleet.step % self.every == 0  # a task's end is step 0 of the next
-        if self._patience is None:
-            size = fleet.theta.nbytes * (3 + len(fleet.state))
-            self._patience = max(AT_LEAST, size / ASSUMED_SPEED / SHARE)
-        return time.monotonic() - self._written >= self._patience
+        if self._next_at is None:
+            self._next_at = self._planned(cost=fleet.theta.nbytes * (3 + len(fleet.state)) / ASSUMED_SPEED)
+        return time.monotonic() >= self._next_at
 
     def keep(self, fleet: Fleet) -> None:
         begun = time.monotonic()
@@ -108,10 +108,15 @@ class Keeper:
                     f"cannot write a checkpoint to {self.folder}: {error.strerror or error}; what was there is "
                     "kept: make room, and the same command goes on from there"
                 ) from error
-        self._written = time.monotonic()
-        self._patience = max(AT_LEAST, (self._written - begun) / SHARE)
+        cost = time.monotonic() - begun
+        self._spent += cost
+        self._next_at = self._planned(cost)
         if self.stop():
             raise KeyboardInterrupt
+
+    def _planned(self, cost: float) -> float:
+        """When all checkpoints so far and one more, at this cost, are within their share of the time."""
+        return self._begun + max(AT_LEAST, (self._spent + cost) / SHARE)
 
 
 def save(folder: Path, fleet: Fleet, identity: str) -> None:

@@ -11,6 +11,7 @@ import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -234,6 +235,7 @@ def _end_last_line(file: BinaryIO) -> None:
         file.truncate(begin)
 
 
+@cache
 def environment(device: str) -> dict[str, str]:
     """What is needed to say why two studies differ."""
     versions = {}

@@ -1,0 +1,196 @@
+"""Many runs, one result: whoever computes them, in whatever order, from wherever they are taken up again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import little
+from rwalk import InputError
+from rwalk.compare import compare
+from rwalk.specs import RunSpec
+from rwalk.store import Store
+from rwalk.studies import Event, Study
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The references' cache, away from the user's; and worker processes must find little.py."""
+    monkeypatch.setenv("RWALK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(little.__file__))
+    return tmp_path / "cache"
+
+
+def executed(study: Study, folder: Path, **how: Any) -> bytes:
+    """What runs.jsonl holds in the end."""
+    with Store(folder).opened(study.describe()) as store:
+        study.execute(store, **how)
+    return store.rows_file.read_bytes()
+
+
+def stopping_after(events: int) -> tuple[Callable[[Event], None], Callable[[], bool]]:
+    """(watch, stop): says stop from the so many-th event on."""
+    seen: list[Event] = []
+    return seen.append, lambda: len(seen) >= events
+
+
+def runs_of(events: Sequence[Event]) -> set[str]:
+    return {run.hash() for event in events for run in event.runs}
+
+
+def test_rows_do_not_depend_on_who_computes_them(tmp_path: Path) -> None:
+    alone = executed(little.study(), tmp_path / "alone")
+    together = executed(little.study(workers=2), tmp_path / "together")
+    assert alone == together
+    assert len(alone.splitlines()) == 4
+
+
+def test_rows_end_in_the_order_of_the_study_however_they_finished(tmp_path: Path) -> None:
+    study = little.study()
+    whole = executed(study, tmp_path)
+    (tmp_path / "runs.jsonl").write_bytes(b"".join(reversed(whole.splitlines(keepends=True))))
+    assert executed(study, tmp_path) == whole
+
+
+def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
+    study, events = little.study(), []
+    executed(study, tmp_path)
+    executed(study, tmp_path, watch=events.append)
+    assert events == []
+    lines = (tmp_path / "runs.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "runs.jsonl").write_bytes(b"".join(lines[:1] + lines[2:]))
+    assert executed(study, tmp_path, watch=events.append) == b"".join(lines)
+    assert runs_of(events) == {study.runs[1].hash()}
+
+
+def test_a_stopped_study_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    study = little.study(seeds=1, reference="final", checkpoint_every=7, cache=tmp_path / "own")
+    whole = executed(study, tmp_path / "whole")
+    shutil.rmtree(tmp_path / "own")
+    stops = 0
+    while True:
+        watch, stop = stopping_after(6)
+        try:
+            parts = executed(study, tmp_path / "parts", watch=watch, stop=stop)
+            break
+        except KeyboardInterrupt:
+            stops += 1
+            assert list((tmp_path / "parts" / "checkpoints").iterdir())
+    assert stops > 2
+    assert parts == whole
+    assert not (tmp_path / "parts" / "checkpoints").exists()
+
+
+def test_a_stopped_study_without_a_folder_just_stops() -> None:
+    watch, stop = stopping_after(2)
+    with pytest.raises(KeyboardInterrupt):
+        little.study(checkpoint_every=1).execute(watch=watch, stop=stop)
+
+
+def test_checkpoints_of_other_data_are_not_taken(tmp_path: Path) -> None:
+    """The same settings, but the folder's images have changed: the run begins again."""
+    study = little.study(methods=["rwalk"], seeds=1, checkpoint_every=1)
+    watch, stop = stopping_after(9)
+    with pytest.raises(KeyboardInterrupt):
+        executed(study, tmp_path, watch=watch, stop=stop)
+    other = little.study(methods=["rwalk"], seeds=1)
+    stream = other.stream(other.runs[0].stream)
+    other._streams[other.runs[0].stream] = replace(stream, x=stream.x * 0.5)
+    with pytest.raises(InputError, match="has changed"):
+        executed(other, tmp_path)
+
+
+def test_a_damaged_checkpoint_is_told_by_whoever_finds_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = little.study(methods=["rwalk"], seeds=1, checkpoint_every=4)
+    whole = executed(study, tmp_path / "whole")
+    watch, stop = stopping_after(9)
+    with pytest.raises(KeyboardInterrupt):
+        executed(study, tmp_path / "parts", watch=watch, stop=stop)
+    newest = max((tmp_path / "parts").rglob("*.safetensors"))
+    os.truncate(newest, 100)
+    with caplog.at_level("WARNING"):
+        assert executed(study, tmp_path / "parts") == whole
+    (message,) = caplog.messages
+    assert newest.stem in message and "torn" in message
+
+
+def test_a_run_that_diverges_is_reported_and_disturbs_nobody(tmp_path: Path) -> None:
+    def spec(seed: int, lr: float) -> RunSpec:
+        run = little.study(methods=["ewc"]).runs[seed]
+        return replace(run, training=replace(run.training, lr=lr))
+
+    mixed = Study((spec(0, 1e-3), spec(1, 1e30)), "none", workers=1)
+    alone = Study((spec(0, 1e-3),), "none", workers=1)
+    first, second = mixed.execute()
+    assert alone.execute() == [first]
+    assert first["stopped"] is None
+    assert "the loss is not finite at step" in second["stopped"]
+    assert second["single"] == {"A": None, "F": None, "I": None}
+    json.dumps(second, allow_nan=False)
+
+
+def test_references_are_trained_once_for_all_methods(cache: Path, tmp_path: Path) -> None:
+    events: list[Event] = []
+    executed(little.study(methods=["vanilla"], reference="final"), tmp_path / "a")
+    executed(little.study(methods=["pi"], reference="final"), tmp_path / "b", watch=events.append)
+    assert not [event for event in events if event.runs[0].reference is not None]
+    for path in cache.rglob("*.json"):
+        path.write_text('{"single": "<script>", "multi": []}')
+    watched = executed(little.study(methods=["rwalk"], reference="final"), tmp_path / "c")
+    assert b"script" not in watched
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reference": "finale"}, "did you mean 'final'"),
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"checkpoint_every": 0}, "every 1 step or more"),
+        ({"device": "tpu"}, "cannot be used"),
+        ({"methods": []}, "at least one run"),
+        ({"methods": ["pi", "pi"]}, "twice"),
+        ({"methods": ["rwlk"]}, "did you mean 'rwalk'"),
+    ],
+)
+def test_impossible_studies_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        little.study(**changes)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+# ── why two studies differ ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_equal_studies_have_no_difference(tmp_path: Path) -> None:
+    for name in "ab":
+        executed(little.study(seeds=1), tmp_path / name)
+    assert compare(Store(tmp_path / "a"), Store(tmp_path / "b")) == []
+
+
+def test_differences_are_named(tmp_path: Path) -> None:
+    study = little.study(seeds=2)
+    executed(study, tmp_path / "a")
+    runs = [replace(run, training=replace(run.training, lr=0.01)) for run in study.runs if run.seed == 0]
+    other = Study(tuple(runs), "none", workers=1)
+    executed(other, tmp_path / "b")
+    record = json.loads((tmp_path / "b" / "study.json").read_text())
+    record["environment"]["torch"] = "9.9"
+    (tmp_path / "b" / "study.json").write_text(json.dumps(record))
+
+    lines = compare(Store(tmp_path / "a"), Store(tmp_path / "b"))
+    assert "setting training.lr: 0.001 → 0.01" in lines
+    assert "setting seed: 0, 1 → 0" in lines
+    assert any(line.startswith("environment.torch:") and line.endswith('→ "9.9"') for line in lines)
+    assert "row rwalk λ=1 seed 1: only in the first" in lines
+    (paired,) = (line for line in lines if line.startswith("row rwalk λ=1 seed 0: "))
+    before, after = (Store(tmp_path / name).rows()[0]["single"]["A"] for name in "ab")
+    assert f"single A {after - before:+.2g}" in paired
