@@ -7,6 +7,7 @@ and never see each other: no reduction here crosses runs, no random draw depends
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -430,11 +431,12 @@ class Fleet:
         return groups
 
     def _class_means(self) -> tuple[Tensor, list[int]]:
+        """Of every class with exemplars: a class learned in several tasks has one mean, of all its exemplars."""
         assert self.memory is not None
-        groups = self.memory.groups
+        groups = sorted(self.memory.groups, key=lambda group: group.label)
         features, _ = self._outputs(torch.cat([group.examples for group in groups], dim=1))
-        means = icarl.class_means(features, [group.examples.shape[1] for group in groups])
-        return means, [group.label for group in groups]
+        counts = Counter(group.label for group in groups for _ in range(group.examples.shape[1]))
+        return icarl.class_means(features, list(counts.values())), list(counts)
 
     def _need_features(self) -> None:
         spec = self.learner.memory

@@ -41,7 +41,8 @@ class Dropout(nn.Module):
         self.counter.add_(1)
         shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.whole else x.shape
         bits = hashed(self.counter, torch.Size(shape).numel()).view(shape)
-        return x * ((bits >= int(self.p * 2**31)) / (1.0 - self.p)).to(x.dtype)
+        kept = (bits >= int(self.p * 2**31)).to(x.dtype)
+        return x * (kept / (1.0 - self.p) if self.p < 1 else kept)
 
 
 def hashed(counter: Tensor, n: int) -> Tensor:
@@ -189,12 +190,17 @@ def builder(name: str | Factory, shape: tuple[int, ...], classes: int) -> Callab
         return module
 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        module = build().eval()
+        module = build().train()
+        before = torch.get_rng_state()
         try:
             out = module(torch.zeros(2, *shape))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise InputError(f"network {name!r} cannot read inputs of shape {list(shape)}: {reason}") from error
+        if not torch.get_rng_state().equal(before):
+            raise InputError(
+                f"network {name!r} draws random numbers that cannot be repeated (F.dropout?): use nn.Dropout"
+            )
     if not isinstance(out, Tensor) or out.shape != (2, classes):
         got = list(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
         raise InputError(f"network {name!r} gives {got} outputs where the stream has {classes} classes")
@@ -224,6 +230,8 @@ def _own_dropout(module: nn.Module) -> None:
 
 
 def _children(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """(parent, name, child): a child with two names comes twice, which named_children() would not do."""
     for parent in module.modules():
-        for name, child in parent.named_children():
-            yield parent, name, child
+        for name, child in parent._modules.items():
+            if child is not None:
+                yield parent, name, child

@@ -7,10 +7,12 @@ Both take the gradient g[R, P] and gradients of old exemplars G[R, k, P], and re
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from rwalk.errors import InputError
 from rwalk.methods.base import require
@@ -21,7 +23,8 @@ class GEM:
     """Projection by the dual quadratic program, one constraint a task.
 
     margin  γ ≥ 0 pushes beyond the constraint, favouring backward transfer (0.5 in the authors' experiments)
-    ridge   ε I added to the Gram matrix, so that the program is solvable when constraints are dependent
+    ridge   ε added to the diagonal of the constraints' cosines, so that dependent constraints have a solution;
+            a constraint may be missed by about this share of the gradient's length
     """
 
     name: ClassVar[str] = "gem"
@@ -33,27 +36,35 @@ class GEM:
     def __post_init__(self) -> None:
         require(self.margin, "margin", minimum=0.0)
         require(self.ridge, "ridge", minimum=0.0, open_=True)
+        if find_spec("qpsolvers") is None or find_spec("daqp") is None:
+            raise InputError("GEM solves a quadratic program: pip install 'rwalk[gem]'")
 
     def project(self, grad: Tensor, memories: Tensor) -> Tensor:
-        violated = (torch.einsum("rkp,rp->rk", memories, grad) < 0).any(-1)
+        along = torch.einsum("rkp,rp->rk", memories, grad)
+        # A run whose gradient is no number any more is beyond help, and must not stop the others.
+        violated = (along < 0).any(-1) & along.isfinite().all(-1)
         out = grad.clone()
         for run in violated.nonzero().flatten().tolist():
-            dual = self._dual(memories[run], grad[run])
-            out[run] += dual @ memories[run]
+            out[run] += self._correction(grad[run].double(), memories[run].double()).to(grad.dtype)
         return out
 
-    def _dual(self, constraints: Tensor, grad: Tensor) -> Tensor:
-        """argmin_v ½ vᵀ(GGᵀ + εI)v + (Gg)ᵀv subject to v ≥ γ, on the CPU: it has one variable a task."""
-        try:
-            from qpsolvers import solve_qp
-        except ImportError as error:
-            raise InputError("GEM solves a quadratic program: pip install 'rwalk[gem]'") from error
-        wide = constraints.double()
-        gram = (wide @ wide.T).cpu().numpy()
-        gram = gram + self.ridge * torch.eye(len(gram), dtype=torch.float64).numpy()
-        linear = (wide @ grad.double()).cpu().numpy()
-        dual = solve_qp(gram, linear, lb=linear * 0 + self.margin, solver="daqp")
-        return torch.as_tensor(dual, dtype=grad.dtype, device=grad.device)
+    def _correction(self, grad: Tensor, constraints: Tensor) -> Tensor:
+        """Gᵀv, where v minimises ½‖g + Gᵀv‖² subject to v ≥ γ: the dual, with one variable a task.
+
+        Solved for unit vectors, u_i = v_i ‖G_i‖ / ‖g‖: what the solver sees does not depend on how large the
+        gradients are.
+        """
+        from qpsolvers import solve_qp
+
+        length, lengths = vector_norm(grad), vector_norm(constraints, dim=-1)
+        directions = constraints / lengths.clamp(min=torch.finfo(grad.dtype).tiny)[:, None]
+        gram = directions @ directions.T + self.ridge * torch.eye(len(lengths)).to(grad)
+        linear = directions @ (grad / length)
+        least = self.margin * lengths / length
+        dual = solve_qp(gram.cpu().numpy(), linear.cpu().numpy(), lb=least.cpu().numpy(), solver="daqp")
+        if dual is None:
+            raise InputError(f"GEM's quadratic program has no solution at ridge = {self.ridge:g}: raise it")
+        return length * (torch.as_tensor(dual).to(grad) @ directions)
 
 
 @dataclass(frozen=True)
