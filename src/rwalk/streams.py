@@ -139,6 +139,8 @@ class Stream:
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Stream:
         """The same stream elsewhere; `dtype` is the inputs' alone."""
+        if self.x.device == torch.device(device) and dtype in (None, self.x.dtype):
+            return self
         return replace(
             self,
             x=self.x.to(device, dtype),

@@ -1,0 +1,128 @@
+"""The paper's tables and figures as data: which runs, which head, which published values, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from rwalk.fleet import Training
+from rwalk.memory import MemorySpec
+from rwalk.paper.budgets import EXEMPLARS, METHODS, budgeted
+from rwalk.paper.published import TABLE1, TABLE_S1, TABLE_S2, Published
+from rwalk.specs import RunSpec, StreamSpec
+
+SAMPLE_SIZES = {"mnist": (1, 5, 10, 20, 50, 100), "cifar100": (5, 10, 25, 50, 100, 200)}
+SAMPLERS = ("uniform", "plane", "entropy", "mof")
+LAMBDA_DECADES = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell group: a run (its seed varies), the head it is read by, and what the paper says."""
+
+    label: str
+    run: RunSpec
+    head: str
+    block: str
+    published: Published | None = None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or a figure."""
+
+    name: str
+    title: str
+    cost: str
+    entries: Callable[[], Iterator[Entry]]
+    seeds: int = 5
+
+
+def table1(dataset: str) -> Iterator[Entry]:
+    """Multi-head and single-head rows without samples are the same runs, read by different heads."""
+    size = EXEMPLARS[dataset]
+    for block, head, samples in (
+        ("multi", "multi", False),
+        ("single", "single", False),
+        ("samples", "single", True),
+    ):
+        published = TABLE1[dataset, block]
+        for method in dict.fromkeys([*published, *METHODS]):
+            needs_memory = samples or method.startswith("icarl")
+            run = budgeted(dataset, method, size if needs_memory else None)
+            label = f"{method}-S" if samples else method
+            yield Entry(label, run, head, block, published.get(method))
+
+
+def table_s1() -> Iterator[Entry]:
+    """20 tasks of 5 classes. Budgets are GEM's: one epoch; batches of 10, plain SGD at 0.1."""
+    stream = StreamSpec("cifar100", classes_per_task=5)
+    training = Training(epochs=1, batch=10, lr=0.1, optimizer="sgd")
+    for method, (total, published) in TABLE_S1.items():
+        memory = MemorySpec(total // 100, sampler="uniform" if method == "gem" else "mof")
+        numbers = {"lam": 1.0, "dt": 50, "penalty": "proximal"} if method == "rwalk" else {}
+        run = RunSpec(stream, "resnet18", method, numbers, memory, training)
+        yield Entry(method, run, "multi", f"{total} samples", published)
+
+
+def table_s2(dataset: str) -> Iterator[Entry]:
+    """The published λ's, and for RWalk every decade between, in both forms of the penalty."""
+    for method in ("ewc++", "pi", "rwalk"):
+        run = budgeted(dataset, method, EXEMPLARS[dataset])
+        published = TABLE_S2[dataset, method]
+        wanted = sorted({*published, *(LAMBDA_DECADES if method == "rwalk" else ())})
+        for form in ("gradient", "proximal") if method == "rwalk" else (run.numbers["penalty"],):
+            for lam in wanted:
+                numbers = {**run.numbers, "lam": lam, "penalty": form}
+                label = f"{method} λ={lam:g}"
+                yield Entry(label, replace(run, numbers=numbers), "single", form, published.get(lam))
+
+
+def figure4(dataset: str) -> Iterator[Entry]:
+    """The number of samples; uniform sampling, as the paper's caption says."""
+    for size in SAMPLE_SIZES[dataset]:
+        for method in METHODS:
+            run = budgeted(dataset, method, size, "uniform")
+            yield Entry(f"{method}-S", run, "single", f"{size} a class")
+
+
+def figure5(dataset: str) -> Iterator[Entry]:
+    """The sampling strategies at the paper's memory size."""
+    for sampler in SAMPLERS:
+        for method in METHODS:
+            run = budgeted(dataset, method, EXEMPLARS[dataset], sampler)
+            yield Entry(f"{method}-S", run, "single", sampler)
+
+
+def _experiment(
+    name: str, title: str, cost: str, make: Callable[..., Iterator[Entry]], *args: str, seeds: int = 5
+) -> Experiment:
+    return Experiment(name, title, cost, partial(make, *args), seeds)
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (
+        _experiment("table1-mnist", "Table 1, MNIST (and figures 2 and 3)", "minutes on a CPU", table1, "mnist"),
+        _experiment("tableS2-mnist", "Table S2, MNIST: sensitivity to λ", "minutes on a CPU", table_s2, "mnist"),
+        _experiment("figure4-mnist", "Figure 4, MNIST: number of samples", "minutes on a CPU", figure4, "mnist"),
+        _experiment("figure5-mnist", "Figure 5, MNIST: sampling strategies", "minutes on a CPU", figure5, "mnist"),
+        _experiment("table1-cifar100", "Table 1, CIFAR-100 (and figures 2 and 3)", "a GPU", table1, "cifar100"),
+        _experiment("tableS2-cifar100", "Table S2, CIFAR-100: sensitivity to λ", "a GPU", table_s2, "cifar100"),
+        _experiment("figure4-cifar100", "Figure 4, CIFAR-100: number of samples", "a GPU", figure4, "cifar100"),
+        _experiment("figure5-cifar100", "Figure 5, CIFAR-100: sampling strategies", "a GPU", figure5, "cifar100"),
+        _experiment("tableS1", "Table S1: ResNet-18, 20 tasks, GEM and iCaRL", "a GPU, long", table_s1, seeds=3),
+    )
+}
+
+
+def runs_of(experiment: Experiment, seeds: int | None = None) -> list[RunSpec]:
+    """Every run of an experiment, each once."""
+    count = experiment.seeds if seeds is None else seeds
+    found = {}
+    for entry in experiment.entries():
+        for seed in range(count):
+            run = replace(entry.run, seed=seed)
+            found[run.hash()] = run
+    return list(found.values())
