@@ -12,7 +12,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
 
 from rwalk.errors import InputError
 from rwalk.methods.base import require
@@ -56,7 +55,7 @@ class GEM:
         """
         from qpsolvers import solve_qp
 
-        length, lengths = vector_norm(grad), vector_norm(constraints, dim=-1)
+        length, lengths = grad.norm(), constraints.norm(dim=-1)
         directions = constraints / lengths.clamp(min=torch.finfo(grad.dtype).tiny)[:, None]
         gram = directions @ directions.T + self.ridge * torch.eye(len(lengths)).to(grad)
         linear = directions @ (grad / length)
@@ -64,7 +63,7 @@ class GEM:
         dual = solve_qp(gram.cpu().numpy(), linear.cpu().numpy(), lb=least.cpu().numpy(), solver="daqp")
         if dual is None:
             raise InputError(f"GEM's quadratic program has no solution at ridge = {self.ridge:g}: raise it")
-        return length * (torch.as_tensor(dual).to(grad) @ directions)
+        return torch.mv(directions.T, torch.as_tensor(dual).to(grad)) * length
 
 
 @dataclass(frozen=True)
