@@ -55,7 +55,8 @@ class GEM:
         """
         from qpsolvers import solve_qp
 
-        length, lengths = grad.norm(), constraints.norm(dim=-1)
+        length: Tensor = grad.norm()
+        lengths: Tensor = constraints.norm(dim=-1)
         directions = constraints / lengths.clamp(min=torch.finfo(grad.dtype).tiny)[:, None]
         gram = directions @ directions.T + self.ridge * torch.eye(len(lengths)).to(grad)
         linear = directions @ (grad / length)
