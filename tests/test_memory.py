@@ -1,0 +1,298 @@
+"""What is kept of the past, and which examples every step sees."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import little
+from rwalk import Fleet, InputError, MemorySpec, Stream, Training, from_arrays, learner
+from rwalk.batches import REPLAYS, Replay, balanced, batch_size, epoch, shuffled, steps_per_epoch
+from rwalk.memory import Group, Memory
+from rwalk.samplers import SAMPLERS
+
+SHORT = Training(steps=3, batch=16)
+
+
+# ── how much is kept ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_quota_is_so_many_a_class_or_a_share_of_the_budget() -> None:
+    assert [MemorySpec(per_class=7).quota(groups) for groups in (1, 10, 1000)] == [7, 7, 7]
+    assert [MemorySpec(total=100).quota(groups) for groups in (1, 3, 10, 100)] == [100, 33, 10, 1]
+    assert MemorySpec(total=5).quota(8) == 1, "a class is never forgotten altogether"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "sized by per_class or by total, one of them"),
+        ({"per_class": 3, "total": 30}, "sized by per_class or by total, one of them"),
+        ({"per_class": 0}, "at least 1 exemplar, not 0"),
+        ({"total": -5}, "at least 1 exemplar, not -5"),
+        ({"per_class": 2.5}, "at least 1 exemplar, not 2.5"),
+        ({"per_class": "10"}, "at least 1 exemplar, not '10'"),
+        ({"per_class": 1, "sampler": "moff"}, "unknown sampler 'moff': did you mean 'mof'"),
+        ({"per_class": 1, "replay": "balance"}, "unknown replay 'balance': did you mean 'balanced'"),
+    ],
+)
+def test_a_memory_that_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as refused:
+        MemorySpec(**settings)
+    assert "\n" not in str(refused.value)
+
+
+def test_every_replay_is_described() -> None:
+    assert set(get_args(Replay)) == set(REPLAYS)
+
+
+@given(
+    total=st.integers(1, 60),
+    tasks=st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=3), min_size=1, max_size=5),
+)
+def test_under_a_budget_every_class_shrinks_to_its_best(total: int, tasks: list[list[int]]) -> None:
+    """Classes of unequal size arrive; what each keeps is a beginning of what it was chosen in."""
+    memory, arrived = Memory(MemorySpec(total=total)), []
+    for task, sizes in enumerate(tasks):
+        quota = memory.spec.quota(len(arrived) + len(sizes))
+        groups = [
+            Group(task, label, torch.randperm(n, generator=drawn(n))[:quota].expand(2, -1))
+            for label, n in enumerate(sizes)
+        ]
+        memory.keep(groups)
+        arrived += groups
+        assert [(group.task, group.label) for group in memory.groups] == [(g.task, g.label) for g in arrived]
+        for kept, first in zip(memory.groups, arrived, strict=True):
+            assert kept.examples.equal(first.examples[:, :quota])
+        assert sum(group.examples.shape[1] for group in memory.groups) <= max(total, len(arrived))
+
+
+def test_exemplars_are_found_by_run_and_by_task() -> None:
+    memory = Memory(MemorySpec(per_class=2))
+    memory.keep([Group(0, 4, torch.tensor([[1, 2], [3, 4]])), Group(0, 5, torch.tensor([[5], [6]]))])
+    memory.keep([Group(1, 6, torch.tensor([[7, 8], [9, 10]]))])
+    assert [pool.tolist() for pool in memory.of_run(1)] == [[3, 4], [6], [9, 10]]
+    assert [group.label for group in memory.of_task(0)] == [4, 5]
+    assert [group.label for group in memory.of_task(1)] == [6]
+
+
+# ── memories in a fleet ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Watcher:
+    """Notes what a fleet remembers after every task."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[Group]] = []
+
+    def due(self, fleet: Fleet) -> bool:
+        return fleet.step == 0
+
+    def keep(self, fleet: Fleet) -> None:
+        assert fleet.memory is not None
+        self.seen.append(fleet.memory.groups)
+
+
+def remembered(stream: Stream, spec: MemorySpec, seeds: Sequence[int] = (0,)) -> list[list[Group]]:
+    watcher = Watcher()
+    fleet = Fleet(stream, "mlp", [learner("vanilla", spec)] * len(seeds), list(seeds), SHORT)
+    fleet.train(keeper=watcher)
+    return watcher.seen
+
+
+@pytest.fixture(scope="module")
+def stream() -> Stream:
+    return little.stream()
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_exemplars_are_training_examples_of_their_class_and_task(stream: Stream, sampler: str) -> None:
+    for number, groups in enumerate(remembered(stream, MemorySpec(per_class=5, sampler=sampler), seeds=[0, 1])):
+        owners = [(k, label) for k, task in enumerate(stream.tasks[: number + 1]) for label in task.classes]
+        assert [(group.task, group.label) for group in groups] == owners
+        for group in groups:
+            assert group.examples.shape == (2, 5)
+            assert stream.labels(group.examples).eq(group.label).all()
+            assert torch.isin(group.examples, stream.tasks[group.task].train).all()
+            for run in group.examples:
+                assert len(set(run.tolist())) == 5
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_run_keeps_what_it_would_keep_alone(stream: Stream, sampler: str) -> None:
+    spec = MemorySpec(per_class=5, sampler=sampler)
+    together = remembered(stream, spec, seeds=[0, 1, 2])[-1]
+    assert any(not group.examples[0].equal(group.examples[1]) for group in together), "their own, not each other's"
+    for run in range(3):
+        for alone, group in zip(remembered(stream, spec, seeds=[run])[-1], together, strict=True):
+            assert alone.examples[0].equal(group.examples[run])
+
+
+def test_a_class_smaller_than_its_quota_is_kept_whole() -> None:
+    y = torch.arange(4).repeat_interleave(torch.tensor([3, 20, 5, 30]))
+    x = torch.randn(len(y), 8, generator=torch.Generator().manual_seed(0))
+    unequal = from_arrays(x, y, x, y, classes_per_task=2)
+    for sampler in SAMPLERS:
+        groups = remembered(unequal, MemorySpec(per_class=10, sampler=sampler))[-1]
+        assert [group.examples.shape[1] for group in groups] == [3, 10, 5, 10]
+        for group in (groups[0], groups[2]):
+            assert set(group.examples[0].tolist()) == set((y == group.label).nonzero().flatten().tolist())
+
+
+def test_a_budget_is_shared_by_the_classes_seen(stream: Stream) -> None:
+    history = remembered(stream, MemorySpec(total=15))
+    assert [[group.examples.shape[1] for group in groups] for groups in history] == [[7] * 2, [3] * 4, [2] * 6]
+    for before, after in pairwise(history):
+        for old, kept in zip(before, after, strict=False):
+            assert kept.examples.equal(old.examples[:, : kept.examples.shape[1]])
+
+
+@pytest.mark.parametrize("replay", REPLAYS)
+def test_a_step_sees_the_task_and_the_runs_own_exemplars(stream: Stream, replay: Replay) -> None:
+    spec = MemorySpec(per_class=3, sampler="uniform", replay=replay)
+    fleet = Fleet(stream, "mlp", [learner("vanilla", spec)] * 2, [0, 1], Training(epochs=4, batch=16))
+    allowed: list[Tensor] = []
+    take, seen = fleet._take_step, []
+
+    def watched(index: Tensor) -> Tensor:
+        if fleet.step == 0:
+            assert fleet.memory is not None
+            own = [torch.cat([stream.tasks[fleet.task].train, *fleet.memory.of_run(run)]) for run in range(2)]
+            allowed[:] = own
+        for run in range(2):
+            assert torch.isin(index[run], allowed[run]).all()
+        seen.append((fleet.task, index))
+        return take(index)
+
+    fleet._take_step = watched  # type: ignore[method-assign]
+    fleet.train()
+    last = torch.cat([index for task, index in seen if task == 2], dim=1)
+    replayed = ~torch.isin(last, stream.tasks[2].train)
+    assert replayed.any() == (replay != "none")
+    if replay == "balanced":
+        assert replayed.double().mean() == pytest.approx(4 / 6, abs=0.03)
+    if replay == "half":
+        assert replayed.double().mean() == 0.5
+
+
+# ── batches ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def numbered(sizes: Sequence[int], start: int = 0) -> list[Tensor]:
+    """Pools of so many examples each, numbered one after another."""
+    return list(torch.arange(start, start + sum(sizes)).split(list(sizes)))
+
+
+def drawn(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def counts(batch: Tensor, pools: Sequence[Tensor]) -> list[int]:
+    return [int(torch.isin(batch, pool).sum()) for pool in pools]
+
+
+sizes = st.lists(st.integers(1, 12), min_size=1, max_size=4)
+lessons = st.tuples(sizes, sizes).map(lambda both: (numbered(both[0]), numbered(both[1], start=1000)))
+batch_sizes = st.integers(1, 40)
+seeds = st.integers(0, 2**32)
+
+
+@given(sizes, batch_sizes)
+def test_an_epoch_is_one_pass_over_the_tasks_own_data(sizes: list[int], batch: int) -> None:
+    pools, left, steps = numbered(sizes), sum(sizes), 0
+    while left > 0:
+        left -= min(batch, sum(sizes))
+        steps += 1
+    assert steps_per_epoch(pools, batch) == steps
+    assert batch_size(pools, batch) == min(batch, sum(sizes))
+
+
+@given(lessons, batch_sizes, seeds, st.sampled_from(sorted(REPLAYS)))
+def test_batches_are_full_of_known_examples_and_depend_on_the_generator_alone(
+    lesson: tuple[list[Tensor], list[Tensor]], batch: int, seed: int, replay: Replay
+) -> None:
+    current, kept = lesson
+    before = torch.get_rng_state()
+    plan = epoch(current, kept, replay, batch, drawn(seed))
+    assert plan.shape == (steps_per_epoch(current, batch), batch_size(current, batch))
+    assert torch.isin(plan, torch.cat([*current, *kept])).all()
+    assert plan.equal(epoch(current, kept, replay, batch, drawn(seed)))
+    assert torch.get_rng_state().equal(before)
+
+
+@given(lessons, batch_sizes, seeds)
+def test_balanced_batches_hold_all_classes_in_equal_parts(
+    lesson: tuple[list[Tensor], list[Tensor]], batch: int, seed: int
+) -> None:
+    current, kept = lesson
+    for one in epoch(current, kept, "balanced", batch, drawn(seed)):
+        parts = counts(one, [*current, *kept])
+        assert sum(parts) == len(one) and max(parts) - min(parts) <= 1
+
+
+@given(sizes, batch_sizes, seeds, st.booleans())
+def test_without_exemplars_an_epoch_is_a_permutation_filled_up_from_its_beginning(
+    sizes: list[int], batch: int, seed: int, unused: bool
+) -> None:
+    current, kept = numbered(sizes), numbered([5], start=1000) if unused else []
+    order = epoch(current, kept, "none" if unused else "balanced", batch, drawn(seed)).flatten()
+    total = sum(sizes)
+    assert sorted(order[:total].tolist()) == list(range(total))
+    assert order[total:].equal(order[: len(order) - total])
+
+
+@given(lessons, batch_sizes, seeds)
+def test_concat_takes_task_and_exemplars_as_one_dataset(
+    lesson: tuple[list[Tensor], list[Tensor]], batch: int, seed: int
+) -> None:
+    everything = torch.cat([*lesson[0], *lesson[1]])
+    order = epoch(*lesson, "concat", batch, drawn(seed)).flatten()
+    once = order[: len(everything)]
+    assert len(set(once.tolist())) == len(once), "nothing comes again before all have come"
+    assert order[len(everything) :].equal(order[: max(0, len(order) - len(everything))])
+
+
+@given(lessons, batch_sizes, seeds)
+def test_half_of_a_batch_is_exemplars_in_equal_parts(
+    lesson: tuple[list[Tensor], list[Tensor]], batch: int, seed: int
+) -> None:
+    current, kept = lesson
+    plan = epoch(current, kept, "half", batch, drawn(seed))
+    fresh, half = torch.cat(current), plan.shape[1] // 2
+    for one in plan:
+        assert int(torch.isin(one, fresh).sum()) == len(one) - half
+        parts = counts(one, kept)
+        assert sum(parts) == half and max(parts) - min(parts) <= 1
+    new = plan[:, : plan.shape[1] - half].flatten()[: len(fresh)]
+    assert len(set(new.tolist())) == len(new)
+
+
+def test_every_example_of_a_class_is_as_likely_as_every_other() -> None:
+    pools = numbered([2, 5, 11])
+    seen = Counter(balanced(pools, 10_000, 6, drawn(0)).flatten().tolist())
+    for pool in pools:
+        for example in pool.tolist():
+            assert seen[example] == pytest.approx(20_000 / len(pool), rel=0.08)
+
+
+def test_the_odd_places_of_a_balanced_batch_go_to_all_classes_in_turn() -> None:
+    """Four places, three classes: no class gets the fourth more often than the others."""
+    plan = balanced(numbered([9, 9, 9]), 3_000, 4, drawn(0))
+    twice = Counter(pool for one in plan for pool, n in enumerate(counts(one, numbered([9, 9, 9]))) if n == 2)
+    assert all(twice[pool] == pytest.approx(1_000, rel=0.08) for pool in range(3))
+
+
+def test_another_seed_is_another_order() -> None:
+    current, kept = numbered([20, 20]), numbered([5, 5], start=1000)
+    for replay in REPLAYS:
+        plans = [epoch(current, kept, replay, 8, drawn(seed)) for seed in (0, 1)]
+        assert not plans[0].equal(plans[1])
+    assert not shuffled(torch.arange(50), 5, 10, drawn(0)).flatten().equal(torch.arange(50))
