@@ -415,12 +415,14 @@ def test_a_parameter_that_shrank_is_refused() -> None:
         (None, ("0.weight", "0.bias", "2.weight", "2.bias")),
         ("0.*", ("0.weight", "0.bias")),
         (["*.bias", "2.weight"], ("0.bias", "2.weight", "2.bias")),
+        (iter(["0.*"]), ("0.weight", "0.bias")),
         (lambda name, parameter: parameter.ndim == 2, ("0.weight", "2.weight")),
     ],
 )
 def test_params_selects_by_name_or_predicate(params: Any, names: tuple[str, ...]) -> None:
     model, optimizer, guard = made(params=params)
     assert guard.names == names
+    guard.attach(optimizer)
     _, vectors = walk(model, optimizer, guard)
     assert {name.partition("/")[2] for name in vectors} == set(names)
 
@@ -610,6 +612,15 @@ def test_an_optimizer_around_another_may_step_it() -> None:
 
     assert_same(walk(*made()), walk(*made(make=around)))
     assert_same(walk(*made()), walk(*made(make=around), with_closure))
+
+
+def test_a_step_within_a_step_is_one_step() -> None:
+    class Inherited(Adam):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    assert_same(walk(*made()), walk(*made(make=Inherited)))
+    assert_same(walk(*made()), walk(*made(make=Inherited), with_closure))
 
 
 def test_a_task_without_steps_cannot_be_consolidated() -> None:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from rwalk.errors import InputError
+from rwalk.errors import InputError, unknown
 from rwalk.methods import METHODS, Method, RWalk
 from rwalk.methods.base import Ranges
 from rwalk.pieces import Group, Piece
@@ -78,7 +78,7 @@ class Guard:
         self.model = model
         self.tasks = 0  # consolidated so far
         self._steps = 0  # observed in the current task
-        self._params = params
+        self._params = params if params is None or isinstance(params, str) or callable(params) else tuple(params)
         self._dtype = dtype
         self._offload = None if offload is None else torch.device(offload)
         self._hooked = hooks
@@ -104,18 +104,20 @@ class Guard:
 
     def attach(self, optimizer: Optimizer, model: nn.Module | None = None) -> None:
         """Follow another optimizer, or another model with the same parameters; what was learned is kept."""
-        self.detach()
-        self.optimizer = _stepping(optimizer) if self._hooked else optimizer
-        self.model = model or self.model
-        if isinstance(self.optimizer, LBFGS):
+        if self._hooked:
+            optimizer = _stepping(optimizer)
+        if isinstance(optimizer, LBFGS):
             raise InputError("LBFGS evaluates its closure many times a step: Guard needs one gradient a step")
         if self.method.penalty == "proximal" and any("lr" not in group for group in optimizer.param_groups):
             raise InputError("this optimizer has no learning rate 'lr': use penalty='gradient'")
+        self.detach()
+        self.optimizer = optimizer
+        self.model = self.model if model is None else model
         self._match()
         if self._hooked:
             self._handles = [
-                self.optimizer.register_step_pre_hook(self._before_hook),
-                self.optimizer.register_step_post_hook(self._after_hook),
+                optimizer.register_step_pre_hook(self._before_hook),
+                optimizer.register_step_post_hook(self._after_hook),
             ]
         _watch_all_optimizers()
         _ATTACHED.add(self)
@@ -170,22 +172,26 @@ class Guard:
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """The gradients are complete now; with a closure, only once that has run."""
+        if self._taking_part is not None:  # a step within a step, of a class that calls super().step()
+            return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._before_step()
             return None
         self._taking_part = []
-        once = iter([closure])
+        evaluated = False
 
         def guarded() -> Any:
-            for evaluate in once:
-                loss = evaluate()
-                self._before_step()
-                return loss
-            raise InputError(
-                f"{type(optimizer).__name__} evaluates its closure more than once a step: Guard needs one "
-                "gradient a step; use an optimizer that evaluates it once"
-            )
+            nonlocal evaluated
+            if evaluated:
+                raise InputError(
+                    f"{type(optimizer).__name__} evaluates its closure more than once a step: Guard needs one "
+                    "gradient a step; use an optimizer that evaluates it once"
+                )
+            evaluated = True
+            loss = closure()
+            self._before_step()
+            return loss
 
         if len(args) > 1:
             return (args[0], guarded, *args[2:]), kwargs
@@ -418,8 +424,10 @@ class Guard:
             raise InputError(f"{os.fspath(path)} was not written by Guard.save: give one that was")
         state = json.loads(metadata[FORMAT])
         numbers = dict(state["method"])
-        kind = METHODS[numbers.pop("name")]
-        guard = cls(model, optimizer, method or kind(**numbers), **options)
+        name = numbers.pop("name")
+        if name not in METHODS:
+            raise unknown("method", name, METHODS)
+        guard = cls(model, optimizer, method or METHODS[name](**numbers), **options)
         guard.load_state_dict({**state, "tensors": tensors})
         return guard
 

@@ -286,7 +286,7 @@ class Piece:
     @contextmanager
     def _borrowed(self, write: bool = False) -> Iterator[State]:
         """The state as the equations want it; with `write`, what they change is kept."""
-        rows = self._rows
+        rows = None if self._rows is None else self._rows.to(self._home)
         if rows is None and self._stored_as == self._worked_in:
             yield self.state
             return

@@ -1,0 +1,154 @@
+"""Two processes on the CPU do what one does: replicated (DistributedDataParallel) and sharded (fully_shard)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.nn.parallel import DistributedDataParallel
+
+from rwalk.guard import Guard
+from rwalk.methods import EWC, Method, RWalk
+
+METHODS: dict[str, Method] = {"rwalk": RWalk(lam=5.0, dt=3), "ewc": EWC(lam=50.0)}
+Wrapper = Callable[[nn.Module], nn.Module]
+Outcome = dict[str, Tensor]
+
+
+def replicated(model: nn.Module) -> nn.Module:
+    return DistributedDataParallel(model)
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    for layer in model.children():
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+WRAPPERS: dict[str, Wrapper] = {"DistributedDataParallel": replicated, "fully_shard": sharded}
+
+
+def network(outputs: int) -> nn.Sequential:
+    """Layers whose rows two ranks cannot share out equally, and a bias of one number: an empty shard."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1), nn.Linear(1, outputs)).double()
+
+
+def whole(model: nn.Module) -> list[Tensor]:
+    parameters: list[Any] = list(model.parameters())
+    return [p.full_tensor().detach() if hasattr(p, "full_tensor") else p.detach() for p in parameters]
+
+
+def grown(model: nn.Module, outputs: int) -> nn.Sequential:
+    """The same network with more outputs."""
+    larger = network(outputs)
+    for parameter, old in zip(larger.parameters(), whole(model), strict=True):
+        parameter.detach()[tuple(slice(size) for size in old.shape)] = old
+    return larger
+
+
+def batches(task: int, rank: int, world: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(task)
+    draws = [
+        (torch.randn(8, 6, generator=generator), torch.randint(3, (8,), generator=generator)) for _ in range(10)
+    ]
+    return [(x[rank::world].double(), y[rank::world]) for x, y in draws]
+
+
+def learn(model: nn.Module, guard: Guard, task: int, rank: int, world: int) -> float:
+    for x, y in batches(task, rank, world):
+        F.cross_entropy(model(x), y).backward()
+        guard.optimizer.step()
+        guard.optimizer.zero_grad()
+    penalty = guard.penalty()
+    if guard.method.data_pass:
+        guard.consolidate(F.cross_entropy(model(x), y) for x, y in batches(task, rank, world))
+    else:
+        guard.consolidate()
+    return penalty
+
+
+def run(wrap: Wrapper, method: Method, file: Path, rank: int = 0, world: int = 1) -> Outcome:
+    """Two tasks, a file, and a third task with a guard loaded from it into a model that has grown."""
+    model = wrap(network(outputs=3))
+    guard = Guard(model, torch.optim.Adam(model.parameters(), lr=0.02), method)
+    penalties = [learn(model, guard, task, rank, world) for task in range(2)]
+    guard.save(file)
+    model = wrap(grown(model, outputs=5))
+    guard = Guard.load(file, model, torch.optim.Adam(model.parameters(), lr=0.02))
+    penalties.append(learn(model, guard, 2, rank, world))
+    return {
+        "penalties": torch.tensor(penalties, dtype=torch.float64),
+        "theta": torch.cat([parameter.flatten() for parameter in whole(model)]),
+        **guard.state_dict()["tensors"],
+    }
+
+
+def communication() -> Outcome:
+    """How often ranks talk: in a step without a guard, in one with it, and at a task's end."""
+    counts = []
+    model = sharded(network(outputs=3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    x, y = batches(0, rank=0, world=1)[0]
+
+    def step() -> None:
+        with CommDebugMode() as talk:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        optimizer.zero_grad()
+        counts.append(talk.get_total_counts())
+
+    step()
+    guard = Guard(model, optimizer, RWalk(dt=1))
+    step()
+    with CommDebugMode() as talk:
+        guard.consolidate()
+    counts.append(talk.get_total_counts())
+    return {"counts": torch.tensor(counts)}
+
+
+def work(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    for wrapper, wrap in WRAPPERS.items():
+        for name, method in METHODS.items():
+            outcome = run(wrap, method, folder / f"{wrapper}-{name}.safetensors", rank, world=2)
+            if rank == 0:
+                torch.save(outcome, folder / f"{wrapper}-{name}.outcome")
+    torch.save(communication(), folder / f"communication-{rank}")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of two processes, all wrappers and methods: they take longer to start than to learn."""
+    folder = tmp_path_factory.mktemp("two-processes")
+    mp.spawn(work, (folder,), nprocs=2)
+    return folder
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_two_processes_do_what_one_does(wrapper: str, method: str, outcomes: Path, tmp_path: Path) -> None:
+    outcome = torch.load(outcomes / f"{wrapper}-{method}.outcome")
+    expected = run(lambda model: model, METHODS[method], tmp_path / "one.safetensors")
+    assert outcome.keys() == expected.keys()
+    assert expected["penalties"][1] > 0 < expected["penalties"][2]
+    for name, tensor in expected.items():
+        torch.testing.assert_close(outcome[name], tensor, rtol=1e-9, atol=1e-12)
+
+
+def test_ranks_talk_once_a_task(outcomes: Path) -> None:
+    for rank in range(2):
+        without, within, at_the_end = torch.load(outcomes / f"communication-{rank}")["counts"].tolist()
+        assert within == without > 0
+        assert at_the_end == 1
