@@ -55,8 +55,6 @@ def _friendly_errors() -> Iterator[None]:
     except InputError as error:
         print(f"rwalk: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
 
 
 @app.command()
@@ -289,6 +287,7 @@ def _execute(study: Study, store: Store, show: bool) -> list[Row]:
 
 def _show(rows: list[Row], folder: Path) -> None:
     from rich.console import Console
+    from rich.markup import escape
 
     from rwalk.report.summary import summarise
     from rwalk.report.tables import result_table
@@ -299,7 +298,8 @@ def _show(rows: list[Row], folder: Path) -> None:
         console.print(result_table(summaries, head))
     for row in rows:
         if row["stopped"]:
-            console.print(f"[red]stopped[/red]: {row['method']}, seed {row['seed']}: {row['stopped']}")
+            reason = escape(row["stopped"])
+            console.print(f"[red]stopped[/red]: {escape(row['method'])}, seed {row['seed']}: {reason}")
     written = "study.json, runs.jsonl"
     try:
         from rwalk.report.figures import accuracy_over_time
@@ -308,6 +308,8 @@ def _show(rows: list[Row], folder: Path) -> None:
         written += ", accuracy.png"
     except ImportError:
         written += " (for a picture too: pip install 'rwalk[plots]')"
+    except OSError as error:
+        written += f" (no picture: {error.strerror})"
     console.print(f"{folder}: {written}", soft_wrap=True, highlight=False)
 
 
@@ -318,9 +320,9 @@ def _public(row: Row) -> Row:
 def _memory(per_class: int | None, total: int | None, sampler: str, replay: str) -> Any:
     from rwalk.memory import MemorySpec
 
-    if per_class is None and total is None:
-        return None
-    return MemorySpec(per_class, total, sampler, replay)  # type: ignore[arg-type]
+    absent = per_class is None and total is None
+    spec = MemorySpec(1 if absent else per_class, total, sampler, replay)  # type: ignore[arg-type]
+    return None if absent else spec  # made all the same: a wrong name is wrong without a memory too
 
 
 def _settings(given: list[str]) -> dict[str, dict[str, Any]]:
