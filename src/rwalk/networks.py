@@ -38,11 +38,13 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
+        if self.p == 1:
+            return x * 0.0
         self.counter.add_(1)
         shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.whole else x.shape
         bits = hashed(self.counter, torch.Size(shape).numel()).view(shape)
-        kept = (bits >= int(self.p * 2**31)).to(x.dtype)
-        return x * (kept / (1.0 - self.p) if self.p < 1 else kept)
+        kept = bits >= int(self.p * 2**31)
+        return x * (kept.to(x.dtype) / (1.0 - self.p))
 
 
 def hashed(counter: Tensor, n: int) -> Tensor:
