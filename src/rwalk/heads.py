@@ -30,8 +30,3 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(logits[0], y[0])[None]
     runs, batch = y.shape
     return F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(runs, batch).mean(1)
-
-
-def correct(scores: Tensor, y: Tensor, head: Tensor) -> Tensor:
-    """How many examples of each run the head classifies rightly: [R, N, C], [N], [C] → [R]."""
-    return ((scores + head).argmax(-1) == y).sum(-1)
