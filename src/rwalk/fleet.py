@@ -138,7 +138,8 @@ class Fleet:
 
     def train(self, progress: Callable[[Progress], None] | None = None, keeper: Keeper | None = None) -> None:
         """Learn the tasks one after another, measuring all tasks seen after each."""
-        with torch.backends.cudnn.flags(benchmark=True):  # shapes are fixed: let cuDNN measure what suits them
+        # Shapes are fixed: let cuDNN measure what suits them. (`flags` turns off whatever it is not told.)
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
             while self.task < len(self.stream) and not all(self.stopped):
                 self._begin_task()
                 self._train_task(progress, keeper)
