@@ -170,7 +170,7 @@ def find(name: str | Factory) -> Factory:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise InputError(f"network {name!r} cannot be imported: {error}") from error
     if not callable(found):
         raise InputError(f"network {name!r} is not callable: it must take (input_shape, classes)")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from rwalk import metrics, networks, streams
+from rwalk import metrics, streams
 from rwalk.batches import steps_per_epoch
 from rwalk.checkpoint import Keeper
 from rwalk.errors import InputError, unknown
@@ -100,10 +100,9 @@ class Study:
         return self._streams[spec]
 
     def prepare(self) -> None:
-        """Load the data and build every network once: what is wrong with a study shows here."""
-        for spec in {(run.stream, run.network): run for run in self.runs}.values():
-            stream = self.stream(spec.stream)
-            networks.builder(spec.network, tuple(stream.shape), stream.classes)
+        """Load the data and build a fleet of every kind: what is wrong with a study shows here."""
+        for spec in {run.fleet_key(): run for run in self.runs}.values():
+            _fleet("cpu", self.stream(spec.stream), [spec])
 
     def describe(self) -> dict[str, Any]:
         """What study.json says; `hash` covers what the results depend on."""
@@ -175,7 +174,8 @@ class Study:
     # ── running ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _crew(self, jobs: int, store: Store | None, stop: Stop) -> _Crew:
-        self.prepare()
+        for spec in self.runs:
+            self.stream(spec.stream)
         workplace = _Workplace(
             self.device, dict(self._streams), store.checkpoints if store else None, self.checkpoint_every
         )
@@ -315,19 +315,8 @@ def _train(
     shared: _Workplace, job: tuple[RunSpec, ...], report: Callable[[Progress | str], None], stop: Stop
 ) -> list[dict[str, Any]]:
     """One fleet, from its last checkpoint to its end: outcomes fit for JSON, a run each."""
-    first = job[0]
-    stream = shared.streams[first.stream]
-    k = first.reference
-    fleet = Fleet(
-        stream if k is None else streams.union(stream, k),
-        first.network,
-        [spec.learner() for spec in job],
-        [spec.seed for spec in job],
-        first.training,
-        shared.device,
-        DTYPES[first.dtype],
-        first.autocast,
-    )
+    stream, k = shared.streams[job[0].stream], job[0].reference
+    fleet = _fleet(shared.device, stream if k is None else streams.union(stream, k), job)
     keeper = Keeper(shared.folder(job), shared.identity(job), shared.checkpoint_every, stop)
     for remark in keeper.resume(fleet):
         report(remark)
@@ -344,6 +333,20 @@ def _train(
     ]
 
 
+def _fleet(device: str, stream: Stream, job: Sequence[RunSpec]) -> Fleet:
+    first = job[0]
+    return Fleet(
+        stream,
+        first.network,
+        [spec.learner() for spec in job],
+        [spec.seed for spec in job],
+        first.training,
+        device,
+        DTYPES[first.dtype],
+        first.autocast,
+    )
+
+
 def _number(value: Any) -> float | None:
     """JSON has no NaN."""
     return None if np.isnan(value) else float(value)
@@ -352,7 +355,7 @@ def _number(value: Any) -> float | None:
 def _check_device(name: str) -> None:
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"device {name!r} cannot be used: {reason}") from None

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rwalk.errors import InputError
 from rwalk.methods.base import Method, Number, Ranges, Spring, State, require, unit
 
 
@@ -33,6 +34,8 @@ class EWCpp(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.alpha, "alpha", minimum=0.0, maximum=1.0)
+        if not isinstance(self.normalize, bool):
+            raise InputError(f"normalize must be true or false, not {self.normalize!r}")
 
     @property
     def scales(self) -> tuple[str, ...]:

@@ -1,0 +1,435 @@
+"""The command line, from end to end: what it prints, what it writes, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import little
+from rwalk import Fleet, cli
+from rwalk.learners import LEARNERS
+
+TESTS = os.path.dirname(little.__file__)
+PROGRAM = [sys.executable, "-m", "rwalk.cli"]
+TINY = ["run", "--epochs=1", "--seeds=2"]
+LITTLE = ["run", "--network=little:Network", "--seeds=1", "--reference=none", "--workers=1"]
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Rwalk = Callable[..., Outcome]
+
+
+@pytest.fixture(autouse=True)
+def surroundings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, away from the user's data and cache."""
+    folder = tmp_path_factory.mktemp("work")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("RWALK_CACHE", str(folder / "cache"))
+    monkeypatch.setenv("PYTHONPATH", TESTS)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("RWALK_DATA", raising=False)
+    return folder
+
+
+@pytest.fixture
+def rwalk(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Rwalk:
+    """The command in this process, as its entry point runs it."""
+
+    def call(*arguments: str | Path) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["rwalk", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as error:
+            code = int(error.code or 0)
+        return Outcome(code, *capsys.readouterr())
+
+    return call
+
+
+def refused(outcome: Outcome, *fragments: str) -> None:
+    """Exit code 2, and one line that says what was wrong."""
+    assert outcome.code == 2, outcome
+    assert outcome.out == ""
+    assert outcome.err.startswith("rwalk: ") and outcome.err.count("\n") == 1, outcome.err
+    for fragment in fragments:
+        assert fragment in outcome.err
+
+
+# ── a study, in processes of its own ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome, Path, Outcome]:
+    """The same study in two new processes: by two workers with tables, by one worker as JSON."""
+    outcomes = []
+    for number, how in enumerate((["--workers=2"], ["--workers=1", "--json"])):
+        folder = tmp_path_factory.mktemp("twice")
+        environ = {**os.environ, "RWALK_CACHE": str(folder / "cache"), "COLUMNS": "100"}
+        command = [*PROGRAM, *TINY, *how, "--out", str(folder / "study")]
+        done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=folder)
+        outcomes += [folder / "study", Outcome(done.returncode, done.stdout, done.stderr)]
+        assert done.returncode == 0, (number, done.stderr)
+    return tuple(outcomes)
+
+
+def test_a_study_prints_a_table_a_head_and_writes_its_folder(twice: tuple[Any, ...]) -> None:
+    folder, outcome, _, _ = twice
+    single, multi = outcome.out.index("Single-head"), outcome.out.index("Multi-head")
+    assert single < multi
+    for table in (outcome.out[single:multi], outcome.out[multi:]):
+        for method in cli.DEFAULT_METHODS.split(","):
+            assert f" {method} " in table
+    assert str(folder) in outcome.out.replace("\n", "")
+    assert {"study.json", "runs.jsonl", "accuracy.png"} <= {path.name for path in folder.iterdir()}
+    assert len((folder / "runs.jsonl").read_text().splitlines()) == 10
+    assert "Traceback" not in outcome.err
+
+
+def test_new_processes_and_any_number_of_workers_give_the_same_bytes(twice: tuple[Any, ...]) -> None:
+    first, _, second, _ = twice
+    for name in ("study.json", "runs.jsonl"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_json_has_the_promised_form(twice: tuple[Any, ...]) -> None:
+    result = json.loads(twice[3].out)
+    assert set(result) == {"rows", "study"}
+    assert len(result["rows"]) == 10
+    for row in result["rows"]:
+        assert isinstance(row["method"], str) and isinstance(row["lam"], float) and isinstance(row["seed"], int)
+        for head in ("single", "multi"):
+            assert set(row[head]) == {"A", "F", "I"}
+            assert 0 <= row[head]["A"] <= 1 and -1 <= row[head]["F"] <= 1 and -1 <= row[head]["I"] <= 1
+            matrix = np.array(row["accuracy"][head], dtype=float)
+            assert matrix.shape == (5, 5)
+            assert np.isnan(matrix[np.triu_indices(5, 1)]).all()
+            assert ((matrix[np.tril_indices(5)] >= 0) & (matrix[np.tril_indices(5)] <= 1)).all()
+    assert [(row["method"], row["seed"]) for row in result["rows"]] == [
+        (method, seed) for method in cli.DEFAULT_METHODS.split(",") for seed in (0, 1)
+    ]
+    assert result["study"] == json.loads((twice[2] / "study.json").read_text())
+
+
+def test_a_second_call_runs_nothing_again(
+    twice: tuple[Any, ...], rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fleet, "train", None)
+    again = rwalk(*TINY, "--out", twice[0])
+    assert again.code == 0
+    assert again.out == twice[1].out
+    assert rwalk("resume", twice[0]).out == twice[1].out
+
+
+def test_ctrl_c_ends_all_workers_and_resume_goes_on(surroundings: Path, rwalk: Rwalk) -> None:
+    options = [*LITTLE, "--methods=rwalk,pi", "--memory=2", "--epochs=4", "--batch=16", "--checkpoint-every=3"]
+    command = [*PROGRAM, *options, "--workers=2", "--out=parts"]
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not any(Path("parts").glob("checkpoints/*/*.json")):  # a worker is inside a run
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "of 2 runs are kept in parts, and those at work are saved" in said and "Traceback" not in said
+    while group_is_alive(process.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert rwalk("resume", "parts", "--network=little:Network", "--workers=1", "--quiet").code == 0
+    assert rwalk(*options, "--out=whole", "--quiet").code == 0
+    assert Path("parts/runs.jsonl").read_bytes() == Path("whole/runs.jsonl").read_bytes()
+    assert rwalk("diff", "parts", "whole") == (0, "no difference: parts and whole hold the same results\n", "")
+
+
+def group_is_alive(leader: int) -> bool:
+    try:
+        os.killpg(leader, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# ── in this process ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_methods_and_datasets_are_listed(rwalk: Rwalk) -> None:
+    listed = rwalk("methods")
+    assert listed.code == 0
+    assert all(name in listed.out for name in LEARNERS)
+    listed = rwalk("datasets")
+    assert listed.code == 0
+    assert all(name in listed.out for name in ("digits", "mnist", "cifar100", "folder:PATH", "PATH.npz"))
+
+
+def test_quiet_and_json_leave_stderr_empty(rwalk: Rwalk) -> None:
+    options = [*LITTLE, "--methods=vanilla", "--epochs=1"]
+    assert rwalk(*options, "--quiet", "--out=a").err == ""
+    outcome = rwalk(*options, "--json", "--out=b")
+    assert outcome.err == ""
+    assert json.loads(outcome.out)["rows"][0]["single"]["I"] is None  # --reference none
+
+
+def test_without_out_the_folder_is_named_by_its_content(rwalk: Rwalk) -> None:
+    options = [*LITTLE, "--methods=vanilla", "--epochs=1", "--quiet"]
+    assert rwalk(*options).code == rwalk(*options).code == 0
+    assert rwalk(*options, "--lr=0.1").code == 0
+    assert len(list(Path("rwalk-studies").glob("digits-*"))) == 2
+
+
+def test_a_stopped_run_is_reported(rwalk: Rwalk) -> None:
+    outcome = rwalk(*LITTLE, "--methods=ewc", "--epochs=1", "--lr=1e30", "--quiet", "--out=out")
+    assert outcome.code == 0
+    assert "stopped: ewc, seed 0: the loss is not finite" in " ".join(outcome.out.split())
+
+
+def test_diff_says_what_differs_and_exits_with_1(rwalk: Rwalk) -> None:
+    for name, lr in (("a", "0.001"), ("b", "0.1")):
+        rwalk(*LITTLE, "--methods=vanilla", "--epochs=1", f"--lr={lr}", f"--out={name}", "--quiet")
+    outcome = rwalk("diff", "a", "b")
+    assert outcome.code == 1
+    assert "setting training.lr: 0.001 → 0.1" in outcome.out
+    assert "row vanilla λ=0 seed 0: single A " in outcome.out
+
+
+def test_resume_imports_nothing_a_file_names_unless_told_to(rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch) -> None:
+    rwalk(*LITTLE, "--methods=vanilla", "--epochs=1", "--out=study", "--quiet")
+    monkeypatch.setattr("rwalk.networks.find", None)
+    refused(rwalk("resume", "study"), "--network little:Network")
+    refused(rwalk("resume", "study", "--network=other:Network"), "--network little:Network")
+
+
+# ── what is refused, before anything is written ───────────────────────────────────────────────────────────
+
+REFUSED = {
+    "--dataset=digit": "did you mean 'digits'",
+    "--dataset=missing.npz": "there is no file 'missing.npz'",
+    "--dataset=folder:missing": "there is no folder 'missing'",
+    "--dataset=broken.npz": "cannot be read",
+    "--dataset=nan.npz": "holds NaN or infinity",
+    "--dataset=mnist --data=missing": "there is no data folder 'missing'",
+    "--methods=rwlk": "did you mean 'rwalk'",
+    "--methods=": "unknown method ''",
+    "--methods=pi,pi": "twice",
+    "--methods=icarl": "need exemplars",
+    "--network=mpl": "did you mean 'mlp'",
+    "--network=little:Nothing": "cannot be imported",
+    "--network=no.such:thing": "cannot be imported",
+    "--network=little:TESTS": "cannot be imported",
+    "--network=little:nothing_to_learn": "no trainable parameter",
+    "--network=little:too_many_outputs": "gives [11] outputs where the stream has 10 classes",
+    "--network=little:Sum --memory=1": "features cannot be found",
+    "--network=resnet18 --dataset=flat.npz": "resnet18 needs images",
+    "--tasks=0,1/1,2": "class '1' is in two tasks",
+    "--tasks=0,1/ten": "'ten'",
+    "--classes-per-task=0": "1 or larger",
+    "--permuted=0": "1 or larger",
+    "--permuted=2 --classes-per-task=2": "drop the split",
+    "--order-seed=-1": "0 or larger",
+    "--lam=-1": "lam must be at least 0, not -1.0",
+    "--lam=inf": "lam must be at least 0",
+    "--lam=1,many": "numbers separated by commas",
+    "--set=alpha=1.5": "alpha must be at least 0 and at most 1, not 1.5",
+    "--set=alpha=some": "alpha must be a number",
+    "--set=dt=0": "dt must be a whole number of steps, at least 1",
+    "--set=eps=0": "eps must be greater than 0",
+    "--set=alfa=1": "did you mean 'alpha'",
+    "--set=rwlk.alpha=1": "did you mean 'rwalk'",
+    "--set=alpha": "NAME=VALUE",
+    "--penalty=proximate": "penalty must be one of gradient, proximal",
+    "--seeds=0": "--seeds must be at least 1",
+    "--epochs=0": "epochs must be a whole number, at least 1",
+    "--epochs=1 --steps=1": "give --epochs or --steps, not both",
+    "--steps=-1": "steps must be a whole number, at least 1",
+    "--batch=0": "batch must be a whole number, at least 1",
+    "--lr=0": "lr must be greater than 0",
+    "--lr=nan": "lr must be greater than 0",
+    "--optimizer=adm": "did you mean 'adam'",
+    "--memory=0": "at least 1 exemplar",
+    "--memory=1 --memory-total=1": "one of them",
+    "--sampler=mop": "did you mean 'mof'",
+    "--replay=balance": "did you mean 'balanced'",
+    "--reference=finale": "did you mean 'final'",
+    "--validation=1.5": "between 0 and 1",
+    "--device=abacus": "device 'abacus' cannot be used",
+    "--workers=0": "workers must be at least 1",
+    "--checkpoint-every=0": "every 1 step or more",
+}
+
+
+@pytest.fixture
+def bad_files(surroundings: Path) -> None:
+    x, y = np.zeros((20, 4), np.float32), np.arange(20) % 2
+    np.savez("flat.npz", x=x, y=y)
+    x[3, 1] = np.nan
+    np.savez("nan.npz", x=x, y=y)
+    Path("broken.npz").write_bytes(Path("flat.npz").read_bytes()[:100])
+
+
+@pytest.mark.parametrize("options", REFUSED)
+def test_bad_input_is_one_clear_line_and_leaves_nothing_behind(
+    options: str, rwalk: Rwalk, bad_files: None, surroundings: Path
+) -> None:
+    before = set(surroundings.rglob("*"))
+    methods = [] if "--methods" in options else ["--methods=rwalk"]
+    refused(rwalk("run", *methods, *options.split(), "--out=out"), REFUSED[options])
+    assert set(surroundings.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("other.txt", "mine", "not empty and holds no study"),
+        ("study.json", '{"hash": "x", "runs": []}', "holds another study"),
+        ("study.json", "{", "cannot be read"),
+        ("study.json", "[]", "is no study"),
+    ],
+)
+def test_a_folder_that_is_somebody_elses_is_left_as_it_is(
+    name: str, content: str, message: str, rwalk: Rwalk
+) -> None:
+    Path("out").mkdir()
+    Path("out", name).write_text(content)
+    refused(rwalk(*LITTLE, "--out=out"), message)
+    assert [path.read_text() for path in Path("out").iterdir()] == [content]
+
+
+@pytest.mark.parametrize("command", ["resume", "diff"])
+def test_a_folder_without_a_study_is_refused(command: str, rwalk: Rwalk) -> None:
+    folders = ["missing"] * (2 if command == "diff" else 1)
+    refused(rwalk(command, *folders), "holds no study")
+
+
+def numbers(allowed: Callable[[float], bool]) -> st.SearchStrategy[float]:
+    return st.floats(allow_nan=True, allow_infinity=True).filter(lambda value: not allowed(value))
+
+
+finite = (-1.7e308, 1.7e308)
+BAD_NUMBERS = {
+    "--lam": numbers(lambda v: 0 <= v <= finite[1]),
+    "--set=alpha": numbers(lambda v: 0 <= v <= 1),
+    "--set=eps": numbers(lambda v: 0 < v <= finite[1]),
+    "--lr": numbers(lambda v: 0 < v <= finite[1]),
+    "--validation": numbers(lambda v: 0 < v < 1),
+    "--set=dt": st.integers(max_value=0) | st.floats(allow_nan=True).map(lambda v: f"{v}."),
+    **{
+        name: st.integers(max_value=0)
+        for name in ("--seeds", "--epochs", "--steps", "--batch", "--memory", "--memory-total", "--permuted")
+    },
+}
+
+
+@pytest.fixture
+def harmless(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Studies are checked to the end, but not run."""
+    begun: list[Any] = []
+
+    def prepare_only(study: Any, store: Any, *_: object) -> None:
+        study.prepare()
+        begun.append(study)
+
+    monkeypatch.setattr(cli, "_run", prepare_only)
+    yield begun
+
+
+FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@FUZZ
+@given(data=st.data(), name=st.sampled_from(sorted(BAD_NUMBERS)))
+def test_no_number_out_of_its_range_gets_through(
+    name: str, data: st.DataObject, rwalk: Rwalk, harmless: list[Any]
+) -> None:
+    value = data.draw(BAD_NUMBERS[name])
+    refused(rwalk("run", "--methods=rwalk", f"{name}={value}", "--out=out"))
+    assert not harmless and not Path("out").exists()
+
+
+TEXTS = [
+    "--dataset",
+    "--methods",
+    "--network",
+    "--tasks",
+    "--lam",
+    "--set",
+    "--sampler",
+    "--reference",
+    "--device",
+]
+
+
+NASTY = [
+    *("--dataset=\x00.npz", "--dataset=folder:\x00", "--tasks=/", "--device=cuda:99", "--device=meta"),
+    *("--network=:", "--network=rwalk.:x", "--network=.:x", "--network=os:getcwd"),
+    *("--set=penalty=1", "--set=normalize=maybe", "--set=.=", "--set=normalize=2", "--set=fisher=all"),
+]
+
+
+@pytest.mark.parametrize("option", NASTY)
+def test_nasty_texts_are_one_clear_line(option: str, rwalk: Rwalk, harmless: list[Any]) -> None:
+    refused(rwalk("run", "--methods=ewc++", option, "--out=out"))
+    assert not Path("out").exists()
+
+
+@FUZZ
+@given(name=st.sampled_from(TEXTS), text=st.text(max_size=12))
+def test_no_text_makes_it_fail_otherwise(name: str, text: str, rwalk: Rwalk, harmless: list[Any]) -> None:
+    """Any text is a study, or one clear line."""
+    harmless.clear()
+    outcome = rwalk("run", f"{name}={text}", *(["--methods=ewc++"] if name != "--methods" else []), "--out=out")
+    if not harmless:
+        assert outcome.code == 2 and outcome.err.count("\n") == 1, outcome
+    assert not Path("out").exists()
+
+
+# ── what it takes to start ────────────────────────────────────────────────────────────────────────────────
+
+LEAN = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"typer", "click", "rich", "pooch", "sklearn", "scipy", "matplotlib", "PIL",
+                                      "qpsolvers", "plotly", "jinja2", "pandas", "transformers", "lightning"}:
+            raise ModuleNotFoundError(f"no {name} here", name=name)
+
+sys.meta_path.insert(0, Absent())
+import rwalk, rwalk.studies, rwalk.checkpoint, little
+learner = rwalk.learner("rwalk", rwalk.MemorySpec(2))
+fleet = rwalk.Fleet(little.stream(), "mlp", [learner], [0], rwalk.Training(steps=2))
+fleet.train()
+assert fleet.accuracy["single"][0, 2, 0] >= 0
+"""
+
+
+def test_the_core_needs_torch_numpy_and_safetensors_only() -> None:
+    done = subprocess.run([sys.executable, "-c", LEAN], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_answers_soon() -> None:
+    begun = time.monotonic()
+    done = subprocess.run([*PROGRAM, "--help"], capture_output=True, text=True)
+    taken = time.monotonic() - begun
+    print(f"\nrwalk --help took {taken:.1f} s")
+    assert done.returncode == 0
+    assert all(command in done.stdout for command in ("run", "resume", "diff", "methods", "datasets"))
+    assert taken < 30  # on a machine as busy as it likes
