@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import resource
-import sys
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from time import process_time
 
@@ -46,15 +45,22 @@ def peak(guarded: bool) -> tuple[int, list[int]]:
     step, sizes = training(guarded, filters=64, batch=2)
     for _ in range(2 * RWalk().dt):
         step()
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most * (1 if sys.platform == "darwin" else 1024), sizes
+    # Linux's own mark of this program; getrusage's begins with the size of the process that started it.
+    (mark,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(mark.split()[1]) * 1024, sizes
 
 
 def bench(steps: int = 20) -> dict[str, float]:
     """Steps with and without a guard in turn, on one thread, in its own seconds: a busy machine harms little."""
+    # With this, glibc gives freed tensors back at once: the peak is that of tensors, not of what malloc keeps.
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        (plain, sizes), (guarded, _) = (pool.apply(peak, (kind,)) for kind in (False, True))
+    del os.environ["MALLOC_MMAP_THRESHOLD_"]
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    loops = [training(guarded, filters=20, batch=64)[0] for guarded in (False, True)]
+    loops = [training(kind, filters=20, batch=64)[0] for kind in (False, True)]
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(steps):
         for step, spent in zip(loops, seconds, strict=True):
@@ -62,12 +68,6 @@ def bench(steps: int = 20) -> dict[str, float]:
             step()
             spent.append(process_time() - start)
     torch.set_num_threads(threads)
-
-    # glibc then gives freed tensors back at once, and the peak is that of tensors, not of what malloc keeps.
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        (plain, sizes), (guarded, _) = (pool.apply(peak, (kind,)) for kind in (False, True))
-    del os.environ["MALLOC_MMAP_THRESHOLD_"]
     without, within = (median(spent) for spent in seconds)
     return {
         "plain_s": without,

@@ -325,7 +325,7 @@ class Guard:
             raise InputError(
                 f"no gradient reached a guarded parameter in {batches} batches: check the losses given"
             )
-        return {piece: square / batches for piece, square in total.items()}
+        return {piece: square.div_(batches) for piece, square in total.items()}
 
     @torch.no_grad()
     def _add_squares(self, total: dict[Piece, Tensor]) -> None:
