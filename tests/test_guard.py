@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,6 @@ from rwalk.methods import EWC, PI, EWCpp, Method, RWalk, Vanilla
 METHODS = [Vanilla(), EWC(lam=20.0), EWCpp(lam=20.0), PI(lam=5.0), RWalk(lam=5.0, dt=3)]
 EVERY_METHOD = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 RWALK = RWalk(lam=5.0, dt=3)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """These networks are too small to share out, and threads that wait cost more than they do."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def network(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Sequential:

@@ -21,14 +21,6 @@ from rwalk.streams import Stream
 SEED = 3
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def stream() -> Stream:
     return streams.split(datasets.load("digits"), classes_per_task=5).to("cpu", torch.float64)

@@ -30,13 +30,10 @@ EVERY_METHOD = pytest.mark.parametrize("method", METHODS, ids=lambda method: met
 
 
 @pytest.fixture(autouse=True)
-def quiet_and_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def quiet_and_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainers talk, and write where they stand."""
     monkeypatch.chdir(tmp_path)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Model(nn.Module):

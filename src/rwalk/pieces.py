@@ -102,7 +102,6 @@ class Piece:
     # ── a window, a task ──────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, method: Method) -> None:
-        self._rows = None
         self._store(method.start(self._wide(self._theta())))
         self.started = True
 
@@ -156,7 +155,7 @@ class Piece:
 
         What is new starts free: as `start` begins it, and with zeros (no importance) in all other vectors.
         """
-        self._rows = None
+        self._rows = self._gradient = self._before = None  # no step is under way
         theta = self._wide(self._theta())
         fresh = method.start(theta)
         state = {}
@@ -168,7 +167,6 @@ class Piece:
                 state[name] = torch.where(known, state[name], fresh.get(name, torch.zeros_like(theta)))
         self._store(state)
         self.started = True
-        self._gradient = self._before = None
 
     def adopt(self, parameter: nn.Parameter, method: Method) -> None:
         """The model has another tensor under this name now."""
@@ -303,11 +301,12 @@ class Piece:
 
     @contextmanager
     def _whole(self, write: bool = False) -> Iterator[tuple[State, Tensor]]:
-        """State and θ of all rows, between steps."""
-        self._rows = None
+        """State and θ of all rows, whichever take part in a step."""
+        rows, self._rows = self._rows, None
         self._follow()
         with self._borrowed(write) as state:
             yield state, self._wide(self._theta())
+        self._rows = rows
 
 
 def _is_sharded(tensor: Tensor) -> bool:
