@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test test-slow bench clean
+.PHONY: run test test-slow fuzz bench clean
 
 run: $(READY)
 	$(BIN)/rwalk run
@@ -17,6 +17,14 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow -s
+
+# Every loader for so many seconds; atheris is installed for this alone.
+SECONDS ?= 60
+LOADERS := record tensors rows study npz pickle idx
+fuzz: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
+	@set -e; for loader in $(LOADERS); do echo "── $$loader"; \
+		$(BIN)/python tests/fuzz/loaders.py $$loader -max_total_time=$(SECONDS) -verbosity=0; done
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

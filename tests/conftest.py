@@ -6,3 +6,5 @@ import torch
 
 # Networks here are tiny: a second thread costs more than it brings, above all where cores are shared.
 torch.set_num_threads(1)
+
+collect_ignore = ["fuzz"]  # run by `make fuzz`, which brings the package they need

@@ -545,6 +545,16 @@ def test_a_decompression_bomb_is_refused(limit: int, tmp_path: Path, monkeypatch
         load(f"folder:{tmp_path}")
 
 
+def test_an_archive_that_unpacks_to_fill_the_memory_is_refused(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "bomb.npz"
+    np.savez_compressed(path, x=np.zeros((2000, 500), np.float32), y=np.arange(2000) % 2)
+    assert len(datasets.load(str(path)).x)  # by itself it does no harm
+    monkeypatch.setattr(datasets, "_SUSPICIOUS", 1 << 20)
+    monkeypatch.setattr(np, "load", None)
+    with refused("bomb.npz", "would unpack to"):
+        datasets.load(str(path))
+
+
 def test_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:
     root = gallery(tmp_path / "inside", {"a": 1, "b": 2})
     secret = painted(tmp_path / "outside" / "secret.png")

@@ -16,6 +16,7 @@ import pickle
 import struct
 import tarfile
 import warnings
+import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -248,7 +249,7 @@ def _idx(packed: bytes, file: str) -> NDArray[np.uint8]:
         sizes = struct.unpack_from(f">{rank}I", content, 4)
     except (OSError, EOFError, zlib.error, struct.error):
         raise InputError(f"{file} is no whole gzipped idx file: download it again") from None
-    if magic != [0, 0, 8] or math.prod(sizes) != len(content) - 4 - 4 * rank:
+    if magic != [0, 0, 8] or not 1 <= rank <= 4 or math.prod(sizes) != len(content) - 4 - 4 * rank or 0 in sizes:
         raise InputError(f"{file} is not the idx file of bytes it claims to be: download it again")
     return np.frombuffer(content[4 + 4 * rank :], np.uint8).reshape(sizes)
 
@@ -419,6 +420,11 @@ _FORMATS = {
 }
 
 
+# An archive that grows more than so many times, to more than so many bytes, is refused unread.
+_LARGEST_RATIO = 100
+_SUSPICIOUS = 1 << 28
+
+
 def _from_folder(root: Path, seed: int) -> Dataset:
     """Images of one shape, a sub-folder per class; `train` and `test` above them if both are there."""
     if not root.is_dir():
@@ -493,9 +499,12 @@ def _from_npz(path: Path, seed: int) -> Dataset:
     if not path.is_file():
         raise InputError(f"there is no file {str(path)!r}: correct the path")
     try:
+        _check_unpacked_size(path)
         with np.load(path, allow_pickle=False) as archive:
             keys = [key for key in ("x", "y", "x_test", "y_test") if key in archive]
             arrays = {key: archive[key] for key in keys}
+    except InputError:
+        raise
     except Exception as error:  # damaged archives fail in every way there is
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
@@ -504,6 +513,17 @@ def _from_npz(path: Path, seed: int) -> Dataset:
     if missing := {"x", "y"} - arrays.keys():
         raise InputError(f"{str(path)!r} has no array {min(missing)!r}: save it with np.savez(path, x=..., y=...)")
     return Dataset.from_arrays(**arrays, name=path.stem, seed=seed)
+
+
+def _check_unpacked_size(path: Path) -> None:
+    """Refuse a small archive that unpacks to fill the memory; zipfile holds it to the sizes it says it has."""
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
+    if unpacked > _SUSPICIOUS and unpacked > _LARGEST_RATIO * path.stat().st_size:
+        raise InputError(
+            f"{str(path)!r} would unpack to {unpacked / 1e9:.1f} GB, over {_LARGEST_RATIO} times its size: if you "
+            "trust it, save it again with np.savez, uncompressed"
+        )
 
 
 def _optional(module: str, package: str) -> Any:

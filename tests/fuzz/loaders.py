@@ -1,0 +1,151 @@
+"""Coverage-guided fuzzing of everything that reads a file: `make fuzz`, or one loader by name:
+
+    python tests/fuzz/loaders.py npz -max_total_time=60
+
+A loader may take any bytes or refuse them with an InputError of one line. Anything else is a finding, and atheris
+leaves the bytes that led there in a file called crash-….
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import atheris
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+with atheris.instrument_imports(include=["rwalk"]):
+    import little
+    from rwalk import Fleet, InputError, MemorySpec, Training, checkpoint, datasets, learner
+    from rwalk.store import Store, read_rows
+    from rwalk.studies import Study
+
+import numpy as np
+
+FOLDER = Path(tempfile.mkdtemp())
+STREAM = little.stream()
+
+
+def fleet() -> Fleet:
+    chosen = learner("rwalk", MemorySpec(per_class=2))
+    return Fleet(STREAM, little.Network, [chosen], [0], Training(epochs=1, batch=16))
+
+
+def saved() -> tuple[bytes, bytes]:
+    """The record and the tensors of a sound checkpoint."""
+    trained = fleet()
+    trained.train(keeper=checkpoint.Keeper(FOLDER, "run", every=1))
+    record = max(FOLDER.glob("*.json"))
+    return record.read_bytes(), record.with_suffix(".safetensors").read_bytes()
+
+
+RECORD, TENSORS = saved()
+VICTIM = fleet()
+
+
+def signed(content: object, packed: bytes) -> Path:
+    """A checkpoint whose checksums are right, so that what they guard is reached."""
+    record = FOLDER / "0000-00000001.json"
+    record.with_suffix(".safetensors").write_bytes(packed)
+    if isinstance(content, dict):
+        content["tensors"] = {"bytes": len(packed), "sha256": hashlib.sha256(packed).hexdigest()}
+        content = {"sha256": checkpoint._checksum(content), "content": content}
+    record.write_text(json.dumps(content))
+    return record
+
+
+def record(data: bytes) -> None:
+    """The record of a checkpoint."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        path = FOLDER / "0000-00000002.json"
+        path.write_bytes(data)
+    else:
+        path = signed(content, TENSORS)
+    checkpoint.load(path, VICTIM, "run")
+
+
+def tensors(data: bytes) -> None:
+    """The tensors of a checkpoint."""
+    checkpoint.load(signed(json.loads(RECORD)["content"], data), VICTIM, "run")
+
+
+def rows(data: bytes) -> None:
+    """runs.jsonl."""
+    path = FOLDER / "runs.jsonl"
+    path.write_bytes(data)
+    read_rows(path)
+
+
+def study(data: bytes) -> None:
+    """study.json."""
+    store = Store(FOLDER / "study")
+    store.folder.mkdir(exist_ok=True)
+    store.study_file.write_bytes(data)
+    Study.from_json(store.study())
+
+
+def npz(data: bytes) -> None:
+    """An array file."""
+    path = FOLDER / "arrays.npz"
+    path.write_bytes(data)
+    datasets.load(str(path))
+
+
+def pickle(data: bytes) -> None:
+    """CIFAR's batches, after their checksum."""
+    # C's unpickler allocates the memo it is told to. Only the official bytes ever get there, so let it.
+    if b"r" in data:
+        return
+    datasets._unpickled(data, "data_batch_1")
+
+
+def idx(data: bytes) -> None:
+    """MNIST's files, after their checksum."""
+    datasets._idx(gzip.compress(data, 1), "train-images")
+
+
+def arrays() -> bytes:
+    packed = io.BytesIO()
+    np.savez(packed, x=np.zeros((6, 2), np.float32), y=np.arange(6) % 2)
+    return packed.getvalue()
+
+
+LOADERS: dict[str, tuple[Callable[[bytes], None], list[bytes]]] = {
+    "record": (record, [json.dumps(json.loads(RECORD)["content"]).encode(), RECORD]),
+    "tensors": (tensors, [TENSORS]),
+    "rows": (rows, [b'{"hash": "x", "method": "pi", "lam": 1.0, "seed": 0}\n']),
+    "study": (study, [json.dumps(little.study(seeds=1).describe()).encode()]),
+    "npz": (npz, [arrays()]),
+    "pickle": (pickle, [b"\x80\x02}q\x00U\x04dataq\x01]s."]),
+    "idx": (idx, [b"\x00\x00\x08\x01\x00\x00\x00\x02ab"]),
+}
+
+
+def main() -> None:
+    name, *options = sys.argv[1:]
+    load, seeds = LOADERS[name]
+    corpus = FOLDER / f"corpus-{name}"
+    corpus.mkdir()
+    for number, seed in enumerate(seeds):
+        (corpus / str(number)).write_bytes(seed)
+
+    def one(data: bytes) -> None:
+        try:
+            load(data)
+        except InputError as error:
+            assert "\n" not in str(error), f"more than a line: {error}"
+
+    atheris.Setup([sys.argv[0], str(corpus), "-max_len=20000", *options], one)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
