@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import signal
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rwalk import MemorySpec, Stream, Training, from_arrays
+from rwalk import InputError, MemorySpec, Stream, Training, from_arrays
 from rwalk.specs import RunSpec
 from rwalk.studies import Study
 
@@ -59,6 +61,16 @@ def stream(classes: int = 6, examples: int = 30) -> Stream:
     y = torch.arange(classes).repeat_interleave(examples)
     x = torch.randn(len(y), 8, generator=draw) + 2 * torch.randn(classes, 8, generator=draw)[y]
     return from_arrays(x, y, classes_per_task=2)
+
+
+def work(shared: Any, job: str, report: Callable[[Any], None], stop: Callable[[], bool]) -> str:
+    """Jobs for a pool of workers, by what becomes of them."""
+    if job == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if job == "is refused":
+        raise InputError("one clear line")
+    report("under way")
+    return job
 
 
 def study(methods: Sequence[str] = ("rwalk", "vanilla"), seeds: int = 2, **changes: Any) -> Study:

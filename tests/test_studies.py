@@ -18,6 +18,7 @@ from rwalk.compare import compare
 from rwalk.specs import RunSpec
 from rwalk.store import Store
 from rwalk.studies import Event, Study
+from rwalk.workers import Pool, WorkerDied
 
 
 @pytest.fixture(autouse=True)
@@ -165,6 +166,25 @@ def test_impossible_studies_are_refused(changes: dict[str, Any], message: str) -
     with pytest.raises(InputError) as caught:
         little.study(**changes)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+# ── worker processes ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def never() -> bool:
+    return False
+
+
+def test_workers_answer_report_refuse_and_are_missed_when_they_die() -> None:
+    told: list[Any] = []
+    with Pool(little.work, None, 1) as pool:
+        assert list(pool.run(["ends"], lambda *news: told.append(news), never)) == [(0, "ends")]
+        assert told == [(0, "under way")]
+        with pytest.raises(InputError, match="one clear line"):
+            list(pool.run(["is refused"], lambda *news: None, never))
+        with pytest.raises(WorkerDied, match="try fewer --workers"):
+            list(pool.run(["dies"], lambda *news: None, never))
+    assert not any(process.is_alive() for process in pool.processes)
 
 
 # ── why two studies differ ────────────────────────────────────────────────────────────────────────────────
