@@ -104,6 +104,7 @@ class Pool:
 def _serve(work: Work, shared: Any, jobs: Any, answers: Any, parent: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # moving averages of vanished gradients end as denormals, which are slow
 
     def stopping() -> bool:
         if os.getppid() != parent:  # its folder may be another's by now: nothing must be written any more

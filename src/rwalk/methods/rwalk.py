@@ -57,13 +57,14 @@ class RWalk(Method):
         state["path"].addcmul_(grad, move, value=-1)  # eq. (7): L ← L − g·Δθ
 
     def score(self, state: State, theta: Tensor) -> None:
-        moved = theta - state["origin"]
-        divergence = 0.5 * state["fisher"] * moved.square()  # the KL distance walked, eq. (2)
-        gained = (state["path"] / (divergence + self.eps)).clamp_(min=0)
+        path, origin = state["path"], state["origin"]
+        # Both are spent here, so the arithmetic is done in their place.
+        divergence = torch.sub(theta, origin, out=origin).square_().mul_(state["fisher"]).mul_(0.5)  # eq. (2)
+        gained = path.div_(divergence.add_(self.eps)).clamp_(min=0)
         # s ← ½ (s + s_task): halving s at a task's end and adding halves from then on needs no second vector.
         state["score"].add_(gained, alpha=0.5 if "anchor" in state else 1.0)
-        state["path"].zero_()
-        state["origin"].copy_(theta)
+        path.zero_()
+        origin.copy_(theta)
 
     def consolidate(
         self, state: State, theta: Tensor, fisher: Tensor | None = None, ranges: Ranges | None = None

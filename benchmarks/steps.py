@@ -1,0 +1,120 @@
+"""What a training step costs, against a minimal hand-written PyTorch loop on tensors with fused Adam.
+
+Split-MNIST's step: an MLP 784-256-256-10, batches of 64, Adam, one thread. Contenders take turns; a
+contender's ratio is the median over the rounds of its time by the minimal loop's time in the same round.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from rwalk import streams
+from rwalk.fleet import Fleet, Training
+from rwalk.learners import learner
+from rwalk.specs import RunSpec, StreamSpec
+from rwalk.studies import Study
+
+STEPS = 128
+ROUNDS = 15
+TASKS = 2
+METHODS = ("vanilla", "ewc++", "pi", "rwalk")
+FLEET = 16
+
+
+def data(per_class: int) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(0)
+    y = np.repeat(np.arange(10), per_class)
+    return draw.random((len(y), 1, 28, 28), dtype=np.float32), y
+
+
+def minimal(x: torch.Tensor, y: torch.Tensor) -> Callable[[int], None]:
+    """The least a training loop can do in plain PyTorch; like ours, it begins a task with a new optimizer."""
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
+    )
+
+    def train(steps: int) -> None:
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+        for index in torch.randint(len(x), (steps, 64)):
+            loss = F.cross_entropy(model(x[index]), y[index])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    return train
+
+
+def ours(name: str, stream: streams.Stream) -> Callable[[int], None]:
+    """The fleet's own loop in its second task, where everything is held and observed."""
+    fleet = Fleet(stream, "mlp", [learner(name)], [0], Training(steps=STEPS))
+    fleet._begin_task()
+    fleet._train_task()
+    fleet._end_task()
+    fleet.task = 1
+
+    def train(steps: int) -> None:
+        fleet.step = 0
+        fleet._begin_task()
+        fleet._train_task()
+
+    return train
+
+
+def solo() -> dict[str, float]:
+    """Milliseconds of the minimal step, and each method's ratio to it."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    x, y = data(1200)
+    stream = streams.from_arrays(x, y, *data(10), classes_per_task=5)
+    loops = {"minimal": minimal(stream.x, stream.y), **{name: ours(name, stream) for name in METHODS}}
+    times: dict[str, list[float]] = {name: [] for name in loops}
+    for loop in loops.values():
+        loop(STEPS)  # warm
+    for _ in range(ROUNDS):
+        for name, loop in loops.items():
+            start = perf_counter()
+            loop(STEPS)
+            times[name].append((perf_counter() - start) / STEPS)
+    ratios = {
+        name: median(t / base for t, base in zip(times[name], times["minimal"], strict=True)) for name in METHODS
+    }
+    return {"minimal_ms": 1e3 * median(times["minimal"]), **ratios}
+
+
+def fleet_on_all_cores(runs: int = FLEET, steps: int = 600) -> dict[str, float]:
+    """Wall time a run of many RWalk runs in one study, start-up and evaluation included, by the minimal one's."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    x, y = data(600)
+    train = minimal(torch.from_numpy(x), torch.from_numpy(y))
+    train(STEPS)
+    alone = []
+    for _ in range(3):
+        start = perf_counter()
+        train(TASKS * steps)
+        alone.append(perf_counter() - start)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "images.npz"
+        test_x, test_y = data(10)
+        np.savez(file, x=x, y=y, x_test=test_x, y_test=test_y)
+        spec = RunSpec(StreamSpec(str(file), classes_per_task=5), method="rwalk", training=Training(steps=steps))
+        study = Study(tuple(replace(spec, seed=seed) for seed in range(runs)), "none")
+        start = perf_counter()
+        study.execute()
+        wall = perf_counter() - start
+    return {"runs": runs, "minimal_s": median(alone), "run_s": wall / runs, "ratio": wall / runs / median(alone)}
+
+
+if __name__ == "__main__":
+    print(solo())
+    print(fleet_on_all_cores())
