@@ -234,6 +234,50 @@ def report(
 
 
 @app.command()
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="experiments, or the beginning or end of names; default all")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="how many seeds (default: the experiment's, 5 or 3)")] = None,
+    tune: Annotated[
+        str, typer.Option(help="choose this dataset's budgets anew on validation data, and stop")
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="say what would run and how long, from a measured rate")
+    ] = False,
+    data: Annotated[
+        Path | None, typer.Option(envvar="RWALK_DATA", help="folder with the official dataset files")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes cuda where there is one")] = "auto",
+    workers: Annotated[int | None, typer.Option(help="processes on a CPU (default: its cores)")] = None,
+    out: Annotated[Path, typer.Option(help="where the rows are kept, a study folder an experiment")] = Path(
+        "results"
+    ),
+    quiet: Annotated[bool, typer.Option("--quiet", help="no live display")] = False,
+) -> None:
+    """Regenerate the paper's tables and figures, beside the published values; only what is missing runs."""
+    from rwalk.paper.reproduce import dry_run_line, find, folder_of, known_rows, study_of
+    from rwalk.paper.reproduce import tune as choose_budgets
+    from rwalk.paper.results import write_results
+    from rwalk.store import Store
+
+    where: dict[str, Any] = {"data": data, "device": _device(device), "workers": workers}
+    if tune:
+        choose_budgets(tune, say=print, **where)
+        return
+    for experiment in find(names or []):
+        study, store = study_of(experiment, seeds, **where), Store(folder_of(experiment, out, seeds))
+        if dry_run:
+            print(dry_run_line(experiment, study, store, known_rows(out)))
+            continue
+        print(f"{experiment.name}: {experiment.title}")
+        _execute(study, store, show=not quiet, known=known_rows(out))
+    if not dry_run:
+        for path in write_results(out):
+            print(path)
+
+
+@app.command()
 def methods() -> None:
     """List the methods, one line each."""
     from rwalk.learners import LEARNERS
@@ -257,7 +301,8 @@ def _run(study: Study, store: Store, quiet: bool, as_json: bool) -> None:
         _show(rows, store.folder)
 
 
-def _execute(study: Study, store: Store, show: bool) -> list[Row]:
+def _execute(study: Study, store: Store, show: bool, known: dict[str, Row] | None = None) -> list[Row]:
+    """Run what is missing, watched; `known` rows of other studies, by hash, need not be run again."""
     from rich.console import Console
 
     from rwalk.interrupts import Interrupts
@@ -267,6 +312,11 @@ def _execute(study: Study, store: Store, show: bool) -> list[Row]:
     study.prepare()  # whatever is wrong with it is said before anything is written
     with store.opened(study.describe()), Interrupts() as interrupts:
         there = {row["hash"] for row in store.rows()}
+        if shared := [
+            known[h] for h in (run.hash() for run in study.runs) if known and h in known and h not in there
+        ]:
+            store.add(*shared)
+            there |= {row["hash"] for row in shared}
         todo = [run for run in study.runs if run.hash() not in there]
         live = Live(study, len(todo), Console(stderr=True))
         try:

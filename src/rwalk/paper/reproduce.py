@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from rwalk.errors import unknown
+from rwalk.fleet import Fleet
 from rwalk.paper import budgets
 from rwalk.paper.experiments import EXPERIMENTS, Experiment, runs_of
 from rwalk.specs import RunSpec
 from rwalk.store import Row, Store, write_atomically
-from rwalk.studies import Study, Watch
+from rwalk.studies import Study
+from rwalk.workers import available_cores
 
 Say = Callable[[str], None]
 
@@ -47,37 +52,9 @@ def known_rows(results: Path) -> dict[str, Row]:
     return {row["hash"]: row for row in rows}
 
 
-def reproduce(
-    experiments: Sequence[Experiment],
-    results: Path,
-    *,
-    seeds: int | None = None,
-    data: Path | str | None = None,
-    device: str = "cpu",
-    workers: int | None = None,
-    watch: Callable[[Study, list[RunSpec]], AbstractContextManager[Watch]] = lambda study, runs: nullcontext(
-        _silent
-    ),
-    say: Say = _silent,
-) -> None:
-    """Run what is missing, experiment by experiment."""
-    for experiment in experiments:
-        study = Study(tuple(runs_of(experiment, seeds)), "final", data, device, workers)
-        study.prepare()
-        store = Store(folder_of(experiment, results, seeds))
-        with store.opened(study.describe()):
-            there = {row["hash"] for row in store.rows()}
-            elsewhere = known_rows(results)
-            shared = [h for h in (run.hash() for run in study.runs) if h in elsewhere and h not in there]
-            if shared:
-                store.add(*(elsewhere[h] for h in shared))
-            missing = [run for run in study.runs if run.hash() not in there and run.hash() not in shared]
-            say(f"{experiment.name}: {len(missing)} of {len(study.runs)} runs to do")
-            began = time.monotonic()
-            with watch(study, missing) as watcher:
-                study.execute(store, watcher)
-            if missing:
-                say(f"{experiment.name}: done in {time.monotonic() - began:.0f} s")
+def study_of(experiment: Experiment, seeds: int | None = None, **where: Any) -> Study:
+    """An experiment as a study; `where` it runs: data, device, workers."""
+    return Study(tuple(runs_of(experiment, seeds)), "final", **where)
 
 
 def tune(
@@ -98,3 +75,35 @@ def tune(
         chosen[budgets.key(dataset, samples)] = budgets.choose(rows)
         write_atomically(file, json.dumps(chosen, indent=1) + "\n")
         say(f"chosen: {chosen[budgets.key(dataset, samples)]}")
+
+
+def dry_run_line(experiment: Experiment, study: Study, store: Store, known: Mapping[str, Row]) -> str:
+    """What would run, and about how long, from a rate measured now on this machine."""
+    there = {row["hash"] for row in store.rows()} | set(known)
+    missing = [run for run in study.runs if run.hash() not in there]
+    line = f"{experiment.name}: {len(missing)} of {len(study.runs)} runs to do"
+    if not missing:
+        return line
+    steps = sum(study.steps(run) for run in missing)
+    seconds = steps / _steps_per_second(study, missing[0])
+    return f"{line}, {steps:,} steps, about {max(1, round(seconds / 60))} min of training ({experiment.cost})"
+
+
+def _steps_per_second(study: Study, run: RunSpec, steps: int = 40) -> float:
+    """Of the whole machine: one run measured, times those that run at once."""
+    stream = study.stream(run.stream)
+    width = 5 if study.device != "cpu" else 1
+    learners, seeds = [run.learner()] * width, list(range(width))
+    fleet = Fleet(stream, run.network, learners, seeds, replace(run.training, steps=steps), study.device)
+    marks = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for _ in range(2):  # the second time is warm
+        fleet.step = 0
+        began = time.perf_counter()
+        fleet._begin_task()
+        fleet._train_task()
+        marks.append(time.perf_counter() - began)
+    torch.set_num_threads(threads)
+    at_once = width if study.device != "cpu" else study.workers or available_cores()
+    return at_once * steps / marks[-1]

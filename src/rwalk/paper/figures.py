@@ -1,0 +1,134 @@
+"""The paper's figures 2 to 5 from our rows, as PNG and SVG (matplotlib, an extra)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rwalk.paper.experiments import SAMPLE_SIZES, SAMPLERS, Entry
+from rwalk.report.figures import COLOURS, MARKERS, accuracy_over_time
+from rwalk.report.summary import Summary, mean_and_deviation
+
+Entries = Callable[[str], list[tuple[Entry, Summary | None]]]
+STYLE = {"vanilla": 0, "ewc++": 2, "pi": 3, "rwalk": 4, "icarl": 5, "icarl-hb1": 6}  # as in the other figures
+DATASETS = ("mnist", "cifar100")
+
+
+def draw_all(entries: Entries, folder: Path) -> list[Path]:
+    """Every figure whose rows are there; nothing where matplotlib is not installed."""
+    try:
+        import matplotlib as _  # noqa: F401
+    except ImportError:
+        return []
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for dataset in DATASETS:
+        table = _there(entries(f"table1-{dataset}"))
+        for samples in (False, True):
+            chosen = [(e, s) for e, s in table if (e.block == "samples") == samples]
+            unique = list({id(s): s for _, s in chosen}.values())
+            if unique:
+                path = folder / f"figure2-{dataset}{'-samples' if samples else ''}.png"
+                accuracy_over_time(unique, path)
+                drawn.append(path)
+        singles = [(e, s) for e, s in table if e.head == "single"]
+        drawn += _plane(singles, folder / f"figure3-{dataset}") if singles else []
+        sizes = _complete(entries(f"figure4-{dataset}"))
+        drawn += _sizes(sizes, dataset, folder / f"figure4-{dataset}") if sizes else []
+        samplers = _complete(entries(f"figure5-{dataset}"))
+        drawn += _samplers(samplers, folder / f"figure5-{dataset}") if samplers else []
+    return drawn
+
+
+def _there(entries: list[tuple[Entry, Summary | None]]) -> list[tuple[Entry, Summary]]:
+    return [(entry, summary) for entry, summary in entries if summary is not None]
+
+
+def _complete(entries: list[tuple[Entry, Summary | None]]) -> list[tuple[Entry, Summary]]:
+    """All of them or none: a comparison with parties missing misleads."""
+    there = _there(entries)
+    return there if len(there) == len(entries) else []
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots()
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _save(figure: Any, path: Path) -> list[Path]:
+    figure.savefig(path.with_suffix(".svg"))
+    figure.savefig(path.with_suffix(".png"), dpi=130)
+    return [path.with_suffix(".png")]
+
+
+def _colour(method: str) -> str:
+    return COLOURS[STYLE.get(method, 7)]
+
+
+def _plane(entries: list[tuple[Entry, Summary]], path: Path) -> list[Path]:
+    """Figure 3: forgetting against intransigence in single-head evaluation, the quadrants named."""
+    figure, axes = _figure(5.2, 4.4)
+    for entry, summary in entries:
+        (i, i_spread), (f, f_spread) = (mean_and_deviation(v["single"]) for v in (summary.I, summary.F))
+        method, filled = summary.method, entry.block == "samples"
+        style = {"color": _colour(method), "marker": MARKERS[STYLE.get(method, 7)], "ms": 7}
+        face = style["color"] if filled else "none"
+        axes.errorbar(i, f, xerr=i_spread, yerr=f_spread, capsize=2, mfc=face, label=entry.label, lw=1, **style)
+    axes.axhline(0, color="grey", lw=0.8)
+    axes.axvline(0, color="grey", lw=0.8)
+    for x, y, text in (
+        (0.99, 0.99, "NBT, NFT"),
+        (0.01, 0.99, "NBT, PFT"),
+        (0.99, 0.01, "PBT, NFT"),
+        (0.01, 0.01, "PBT, PFT"),
+    ):
+        across, up = "right" if x > 0.5 else "left", "top" if y > 0.5 else "bottom"
+        axes.text(x, y, text, transform=axes.transAxes, ha=across, va=up, fontsize=8, color="grey")
+    axes.set_xlabel("intransigence I")
+    axes.set_ylabel("forgetting F")
+    axes.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return _save(figure, path)
+
+
+def _sizes(entries: list[tuple[Entry, Summary]], dataset: str, path: Path) -> list[Path]:
+    """Figure 4: average accuracy against the number of samples a class."""
+    figure, axes = _figure(5.2, 3.8)
+    for method in dict.fromkeys(summary.method for _, summary in entries):
+        points = [
+            (int(e.block.split()[0]), *mean_and_deviation(s.A["single"])) for e, s in entries if s.method == method
+        ]
+        sizes, means, spreads = zip(*sorted(points), strict=True)
+        style = {"color": _colour(method), "marker": MARKERS[STYLE.get(method, 7)], "ms": 4}
+        axes.errorbar(
+            sizes, [100 * m for m in means], [100 * s for s in spreads], capsize=2, label=f"{method}-S", **style
+        )
+    axes.set_xscale("log")
+    axes.set_xticks(SAMPLE_SIZES[dataset], [str(size) for size in SAMPLE_SIZES[dataset]])
+    axes.minorticks_off()
+    axes.set_xlabel("samples a class (uniform)")
+    axes.set_ylabel("average accuracy $A_K$ %")
+    axes.legend(frameon=False)
+    return _save(figure, path)
+
+
+def _samplers(entries: list[tuple[Entry, Summary]], path: Path) -> list[Path]:
+    """Figure 5: average accuracy by sampling strategy, a group of bars a method."""
+    figure, axes = _figure(6.4, 3.8)
+    methods = list(dict.fromkeys(summary.method for _, summary in entries))
+    width = 0.8 / len(SAMPLERS)
+    for number, sampler in enumerate(SAMPLERS):
+        chosen = {s.method: mean_and_deviation(s.A["single"]) for e, s in entries if e.block == sampler}
+        places = [x + width * (number - (len(SAMPLERS) - 1) / 2) for x in range(len(methods))]
+        means, spreads = zip(*(chosen[method] for method in methods), strict=True)
+        heights, errors = [100 * m for m in means], [100 * s for s in spreads]
+        axes.bar(places, heights, width * 0.92, yerr=errors, capsize=2, label=sampler, color=COLOURS[number + 1])
+    axes.set_xticks(range(len(methods)), [f"{method}-S" for method in methods])
+    axes.set_ylabel("average accuracy $A_K$ %")
+    axes.legend(frameon=False, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 1.12))
+    return _save(figure, path)

@@ -1,0 +1,226 @@
+"""RESULTS.md: every cell beside the published value, and every claim of the paper's text with a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from rwalk.paper import budgets, figures
+from rwalk.paper.experiments import EXPERIMENTS, LAMBDA_DECADES, SAMPLE_SIZES, Entry, Experiment
+from rwalk.paper.published import Published
+from rwalk.paper.reproduce import known_rows
+from rwalk.report.summary import Summary, mean_and_deviation, summarise
+from rwalk.specs import RunSpec
+from rwalk.store import write_atomically
+
+DATASETS = {"mnist": "MNIST", "cifar100": "CIFAR-100"}
+
+
+class Results:
+    """All rows under a results folder, summed up over their seeds, to be asked by run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        summaries = summarise(list(known_rows(folder).values()))
+        self.summaries = {RunSpec.from_json({**each.spec, "seed": 0}).hash(): each for each in summaries}
+
+    def of(self, run: RunSpec) -> Summary | None:
+        return self.summaries.get(replace(run, seed=0).hash())
+
+    def entries(self, name: str) -> list[tuple[Entry, Summary | None]]:
+        return [(entry, self.of(entry.run)) for entry in EXPERIMENTS[name].entries()]
+
+    def accuracy(self, name: str, **wanted: object) -> float | None:
+        """Mean A_K in percent of the entry with these attributes, None where it was not run."""
+        for entry, summary in self.entries(name):
+            if summary and all(getattr(entry, key) == value for key, value in wanted.items()):
+                return 100 * mean_and_deviation(summary.A[entry.head])[0]
+        return None
+
+    def intransigence(self, name: str, **wanted: object) -> float | None:
+        for entry, summary in self.entries(name):
+            if summary and all(getattr(entry, key) == value for key, value in wanted.items()):
+                return mean_and_deviation(summary.I[entry.head])[0]
+        return None
+
+
+def write_results(folder: Path) -> list[Path]:
+    """RESULTS.md beside the results folder, and the figures in it."""
+    results = Results(folder)
+    drawn = figures.draw_all(results.entries, folder / "figures")
+    page = folder.parent / "RESULTS.md"
+    write_atomically(page, "\n".join(_page(results, [path.relative_to(folder.parent) for path in drawn])) + "\n")
+    return [page, *drawn]
+
+
+def _page(results: Results, drawn: list[Path]) -> Iterator[str]:
+    yield "# The paper, reproduced"
+    yield ""
+    yield "Made by `rwalk reproduce`; do not edit. Ours is mean ± standard deviation over the seeds, A in percent."
+    yield "Where a cell of ours is empty, it has not been run. Budgets were chosen without a look at test sets or"
+    yield "published values."
+    yield ""
+    yield "## The claims of the paper's text"
+    yield ""
+    yield "| claim | dataset | held here? | what we saw |"
+    yield "|---|---|---|---|"
+    for claim in CLAIMS:
+        for dataset, title in DATASETS.items():
+            verdict = claim.judge(results, dataset)
+            yield f"| {claim.text} | {title} | " + (
+                "not run | |" if verdict is None else f"{verdict[0]} | {verdict[1]} |"
+            )
+    yield ""
+    yield "## Budgets"
+    yield ""
+    yield (budgets.__doc__ or "").strip()
+    yield ""
+    yield "| setting | steps a task | method | numbers | validation A, % |"
+    yield "|---|---|---|---|---|"
+    for setting, chosen in budgets.load().items():
+        for method, numbers in chosen["numbers"].items():
+            shown = ", ".join(f"{name} {value}" for name, value in sorted(numbers.items())) or "–"
+            yield f"| {setting} | {chosen['steps']} | {method} | {shown} | {chosen['validation'][method]} |"
+    for experiment in EXPERIMENTS.values():
+        yield ""
+        yield f"## {experiment.title}"
+        yield ""
+        yield from _table(experiment, results)
+    yield ""
+    yield "## Figures"
+    yield ""
+    for path in drawn:
+        yield f"![{path.stem}]({path.as_posix()})"
+
+
+def _table(experiment: Experiment, results: Results) -> Iterator[str]:
+    rows = results.entries(experiment.name)
+    if not any(summary for _, summary in rows):
+        yield f"Not run yet: `rwalk reproduce {experiment.name}`."
+        return
+    yield "| | | seeds | A ours | A paper | Δ | F ours | F paper | I ours | I paper |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for entry, summary in rows:
+        published = entry.published or Published(float("nan"))
+        if summary is None:
+            yield f"| {entry.block} | {entry.label} | – | | {_plain(published.A, 1)} | | | | | |"
+            continue
+        mean, spread = (100 * value for value in mean_and_deviation(summary.A[entry.head]))
+        forgotten, intransigent = (mean_and_deviation(each[entry.head])[0] for each in (summary.F, summary.I))
+        yield (
+            f"| {entry.block} | {entry.label} | {len(summary.A[entry.head])} | {mean:.1f} ± {_plain(spread, 1)} "
+            f"| {_plain(published.A, 1)} | {_signed(mean - published.A)} | {_plain(forgotten, 3)} "
+            f"| {_plain(published.F, 3)} | {_plain(intransigent, 3)} | {_plain(published.I, 3)} |"
+        )
+
+
+def _plain(value: float | None, digits: int) -> str:
+    return "" if value is None or np.isnan(value) else f"{value:.{digits}f}"
+
+
+def _signed(value: float) -> str:
+    return "" if np.isnan(value) else f"{value:+.1f}"
+
+
+# ── the claims ────────────────────────────────────────────────────────────────────────────────────────────────
+
+Verdict = tuple[str, str]  # yes or no, and the numbers
+
+
+@dataclass(frozen=True)
+class Claim:
+    text: str
+    judge: Callable[[Results, str], Verdict | None]
+
+
+def _verdict(held: bool, seen: str) -> Verdict:
+    return "yes" if held else "**no**", seen
+
+
+def _best_with_samples(results: Results, dataset: str) -> Verdict | None:
+    methods = ("vanilla", "ewc++", "pi", "rwalk")
+    found = {m: results.accuracy(f"table1-{dataset}", block="samples", label=f"{m}-S") for m in methods}
+    scores = {method: score for method, score in found.items() if score is not None}
+    if len(scores) < len(methods):
+        return None
+    seen = ", ".join(f"{method} {score:.1f}" for method, score in scores.items())
+    return _verdict(scores["rwalk"] >= max(scores.values()), seen)
+
+
+def _multi_head_hides(results: Results, dataset: str) -> Verdict | None:
+    gaps = {}
+    for method in ("ewc++", "pi", "rwalk"):
+        multi = results.accuracy(f"table1-{dataset}", block="multi", label=method)
+        single = results.accuracy(f"table1-{dataset}", block="single", label=method)
+        if multi is None or single is None:
+            return None
+        gaps[method] = multi - single
+    seen = ", ".join(f"{method} loses {gap:.1f} points" for method, gap in gaps.items())
+    return _verdict(min(gaps.values()) > 20, seen)
+
+
+def _samples_cure(results: Results, dataset: str) -> Verdict | None:
+    seen, held = [], True
+    for method in ("ewc++", "pi", "rwalk"):
+        without = results.intransigence(f"table1-{dataset}", block="single", label=method)
+        within = results.intransigence(f"table1-{dataset}", block="samples", label=f"{method}-S")
+        if without is None or within is None:
+            return None
+        seen.append(f"{method} {without:.2f} → {within:.2f}")
+        held &= within < without
+    return _verdict(held, "I: " + ", ".join(seen))
+
+
+def _uniform_is_enough(results: Results, dataset: str) -> Verdict | None:
+    seen, held = [], True
+    for method in ("vanilla", "ewc++", "pi", "rwalk"):
+        mof = results.accuracy(f"figure5-{dataset}", block="mof", label=f"{method}-S")
+        uniform = results.accuracy(f"figure5-{dataset}", block="uniform", label=f"{method}-S")
+        if mof is None or uniform is None:
+            return None
+        seen.append(f"{method} {mof:.1f} and {uniform:.1f}")
+        held &= abs(mof - uniform) <= 3
+    return _verdict(held, "MoF and uniform: " + ", ".join(seen) + " (within 3 points?)")
+
+
+def _insensitive(results: Results, dataset: str) -> Verdict | None:
+    spreads = {}
+    for form in ("gradient", "proximal"):
+        scores = [
+            results.accuracy(f"tableS2-{dataset}", block=form, label=f"rwalk λ={lam:g}") for lam in LAMBDA_DECADES
+        ]
+        known = [score for score in scores if score is not None]
+        if len(known) < len(scores):
+            return None
+        spreads[form] = max(known) - min(known)
+    seen = ", ".join(f"{form} form {spread:.1f} points" for form, spread in spreads.items())
+    return _verdict(min(spreads.values()) <= 2, f"spread of A over λ = 0.1 … 10⁴: {seen} (paper: 1.0)")
+
+
+def _vanilla_catches_up(results: Results, dataset: str) -> Verdict | None:
+    sizes = SAMPLE_SIZES[dataset]
+    pairs = []
+    for size in (sizes[0], sizes[-1]):
+        both = [
+            results.accuracy(f"figure4-{dataset}", block=f"{size} a class", label=f"{m}-S")
+            for m in ("vanilla", "rwalk")
+        ]
+        if both[0] is None or both[1] is None:
+            return None
+        pairs.append((size, both[0], both[1]))
+    (few, low, low_rwalk), (many, high, high_rwalk) = pairs
+    seen = f"{few} a class: {low:.1f} against RWalk's {low_rwalk:.1f}; {many}: {high:.1f} against {high_rwalk:.1f}"
+    return _verdict(high >= high_rwalk - 1 and low < low_rwalk, seen)
+
+
+CLAIMS = (
+    Claim("RWalk is best in single-head evaluation with samples", _best_with_samples),
+    Claim("multi-head evaluation hides the problem", _multi_head_hides),
+    Claim("samples cure intransigence", _samples_cure),
+    Claim("uniform sampling is nearly as good as MoF", _uniform_is_enough),
+    Claim("RWalk is insensitive to λ", _insensitive),
+    Claim("vanilla catches up with enough samples", _vanilla_catches_up),
+)
