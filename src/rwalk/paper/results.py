@@ -78,10 +78,15 @@ def _page(results: Results, drawn: list[Path]) -> Iterator[str]:
     yield ""
     yield (budgets.__doc__ or "").strip()
     yield ""
+    yield "A λ marked * is the largest that was tried: a wider grid may do better."
+    yield ""
     yield "| setting | steps a task | method | numbers | validation A, % |"
     yield "|---|---|---|---|---|"
     for setting, chosen in budgets.load().items():
+        largest = max(budgets.GRIDS[setting.split("-")[0]].lambdas)
         for method, numbers in chosen["numbers"].items():
+            if numbers.get("lam") == largest:
+                numbers = {**numbers, "lam": f"{largest:g}*"}
             shown = ", ".join(f"{name} {value}" for name, value in sorted(numbers.items())) or "–"
             yield f"| {setting} | {chosen['steps']} | {method} | {shown} | {chosen['validation'][method]} |"
     for experiment in EXPERIMENTS.values():
