@@ -23,7 +23,7 @@ class EWC(Method):
     summary: ClassVar[str] = "elastic weight consolidation: one Fisher a task, memory grows with the tasks"
     data_pass: ClassVar[bool] = True
 
-    lam: Number = 1e4
+    lam: Number = 1e6  # a batch's squared gradient is tiny at a minimum
 
     def consolidate(
         self, state: State, theta: Tensor, fisher: Tensor | None = None, ranges: Ranges | None = None
