@@ -6,19 +6,19 @@ command `rwalk`. Behind them, one engine: methods on vectors, and a fleet that t
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rwalk import metrics
-from rwalk.errors import InputError
-from rwalk.fleet import Fleet, Training
-from rwalk.guard import Guard
-from rwalk.learners import Learner, learner
-from rwalk.memory import MemorySpec
-from rwalk.methods import EWC, PI, EWCpp, Method, RWalk, Vanilla
-from rwalk.streams import Dataset, Stream, from_arrays, permuted, split
-
 if TYPE_CHECKING:
+    from rwalk import metrics
     from rwalk.classifier import IncrementalClassifier
+    from rwalk.errors import InputError
+    from rwalk.fleet import Fleet, Training
+    from rwalk.guard import Guard
+    from rwalk.learners import Learner, learner
+    from rwalk.memory import MemorySpec
+    from rwalk.methods import EWC, PI, EWCpp, Method, RWalk, Vanilla
+    from rwalk.streams import Dataset, Stream, from_arrays, permuted, split
 
 __version__ = "0.1.0"
 
@@ -45,11 +45,29 @@ __all__ = [
     "split",
 ]
 
+_HOMES = {
+    "rwalk.classifier": ("IncrementalClassifier",),
+    "rwalk.errors": ("InputError",),
+    "rwalk.fleet": ("Fleet", "Training"),
+    "rwalk.guard": ("Guard",),
+    "rwalk.learners": ("Learner", "learner"),
+    "rwalk.memory": ("MemorySpec",),
+    "rwalk.methods": ("EWC", "PI", "EWCpp", "Method", "RWalk", "Vanilla"),
+    "rwalk.streams": ("Dataset", "Stream", "from_arrays", "permuted", "split"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
 
 def __getattr__(name: str) -> Any:
-    """The estimator needs scikit-learn; the rest must work without it, so it is imported when asked for."""
-    if name == "IncrementalClassifier":
-        from rwalk.classifier import IncrementalClassifier
+    """Imported when asked for: `rwalk --help` must not wait for torch, nor `Guard` for scikit-learn."""
+    if name == "metrics":
+        return import_module("rwalk.metrics")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'rwalk' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
 
-        return IncrementalClassifier
-    raise AttributeError(f"module 'rwalk' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
