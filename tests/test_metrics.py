@@ -168,9 +168,7 @@ def test_what_is_given_is_never_changed(a: Floats) -> None:
     np.testing.assert_array_equal(a, before)
 
 
-@pytest.mark.parametrize(
-    "bad", [0.5, [0.5, 0.6], np.zeros((2, 3)), np.zeros((4, 0, 0)), [[0.1], [0.2, 0.3]], "a"]
-)
+@pytest.mark.parametrize("bad", [0.5, [0.5, 0.6], np.zeros((2, 3)), np.zeros((4, 0, 0)), [[0.1], [0.2, 0.3]], "a"])
 def test_what_is_no_accuracy_matrix_is_refused(bad: object) -> None:
     for measure in (metrics.average_accuracy, metrics.average_accuracies, metrics.task_forgetting):
         with pytest.raises(InputError, match="accuracies must be") as refusal:
