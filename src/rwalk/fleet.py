@@ -7,10 +7,12 @@ and never see each other: no reduction here crosses runs, no random draw depends
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from shutil import which
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,7 +32,7 @@ from rwalk.vectors import Networks
 
 HEADS = ("single", "multi")
 CHUNK = 64  # steps between looks at the losses: a look waits for the device
-CPU_BLOCK = 1 << 16  # elements updated at a time on a CPU, so that a block's vectors stay in the cache
+WORTH_COMPILING = 1_300_000_000  # parameters × steps on a CPU: 5,000 steps of the paper's MLP, some seconds saved
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,10 @@ class Fleet:
     >>> fleet.accuracy["single"].shape
     (2, 5, 5)
 
+    `fuse` compiles the walk into one kernel. Without it, that is done on CUDA, and on a CPU where there is a C++
+    compiler and the run is long enough to earn the seconds it takes; the rule looks at the run alone, so that its
+    bits do not depend on its company.
+
     A stream may be the rest of a longer one: `past` counts the tasks before its first, whose examples are gone.
     Random draws go on where they left off.
     """
@@ -97,6 +103,7 @@ class Fleet:
         dtype: torch.dtype = torch.float32,
         autocast: bool = False,
         past: int = 0,
+        fuse: bool | None = None,
     ) -> None:
         if not seeds or len(learners) != len(seeds):
             raise InputError(f"a fleet needs one learner a seed, got {len(learners)} for {len(seeds)} seeds")
@@ -113,21 +120,20 @@ class Fleet:
         )
         self.learners = list(learners)
         self.learner = first
-        self.method = stack([each.method for each in learners], self.net.theta, columns=self.net.theta.is_cuda)
+        self.fused = self._worth_fusing() if fuse is None else fuse
+        self.method = stack([each.method for each in learners], self.net.theta, columns=self.fused)
         self.memory = None if first.memory is None else Memory(first.memory)
         self._need_features()
-        # EWC's springs grow with the tasks: compiling it again for every task costs more than it gains.
-        self._walk = walk if self.method.data_pass else _fused(walk, self.net.device)
-        self._score = _fused(_score, self.net.device)
+        self._walk = _compiled(walk) if self.fused else walk
+        self._score = _compiled(_score) if self.fused else _score
 
         theta = self.net.theta.detach()
         self.theta = theta  # the same storage, without autograd
-        self.grad = torch.empty_like(theta) if self.net.solo else None
         self.state: State = self.method.start(theta)
         self.teacher: Tensor | None = None
         self.task = 0
         self.step = 0
-        self.optimizer: Optimizer = OPTIMIZERS[training.optimizer](theta, training.lr)
+        self.optimizer: Optimizer = self._new_optimizer()
         shape = (self.runs, len(stream), len(stream))
         self.accuracy: dict[str, NDArray[np.float64]] = {head: np.full(shape, np.nan) for head in HEADS}
         self.stopped: list[str | None] = [None] * self.runs
@@ -197,18 +203,16 @@ class Fleet:
 
     def _begin_task(self) -> None:
         if self.step == 0:
-            self.optimizer = OPTIMIZERS[self.training.optimizer](self.theta, self.training.lr)
+            self.optimizer = self._new_optimizer()
             self.teacher = self.theta.clone() if self.learner.distills and self.task else None
         task = self.stream.tasks[self.task]
         labels = self.stream.labels(task.train)
         self.current = [task.train[labels == label].cpu() for label in task.classes]
-        self.steps = self.training.steps or self.training.epochs * batches.steps_per_epoch(
-            self.current, self.training.batch
-        )
+        self.steps = self._steps_of(task.train)
         self.head = self._mask(self._trained_classes())
         self._new = self._mask(task.classes) == 0
         self._old = (self._mask(self.stream.seen(self.task)) == 0) & ~self._new
-        self._parts = self._blocks()
+        self._parts = self._cut()
 
     def _train_task(
         self, progress: Callable[[Progress], None] | None = None, keeper: Keeper | None = None
@@ -248,16 +252,20 @@ class Fleet:
     def _take_step(self, index: Tensor) -> Tensor:
         x, y = self.stream.batch(index)
         losses = self._loss(self.net.forward(x), x, y)
-        grad = self.net.gradient(losses, self.grad)
+        by_parameter = len(self._parts) > 1 and self.learner.projector is None
+        pieces = self.net.gradient_pieces(losses) if by_parameter else [self.net.gradient(losses)]
         with torch.no_grad():
             square = None
             if self.method.fisher == "example" and "square" in self.method.wants:
                 square = self._example_squares(x, y, self.head)
-            if self.learner.projector and self.task:
-                grad = self.learner.projector.project(grad, self._memory_gradients())
+            if self.learner.projector:
+                grad = (
+                    self.learner.projector.project(pieces[0], self._memory_gradients()) if self.task else pieces[0]
+                )
+                pieces = [grad[:, part.where] for part in self._parts]
             self.optimizer.tick()
-            for part in self._parts:
-                self._walk(self.method, self.optimizer, part, grad, square)
+            for part, piece in zip(self._parts, pieces, strict=True):
+                self._walk(self.method, self.optimizer, part, piece, square)
         return losses.detach()
 
     def _close_window(self) -> None:
@@ -273,25 +281,46 @@ class Fleet:
             self.net.module.train()
         return icarl.distillation(logits, y, self._new, self._old, taught)
 
-    def _blocks(self) -> list[_Part]:
-        """Views of all vectors, block by block; `move` and `scratch` serve one block after another.
+    def _new_optimizer(self) -> Optimizer:
+        return OPTIMIZERS[self.training.optimizer](self.theta, self.training.lr, self.fused)
 
-        A CPU walks in blocks that stay in its cache. A GPU takes everything at once, without scratch vectors:
-        they would be written for nothing where the update is one fused kernel.
+    def _worth_fusing(self) -> bool:
+        """One kernel reads every vector once, where eager arithmetic reads some of them eight times.
+
+        EWC's springs grow with the tasks: compiling it again for every task costs more than it gains. On a CPU
+        torch's own fused Adam is all that vanilla needs.
         """
-        total = self.theta.shape[1]
-        if self.theta.is_cuda:
+        method, theta = self.learner.method, self.net.theta
+        if method.data_pass:
+            return False
+        if theta.is_cuda:
+            return find_spec("triton") is not None
+        if not method.wants or self.runs > 1 or which(os.environ.get("CXX", "g++")) is None:
+            return False
+        steps = sum(self._steps_of(task.train) for task in self.stream.tasks)
+        return steps * theta.shape[1] >= WORTH_COMPILING
+
+    def _steps_of(self, examples: Tensor) -> int:
+        per_epoch = batches.steps_per_epoch([examples], self.training.batch)
+        return self.training.steps or self.training.epochs * per_epoch
+
+    def _cut(self) -> list[_Part]:
+        """Views of all vectors, part by part; `move` and `scratch` serve one part after another.
+
+        A run alone walks parameter by parameter, as its gradients come, while they are in the cache. A fleet, or
+        one fused kernel, takes everything at once, and the kernel without scratch vectors: it would write them for
+        nothing.
+        """
+        if self.fused or self.theta.is_cuda:
             return [_Part(slice(None), self.theta, self.state, None, None)]
-        # Blocks of one row are contiguous, as the fused optimizer needs them.
-        count = -(-total // CPU_BLOCK) if self.runs == 1 else 1
-        size = -(-total // count)
-        move, scratch = (self.theta.new_empty(self.runs, size) for _ in range(2))
-        parts = []
-        for start in range(0, total, size):
-            where = slice(start, min(start + size, total))
-            width = where.stop - where.start
+        sizes = self.net.layout.sizes if self.net.solo else [self.net.layout.size]
+        move, scratch = (self.theta.new_empty(self.runs, max(sizes)) for _ in range(2))
+        parts, start = [], 0
+        for size in sizes:
+            where = slice(start, start + size)
             state = {name: vector[:, where] for name, vector in self.state.items()}
-            parts.append(_Part(where, self.theta[:, where], state, move[:, :width], scratch[:, :width]))
+            parts.append(_Part(where, self.theta[:, where], state, move[:, :size], scratch[:, :size]))
+            start += size
         return parts
 
     def _graphable(self) -> bool:
@@ -348,7 +377,7 @@ class Fleet:
 
     def _data_fisher(self) -> Tensor:
         """The Fisher of the task's data at θ, eq. (1): mean squared gradient, in evaluation mode."""
-        fisher, grad = torch.zeros_like(self.theta), torch.empty_like(self.theta)
+        fisher = torch.zeros_like(self.theta)
         everything = torch.cat(self.current).to(self.theta.device)
         for index in everything.split(self.training.batch):
             x, y = self.stream.batch(index.expand(self.runs, -1))
@@ -356,7 +385,7 @@ class Fleet:
                 square = self._example_squares(x, y, self.head)
             else:
                 losses = heads.cross_entropy(self.net.forward(x, train=False) + self.head, y)
-                square = self.net.gradient(losses, grad).square()
+                square = self.net.gradient(losses).square()
             fisher.add_(square, alpha=len(index) / len(everything))
         return fisher
 
@@ -378,7 +407,7 @@ class Fleet:
             x, y = self.stream.batch(examples.gather(1, part.to(examples.device)))
             with torch.enable_grad(), self.net.still_buffers():
                 losses = heads.cross_entropy(self.net.forward(x) + own[owner[part]], y)
-                grads.append(self.net.gradient(losses, torch.empty_like(self.theta)))
+                grads.append(self.net.gradient(losses))
         return torch.stack(grads, dim=1)
 
     # ── measuring and remembering ─────────────────────────────────────────────────────────────────────────
@@ -451,7 +480,7 @@ class Fleet:
 
 
 class _Part(NamedTuple):
-    """One block of parameters: its slice, and the views of every vector there."""
+    """Some of the parameters: their slice, and the views of every vector there."""
 
     where: slice
     theta: Tensor
@@ -460,10 +489,9 @@ class _Part(NamedTuple):
     scratch: Tensor | None
 
 
-def walk(method: Method, optimizer: Optimizer, part: _Part, gradient: Tensor, square: Tensor | None) -> None:
-    """One step of the walk on one block of parameters: everything here is elementwise."""
+def walk(method: Method, optimizer: Optimizer, part: _Part, grad: Tensor, square: Tensor | None) -> None:
+    """One step of the walk on some of the parameters: everything here is elementwise."""
     where, theta, state, move_out, scratch = part
-    grad = gradient[:, where]
     move = square_here = grad  # stand-ins, unless the method wants them
     if "move" in method.wants:
         before = theta.clone() if move_out is None else move_out.copy_(theta)
@@ -482,10 +510,7 @@ def _score(method: Method, state: State, theta: Tensor) -> None:
     method.score(state, theta)
 
 
-def _fused(function: Callable[..., None], device: torch.device) -> Callable[..., None]:
-    """On CUDA an elementwise function becomes one kernel, where there is a compiler for it."""
-    if device.type != "cuda" or find_spec("triton") is None:
-        return function
+def _compiled(function: Callable[..., None]) -> Callable[..., None]:
     # Every method, before and after its first consolidation, is a variant of its own.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     return torch.compile(function, dynamic=True)

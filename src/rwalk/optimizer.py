@@ -25,9 +25,11 @@ class Optimizer(Protocol):
 class Adam:
     """Kingma & Ba 2015, with the paper's β: one fused kernel over all runs and parameters."""
 
-    def __init__(self, theta: Tensor, lr: float, betas: tuple[float, float] = (0.9, 0.999)) -> None:
+    betas = (0.9, 0.999)
+
+    def __init__(self, theta: Tensor, lr: float, written_out: bool = False) -> None:
         self.lr = lr
-        self.betas = betas
+        self.written_out = written_out or theta.is_cuda  # for a compiler to fuse; else torch's own fused kernel
         self.state = {
             "mean": torch.zeros_like(theta, requires_grad=False),
             "square": torch.zeros_like(theta, requires_grad=False),
@@ -36,9 +38,15 @@ class Adam:
 
     def tick(self) -> None:
         self.state["steps"] += 1
+        if self.written_out:
+            steps = self.state["steps"].double()
+            # 1 − βᵗ without cancellation; as scalars of θ's own precision, for the fused loop to stay in it
+            debias_mean, debias_square = (-torch.expm1(steps * math.log(beta)) for beta in self.betas)
+            dtype = self.state["mean"].dtype
+            self._rate, self._root = (self.lr / debias_mean).to(dtype), debias_square.rsqrt().to(dtype)
 
     def step(self, theta: Tensor, grad: Tensor, part: slice = slice(None)) -> None:
-        if theta.is_cuda:
+        if self.written_out:
             self._formula(theta, grad)
             return
         # The kernel behind torch.optim.Adam(fused=True), without that class's bookkeeping per call.
@@ -60,18 +68,16 @@ class Adam:
 
     def _formula(self, theta: Tensor, grad: Tensor) -> None:
         """The same, written out: a compiler fuses it with the rest of the walk."""
-        mean, square, steps = self.state["mean"], self.state["square"], self.state["steps"].double()
+        mean, square = self.state["mean"], self.state["square"]
         mean.lerp_(grad, 1 - self.betas[0])
         square.lerp_(grad * grad, 1 - self.betas[1])
-        # 1 − βᵗ without cancellation
-        debias_mean, debias_square = (-torch.expm1(steps * math.log(beta)) for beta in self.betas)
-        theta -= (self.lr / debias_mean) * mean / ((square / debias_square).sqrt() + 1e-8)
+        theta -= self._rate * mean / (square.sqrt() * self._root + 1e-8)
 
 
 class SGD:
     """Plain stochastic gradient descent, as GEM's authors train."""
 
-    def __init__(self, theta: Tensor, lr: float) -> None:
+    def __init__(self, theta: Tensor, lr: float, written_out: bool = False) -> None:
         self.lr = lr
         self.state: dict[str, Tensor] = {}
 

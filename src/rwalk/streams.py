@@ -319,8 +319,9 @@ def _renumbered(numbers: Tensor, total: int, chosen: Tensor) -> Tensor:
 
 
 def _gathered(x: Tensor, y: Tensor, permutations: Tensor | None, index: Tensor) -> tuple[Tensor, Tensor]:
-    if permutations is None:
-        return x[index], y[index]
+    if permutations is None:  # index_select is faster than indexing, and takes one dimension
+        rows = index.reshape(-1)
+        return x.index_select(0, rows).view(*index.shape, *x.shape[1:]), y.index_select(0, rows).view(index.shape)
     example, view = index % len(y), index // len(y)
     shown = x.flatten(1)[example].gather(-1, permutations[view])
     return shown.view(*index.shape, *x.shape[1:]), y[example]

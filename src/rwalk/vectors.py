@@ -7,8 +7,9 @@ Everybody else sees `theta`, `forward` and `gradient`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -147,8 +148,9 @@ class Networks:
         self, x: Tensor, *, theta: Tensor | None = None, train: bool = True
     ) -> tuple[Tensor, Tensor]:
         """(features [R, B, f], logits [R, B, C]); features are empty where the network has no known head."""
-        self.module.train(train)
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast):
+        if self.module.training != train:
+            self.module.train(train)
+        with self._precision():
             if self.solo and theta is None:
                 logits = self.module(x[0])
                 return self._taken(logits)[None], logits[None].to(self.theta.dtype)
@@ -158,6 +160,9 @@ class Networks:
             features, logits = torch.func.vmap(self._call)(parameters, buffers, x)
         return features, logits.to(self.theta.dtype)
 
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.autocast else nullcontext()
+
     def _call(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
         logits = torch.func.functional_call(self.module, {**parameters, **buffers}, (x,))
         return self._taken(logits), logits
@@ -166,14 +171,16 @@ class Networks:
         features, self._features = self._features, None
         return logits.new_empty(logits.shape[0], 0) if features is None else features.flatten(1)
 
-    def gradient(self, losses: Tensor, out: Tensor | None = None) -> Tensor:
-        """∂losses[r]/∂θ[r] for every run: [R, P], in `out` where that saves an allocation (R = 1)."""
+    def gradient(self, losses: Tensor) -> Tensor:
+        """∂losses[r]/∂θ[r] for every run: [R, P]."""
         if not self.solo:
             return torch.autograd.grad(losses.sum(), self.theta)[0]
+        return torch.cat(self.gradient_pieces(losses), dim=1)
+
+    def gradient_pieces(self, losses: Tensor) -> list[Tensor]:
+        """The same for R = 1, as it comes: a piece [1, n] a parameter, which spares the gathering."""
         grads = torch.autograd.grad(losses[0], self._parameters, allow_unused=True, materialize_grads=True)
-        out = torch.empty_like(self.theta) if out is None else out
-        gather(grads, out[0])
-        return out
+        return [grad.reshape(1, -1) for grad in grads]
 
     def head_weight(self) -> Tensor:
         """The last layer's weights [R, C, f]: row c is w_c."""
