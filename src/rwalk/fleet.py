@@ -129,6 +129,7 @@ class Fleet:
 
         theta = self.net.theta.detach()
         self.theta = theta  # the same storage, without autograd
+        self._grad = torch.empty_like(theta) if self.net.solo and self.fused else None
         self.state: State = self.method.start(theta)
         self.teacher: Tensor | None = None
         self.task = 0
@@ -253,7 +254,7 @@ class Fleet:
         x, y = self.stream.batch(index)
         losses = self._loss(self.net.forward(x), x, y)
         by_parameter = len(self._parts) > 1 and self.learner.projector is None
-        pieces = self.net.gradient_pieces(losses) if by_parameter else [self.net.gradient(losses)]
+        pieces = self.net.gradient_pieces(losses) if by_parameter else [self.net.gradient(losses, self._grad)]
         with torch.no_grad():
             square = None
             if self.method.fisher == "example" and "square" in self.method.wants:

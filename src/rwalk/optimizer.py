@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Protocol
 
 import torch
@@ -35,15 +34,17 @@ class Adam:
             "square": torch.zeros_like(theta, requires_grad=False),
             "steps": torch.zeros((), device=theta.device),
         }
+        self._log_betas = torch.tensor(self.betas, dtype=torch.float64, device=theta.device).log()
+        self._rate, self._root = (torch.ones((), dtype=theta.dtype, device=theta.device) for _ in range(2))
 
     def tick(self) -> None:
         self.state["steps"] += 1
         if self.written_out:
-            steps = self.state["steps"].double()
             # 1 − βᵗ without cancellation; as scalars of θ's own precision, for the fused loop to stay in it
-            debias_mean, debias_square = (-torch.expm1(steps * math.log(beta)) for beta in self.betas)
-            dtype = self.state["mean"].dtype
-            self._rate, self._root = (self.lr / debias_mean).to(dtype), debias_square.rsqrt().to(dtype)
+            steps = self.state["steps"].double()
+            debias_mean, debias_square = -torch.expm1(steps * self._log_betas)
+            self._rate.copy_(self.lr / debias_mean)
+            self._root.copy_(debias_square.rsqrt())
 
     def step(self, theta: Tensor, grad: Tensor, part: slice = slice(None)) -> None:
         if self.written_out:

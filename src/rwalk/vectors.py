@@ -171,11 +171,11 @@ class Networks:
         features, self._features = self._features, None
         return logits.new_empty(logits.shape[0], 0) if features is None else features.flatten(1)
 
-    def gradient(self, losses: Tensor) -> Tensor:
-        """∂losses[r]/∂θ[r] for every run: [R, P]."""
+    def gradient(self, losses: Tensor, out: Tensor | None = None) -> Tensor:
+        """∂losses[r]/∂θ[r] for every run: [R, P]; for R = 1 in `out`, where it is given."""
         if not self.solo:
             return torch.autograd.grad(losses.sum(), self.theta)[0]
-        return torch.cat(self.gradient_pieces(losses), dim=1)
+        return torch.cat(self.gradient_pieces(losses), dim=1, out=out)
 
     def gradient_pieces(self, losses: Tensor) -> list[Tensor]:
         """The same for R = 1, as it comes: a piece [1, n] a parameter, which spares the gathering."""
