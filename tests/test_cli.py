@@ -322,7 +322,7 @@ def numbers(allowed: Callable[[float], bool]) -> st.SearchStrategy[float]:
     return st.floats(allow_nan=True, allow_infinity=True).filter(lambda value: not allowed(value))
 
 
-finite = (-1.7e308, 1.7e308)
+finite = (-sys.float_info.max, sys.float_info.max)
 BAD_NUMBERS = {
     "--lam": numbers(lambda v: 0 <= v <= finite[1]),
     "--set=alpha": numbers(lambda v: 0 <= v <= 1),
