@@ -297,10 +297,12 @@ def _one_thread(device: str) -> Iterator[None]:
     before = torch.get_num_threads()
     if device == "cpu":
         torch.set_num_threads(1)
+        torch.set_flush_denormal(True)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+        torch.set_flush_denormal(False)
 
 
 def _fleets(specs: Sequence[RunSpec]) -> list[tuple[RunSpec, ...]]:
