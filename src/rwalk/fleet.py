@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from rwalk import batches, heads, networks, samplers, seeds
 from rwalk.errors import InputError, unknown
+from rwalk.graphs import Arriving, Graphed
 from rwalk.learners import Learner
 from rwalk.memory import Group, Memory
 from rwalk.methods import icarl
@@ -214,26 +215,31 @@ class Fleet:
         self._new = self._mask(task.classes) == 0
         self._old = (self._mask(self.stream.seen(self.task)) == 0) & ~self._new
         self._parts = self._cut()
+        if self.learner.projector and self.task:
+            self._recalled = self._recall(self.learner.projector.per_task)
 
     def _train_task(
         self, progress: Callable[[Progress], None] | None = None, keeper: Keeper | None = None
     ) -> None:
-        take: Callable[[Tensor], Tensor] = self._take_step
-        score: Callable[[], None] = self._close_window
-        if self._graphable():
-            take, score = _Graphed(take), _Graphed(score)
-        losses = []
+        take, score = self._capture()
+        losses: list[Tensor] = []
+        queued: deque[tuple[int, Arriving]] = deque()
         for index in self._batches():
             losses.append(take(index))
             self.step += 1
             if self.method.window and self.step % self.method.window == 0:
                 score()
             due = keeper is not None and keeper.due(self)
-            if len(losses) == CHUNK or self.step == self.steps or due:
-                loss = self._look_at(torch.stack(losses))
+            last = self.step == self.steps or due
+            if len(losses) == CHUNK or last:
+                queued.append((self.step, Arriving(torch.stack(losses))))
                 losses.clear()
-                if progress:
-                    progress(Progress(self.task, len(self.stream), self.step, self.steps, loss))
+                # One chunk late, so that a device has work while it is waited for; in the end, all of them.
+                while len(queued) > (0 if last or not self.theta.is_cuda else 1):
+                    step, chunk = queued.popleft()
+                    loss = self._look_at(step, chunk.arrived())
+                    if progress:
+                        progress(Progress(self.task, len(self.stream), step, self.steps, loss))
                 if all(self.stopped):
                     return
             if keeper and due:
@@ -251,23 +257,27 @@ class Fleet:
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _take_step(self, index: Tensor) -> Tensor:
-        x, y = self.stream.batch(index)
-        losses = self._loss(self.net.forward(x), x, y)
-        by_parameter = len(self._parts) > 1 and self.learner.projector is None
-        pieces = self.net.gradient_pieces(losses) if by_parameter else [self.net.gradient(losses, self._grad)]
+        losses, *pieces = self._gradients(index)
+        square = None
+        if self.method.fisher == "example" and "square" in self.method.wants:
+            square = self._example_squares(*self.stream.batch(index), self.head)
         with torch.no_grad():
-            square = None
-            if self.method.fisher == "example" and "square" in self.method.wants:
-                square = self._example_squares(x, y, self.head)
+            if self.learner.projector and self.task:
+                pieces = [self.learner.projector.project(pieces[0], self._memory_gradients())]
             if self.learner.projector:
-                grad = (
-                    self.learner.projector.project(pieces[0], self._memory_gradients()) if self.task else pieces[0]
-                )
-                pieces = [grad[:, part.where] for part in self._parts]
+                pieces = [pieces[0][:, part.where] for part in self._parts]
             self.optimizer.tick()
             for part, piece in zip(self._parts, pieces, strict=True):
                 self._walk(self.method, self.optimizer, part, piece, square)
-        return losses.detach()
+        return losses
+
+    def _task_gradients(self, index: Tensor) -> tuple[Tensor, ...]:
+        """Losses [R] of a batch and their gradients: all of it [R, P], or for a run alone as they come."""
+        x, y = self.stream.batch(index)
+        losses = self._loss(self.net.forward(x), x, y)
+        if len(self._parts) > 1 and self.learner.projector is None:
+            return losses.detach(), *self.net.gradient_pieces(losses)
+        return losses.detach(), self.net.gradient(losses, self._grad)
 
     def _close_window(self) -> None:
         self._score(self.method, self.state, self.theta)
@@ -324,14 +334,21 @@ class Fleet:
             start += size
         return parts
 
-    def _graphable(self) -> bool:
-        on_cuda = self.theta.device.type == "cuda"
-        return on_cuda and self.learner.projector is None and self.method.fisher == "batch"
+    def _capture(self) -> tuple[Callable[[Tensor], Tensor], Callable[[], None]]:
+        """A step and the closing of a window, on CUDA as graphs: whole, or in parts if something has to look."""
+        self._gradients: Callable[[Tensor], tuple[Tensor, ...]] = self._task_gradients
+        self._constraint: Callable[[Tensor, Tensor], Tensor] = self._exemplar_gradient
+        if not self.theta.is_cuda:
+            return self._take_step, self._close_window
+        if self.learner.projector is None and self.method.fisher == "batch":
+            return Graphed(self._take_step), Graphed(self._close_window)
+        self._gradients, self._constraint = Graphed(self._task_gradients), Graphed(self._exemplar_gradient)
+        return self._take_step, self._close_window
 
-    def _look_at(self, losses: Tensor) -> float:
+    def _look_at(self, last: int, losses: Tensor) -> float:
         """Stop the runs whose loss is no longer a number; their rows go on as NaN and disturb nobody."""
-        finite = losses.isfinite().cpu()
-        first = self.step - len(losses)
+        finite = losses.isfinite()
+        first = last - len(losses)
         for run in (~finite.all(0)).nonzero().flatten().tolist():
             if self.stopped[run] is None:
                 step = first + int(finite[:, run].int().argmin()) + 1
@@ -392,24 +409,33 @@ class Fleet:
 
     def _memory_gradients(self) -> Tensor:
         """Gradients of the old tasks' exemplars at θ [R, constraints, P], each under its own task's head."""
-        assert self.memory is not None and self.learner.projector is not None
-        groups = self.memory.groups
-        examples = torch.cat([group.examples for group in groups], dim=1).to(self.theta.device)
-        owner = torch.tensor([group.task for group in groups for _ in range(group.examples.shape[1])])
-        if self.learner.projector.per_task:
-            parts = [(owner == task).nonzero().flatten().expand(self.runs, -1) for task in range(self.task)]
-        else:
-            draws = [seeds.generator(seed, "constraint", self.past + self.task, self.step) for seed in self.seeds]
-            size = min(self.training.batch, len(owner))
-            parts = [torch.stack([torch.randperm(len(owner), generator=g)[:size] for g in draws])]
-        own = torch.stack([self._mask(task.classes) for task in self.stream.tasks[: self.task]])
-        grads = []
-        for part in parts:
-            x, y = self.stream.batch(examples.gather(1, part.to(examples.device)))
-            with torch.enable_grad(), self.net.still_buffers():
-                losses = heads.cross_entropy(self.net.forward(x) + own[owner[part]], y)
-                grads.append(self.net.gradient(losses))
-        return torch.stack(grads, dim=1)
+        assert self.learner.projector is not None
+        constraints = self._recalled if self.learner.projector.per_task else [self._draw(*self._recalled[0])]
+        return torch.stack([self._constraint(*each) for each in constraints], dim=1)
+
+    def _recall(self, per_task: bool) -> list[tuple[Tensor, Tensor]]:
+        """(exemplars [R, n], the head of each [R, n, C]), task by task or all together."""
+        assert self.memory is not None
+        found = []
+        for number, task in enumerate(self.stream.tasks[: self.task]):
+            examples = torch.cat([group.examples for group in self.memory.of_task(number)], dim=1)
+            found.append((examples.to(self.theta.device), self._mask(task.classes).expand(*examples.shape, -1)))
+        if per_task:
+            return found
+        return [(torch.cat([e for e, _ in found], dim=1), torch.cat([m for _, m in found], dim=1))]
+
+    def _draw(self, examples: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
+        """A batch of them, each run's by its own draw."""
+        draws = [seeds.generator(seed, "constraint", self.past + self.task, self.step) for seed in self.seeds]
+        count = examples.shape[1]
+        size = min(self.training.batch, count)
+        place = torch.stack([torch.randperm(count, generator=g)[:size] for g in draws]).to(examples.device)
+        return examples.gather(1, place), masks.gather(1, place[..., None].expand(-1, -1, masks.shape[2]))
+
+    def _exemplar_gradient(self, index: Tensor, head: Tensor) -> Tensor:
+        x, y = self.stream.batch(index)
+        with torch.enable_grad(), self.net.still_buffers():
+            return self.net.gradient(heads.cross_entropy(self.net.forward(x) + head, y))
 
     # ── measuring and remembering ─────────────────────────────────────────────────────────────────────────
 
@@ -515,35 +541,3 @@ def _compiled(function: Callable[..., None]) -> Callable[..., None]:
     # Every method, before and after its first consolidation, is a variant of its own.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     return torch.compile(function, dynamic=True)
-
-
-class _Graphed:
-    """A function of tensors as one captured CUDA graph: the first calls run as they are, the rest replay.
-
-    Warming up with real calls keeps the training exact; capturing itself executes nothing.
-    """
-
-    warm_up = 3
-
-    def __init__(self, function: Callable[..., Tensor | None]) -> None:
-        self.function = function
-        self.calls = 0
-
-    def __call__(self, *inputs: Tensor) -> Any:
-        self.calls += 1
-        if self.calls <= self.warm_up:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                result = self.function(*inputs)
-            torch.cuda.current_stream().wait_stream(side)
-            return result
-        if self.calls == self.warm_up + 1:
-            self.inputs = [each.clone() for each in inputs]
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.result = self.function(*self.inputs)
-        for static, each in zip(self.inputs, inputs, strict=True):
-            static.copy_(each)
-        self.graph.replay()
-        return None if self.result is None else self.result.clone()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rwalk.batched import BatchWell
 from rwalk.errors import InputError
 
 
@@ -152,12 +153,13 @@ class Networks:
             self.module.train(train)
         with self._precision():
             if self.solo and theta is None:
-                logits = self.module(x[0])
+                logits = self.module(_channels_last(x[0]))
                 return self._taken(logits)[None], logits[None].to(self.theta.dtype)
             parameters = self.layout.split(self.theta if theta is None else theta)
             # Another θ is a visit, not training: it must not move the running statistics.
             buffers = self.buffers if theta is None else {k: v.clone() for k, v in self.buffers.items()}
-            features, logits = torch.func.vmap(self._call)(parameters, buffers, x)
+            with BatchWell():
+                features, logits = torch.func.vmap(self._call)(parameters, buffers, x)
         return features, logits.to(self.theta.dtype)
 
     def _precision(self) -> AbstractContextManager[Any]:
@@ -220,6 +222,11 @@ class Networks:
             for r in range(self.runs)
         ]
         return torch.stack(rows)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """Images on CUDA as cuDNN likes them."""
+    return x.contiguous(memory_format=torch.channels_last) if x.is_cuda and x.dim() == 4 else x
 
 
 def _untrained(module: nn.Module) -> dict[str, Tensor]:

@@ -1,0 +1,74 @@
+"""What keeps a CUDA device busy: steps as captured graphs, and losses that are not waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tensors = Tensor | tuple[Tensor, ...] | None
+
+
+class Graphed:
+    """A function of tensors as captured CUDA graphs, one for every shape of its inputs.
+
+    The first calls with a shape run as they are, the rest replay. Warming up with real calls keeps the training
+    exact; capturing itself executes nothing.
+    """
+
+    warm_up = 3
+
+    def __init__(self, function: Callable[..., Tensors]) -> None:
+        self.function = function
+        self.calls: dict[Any, int] = {}
+        self.captured: dict[Any, _Capture] = {}
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        shapes = tuple(each.shape for each in inputs)
+        self.calls[shapes] = self.calls.get(shapes, 0) + 1
+        if self.calls[shapes] <= self.warm_up:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                result = self.function(*inputs)
+            torch.cuda.current_stream().wait_stream(side)
+            return result
+        if shapes not in self.captured:
+            self.captured[shapes] = _Capture(self.function, inputs)
+        return self.captured[shapes](inputs)
+
+
+class _Capture:
+    def __init__(self, function: Callable[..., Tensors], inputs: tuple[Tensor, ...]) -> None:
+        self.inputs = [each.clone() for each in inputs]
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.result = function(*self.inputs)
+
+    def __call__(self, inputs: tuple[Tensor, ...]) -> Tensors:
+        for static, each in zip(self.inputs, inputs, strict=True):
+            static.copy_(each)
+        self.graph.replay()
+        if isinstance(self.result, tuple):
+            return tuple(each.clone() for each in self.result)
+        return None if self.result is None else self.result.clone()
+
+
+class Arriving:
+    """A tensor on its way to the CPU: asking waits for what was queued before it, not for what came since."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._event: torch.cuda.Event | None = None
+        if tensor.is_cuda:
+            self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._tensor.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def arrived(self) -> Tensor:
+        if self._event is not None:
+            self._event.synchronize()
+        return self._tensor
