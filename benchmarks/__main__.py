@@ -1,54 +1,80 @@
-"""`make bench`: every measurement, one after another; the table on the screen, the numbers in results.json."""
+"""`make bench`: every measurement, or those asked for; the table on the screen, the numbers into files."""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks import guard, herding, steps
+from benchmarks import against, bars, growth, guard, herding, record, startup, steps
 
-RESULTS = Path(__file__).with_name("results.json")
+SECTIONS: dict[str, Callable[[], dict[str, Any]]] = {
+    "solo": steps.solo,
+    "fleet": steps.fleet_on_all_cores,
+    "guard": guard.bench,
+    "herding": herding.bench,
+    "growth": growth.bench,
+    "startup": startup.bench,
+}
 
 
-def machine() -> dict[str, Any]:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    model = next(
-        (line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine()
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
+    parser.add_argument(
+        "sections", nargs="*", metavar="section", help=f"of {', '.join(SECTIONS)}; without any: all"
     )
-    return {"cpu": model, "cores": os.cpu_count(), "torch": torch.__version__, "python": platform.python_version()}
+    parser.add_argument(
+        "--against",
+        choices=against.WHY_NOT,
+        help="only this library's steps beside ours, unless sections are named",
+    )
+    parser.add_argument("--device", default="cpu", help="where growth is measured; the others stay on the CPU")
+    parser.add_argument(
+        "--results", type=Path, default=record.HERE, help="folder of results.json and history.jsonl"
+    )
+    asked = parser.parse_args(arguments)
+    if unknown := [name for name in asked.sections if name not in SECTIONS]:
+        parser.error(f"there is no section {unknown[0]!r} (there are: {', '.join(SECTIONS)})")
+    if not asked.sections and asked.against is None:
+        asked.sections = list(SECTIONS)
+    return asked
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    asked = parsed(arguments)
     console = Console()
-    results: dict[str, Any] = {"machine": machine()}
-    console.print(results["machine"])
-    table = Table("what", "measured", "at most", title="Ratios to the minimal loop, medians of interleaved rounds")
-    results["solo"] = solo = steps.solo()
-    table.add_row("minimal PyTorch loop, ms a step", f"{solo['minimal_ms']:.2f}", "")
-    limits = {"vanilla": "1.10×", "rwalk": "1.35×"}
-    for name in [name for name in solo if name not in ("minimal", "minimal_ms")]:
-        table.add_row(f"{name}: a solo step", f"{solo[name]:.2f}×", limits.get(name, ""))
-    results["fleet"] = fleet = steps.fleet_on_all_cores()
-    table.add_row(f"{fleet['runs']} RWalk runs on all cores, wall time a run", f"{fleet['ratio']:.2f}×", "0.75×")
-    results["guard"] = guarded = guard.bench()
-    for name, value in guarded.items():
-        table.add_row(f"Guard(RWalk), ResNet-18: {name}", f"{value:.3g}", "1.15" if name == "ratio" else "")
-    results["herding"] = herded = herding.bench()
-    table.add_row(
-        "herding 500 of 5,000 for 10 runs, against Algorithm 4", f"{herded['speedup']:.0f}× faster", "≥ 20×"
-    )
-    console.print(table)
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    console.print(f"written to {RESULTS.name}")
+    measured, results = record.origin(), {}
+    for name, measure in planned(asked).items():
+        console.print(f"{name} …")
+        try:
+            results[name] = measure()
+        except against.Missing as reason:
+            print(reason, file=sys.stderr)
+            return 2
+        record.keep({name: results[name]}, measured, asked.results)
+    record.log(results, measured, asked.results)
+    console.print(measured, bars.table(results))
+    console.print("kept in results.json; a line added to history.jsonl")
+    return 0
+
+
+def planned(asked: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
+    """What is asked for, by the names of its sections in the files; first what may not be there at all."""
+    plan: dict[str, Callable[[], dict[str, Any]]] = {}
+    if asked.against is not None:
+        plan[f"against {asked.against}"] = partial(against.bench, asked.against)
+    for name in asked.sections:
+        if name == "growth" and asked.device != "cpu":
+            plan[f"growth on {asked.device}"] = partial(growth.bench, asked.device)
+        else:
+            plan[name] = SECTIONS[name]
+    return plan
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

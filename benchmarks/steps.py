@@ -7,7 +7,6 @@ contender's ratio is the median over the rounds of its time by the minimal loop'
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -18,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.rounds import Contender, interleaved, one_thread, ratios, timed
 from rwalk import streams
 from rwalk.fleet import Fleet, Training
 from rwalk.learners import learner
@@ -27,7 +27,7 @@ from rwalk.studies import Study
 STEPS = 128
 ROUNDS = 15
 TASKS = 2
-FLEET = 16
+FLEET = 32
 
 
 def data(per_class: int) -> tuple[np.ndarray, np.ndarray]:
@@ -36,13 +36,17 @@ def data(per_class: int) -> tuple[np.ndarray, np.ndarray]:
     return draw.random((len(y), 1, 28, 28), dtype=np.float32), y
 
 
-def minimal(x: torch.Tensor, y: torch.Tensor) -> Callable[[int], None]:
-    """The least a training loop can do in plain PyTorch; like ours, it begins a task with a new optimizer."""
-    model = nn.Sequential(
+def mlp() -> nn.Module:
+    return nn.Sequential(
         nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
     )
 
-    def train(steps: int) -> None:
+
+def minimal(x: torch.Tensor, y: torch.Tensor, steps: int = STEPS) -> Contender:
+    """The least a training loop can do in plain PyTorch; like ours, it begins a task with a new optimizer."""
+    model = mlp()
+
+    def train() -> None:
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
         for index in torch.randint(len(x), (steps, 64)):
             loss = F.cross_entropy(model(x[index]), y[index])
@@ -50,60 +54,42 @@ def minimal(x: torch.Tensor, y: torch.Tensor) -> Callable[[int], None]:
             loss.backward()
             optimizer.step()
 
-    return train
+    return timed(train, steps)
 
 
-def ours(name: str, stream: streams.Stream, fuse: bool) -> Callable[[int], None]:
+def ours(name: str, stream: streams.Stream, fuse: bool, steps: int = STEPS) -> Contender:
     """The fleet's own loop in its second task, where everything is held and observed."""
-    fleet = Fleet(stream, "mlp", [learner(name)], [0], Training(steps=STEPS), fuse=fuse)
+    fleet = Fleet(stream, "mlp", [learner(name)], [0], Training(steps=steps), fuse=fuse)
     fleet._begin_task()
     fleet._train_task()
     fleet._end_task()
     fleet.task = 1
 
-    def train(steps: int) -> None:
+    def train() -> None:
         fleet.step = 0
         fleet._begin_task()
         fleet._train_task()
 
-    return train
+    return timed(train, steps)
 
 
 def solo() -> dict[str, float]:
     """Milliseconds of the minimal step, and each method's ratio to it."""
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
-    x, y = data(1200)
-    stream = streams.from_arrays(x, y, *data(10), classes_per_task=5)
-    loops = {"minimal": minimal(stream.x, stream.y), "vanilla": ours("vanilla", stream, fuse=False)}
-    for name in ("ewc++", "pi", "rwalk"):
-        loops |= {name: ours(name, stream, fuse=True), f"{name}, eager": ours(name, stream, fuse=False)}
-    times: dict[str, list[float]] = {name: [] for name in loops}
-    for loop in loops.values():
-        loop(STEPS)  # warm
-    for _ in range(ROUNDS):
-        for name, loop in loops.items():
-            start = perf_counter()
-            loop(STEPS)
-            times[name].append((perf_counter() - start) / STEPS)
-    ratios = {
-        name: median(t / base for t, base in zip(times[name], times["minimal"], strict=True)) for name in loops
-    }
-    return {"minimal_ms": 1e3 * median(times["minimal"]), **ratios}
+    with one_thread():
+        x, y = data(1200)
+        stream = streams.from_arrays(x, y, *data(10), classes_per_task=5)
+        loops = {"minimal": minimal(stream.x, stream.y), "vanilla": ours("vanilla", stream, fuse=False)}
+        for name in ("ewc++", "pi", "rwalk"):
+            loops |= {name: ours(name, stream, fuse=True), f"{name}, eager": ours(name, stream, fuse=False)}
+        times = interleaved(loops, ROUNDS)
+    return {"minimal_ms": 1e3 * median(times["minimal"]), **ratios(times, "minimal")}
 
 
 def fleet_on_all_cores(runs: int = FLEET, steps: int = 2500) -> dict[str, float]:
     """Wall time a run of many RWalk runs in one study, start-up and evaluation included, by the minimal one's."""
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
     x, y = data(600)
-    train = minimal(torch.from_numpy(x), torch.from_numpy(y))
-    train(STEPS)
-    seconds = []
-    for _ in range(ROUNDS):
-        start = perf_counter()
-        train(STEPS)
-        seconds.append((perf_counter() - start) / STEPS)
+    with one_thread():
+        seconds = interleaved({"minimal": minimal(torch.from_numpy(x), torch.from_numpy(y))}, ROUNDS)["minimal"]
     alone = median(seconds) * TASKS * steps
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "images.npz"

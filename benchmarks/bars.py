@@ -1,0 +1,104 @@
+"""The table at the end: what was measured beside what was promised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+STEP = {"vanilla": 1.05, "pi": 1.15, "ewc++": 1.12, "rwalk": 1.20}
+FLEET = 0.65
+GUARD = 1.15
+HERDING = 20.0
+BUFFERS = 6.0
+SCALARS = 0.01  # of a vector: counters, biases' corrections and a batch of two are not vectors
+FLAT = 1.10  # the most a step may take longer after many tasks to be called flat
+HELP, IMPORT = 0.3, 0.2
+
+
+class Row(NamedTuple):
+    what: str
+    measured: str
+    bar: str = ""
+    met: bool | None = None
+
+
+def at_most(what: str, value: float, bar: float | None, unit: str, digits: int = 2, slack: float = 0.0) -> Row:
+    measured = f"{value:.{digits}f}{unit}"
+    return Row(what, measured) if bar is None else Row(what, measured, f"≤ {bar:g}{unit}", value <= bar + slack)
+
+
+def rows(results: Mapping[str, Any]) -> Iterator[Row]:
+    """Of whatever sections there are."""
+    for name, section in results.items():
+        kind = "against" if name.startswith("against ") else name.partition(" on ")[0]
+        if kind in ROWS:
+            yield from ROWS[kind](section)
+
+
+def _solo(solo: Mapping[str, Any]) -> Iterator[Row]:
+    yield Row("the minimal PyTorch loop, a step", f"{solo['minimal_ms']:.2f} ms")
+    for name, value in solo.items():
+        if isinstance(value, float) and name not in ("minimal", "minimal_ms"):
+            yield at_most(f"{name}: a solo step", value, STEP.get(name), "×")
+
+
+def _fleet(fleet: Mapping[str, Any]) -> Iterator[Row]:
+    yield at_most(f"{fleet['runs']} RWalk runs on all cores, wall time a run", fleet["ratio"], FLEET, "×")
+
+
+def _guard(guard: Mapping[str, Any]) -> Iterator[Row]:
+    yield at_most("Guard(RWalk), a ResNet-18 step", guard["ratio"], GUARD, "×")
+    peak, documented = guard["extra_buffers"], guard["documented_buffers"]
+    yield Row("… its memory at the peak, in parameters", f"{peak:.1f}", f"≤ {documented:.1f}", peak <= documented)
+
+
+def _herding(herding: Mapping[str, Any]) -> Iterator[Row]:
+    speedup = herding["speedup"]
+    met = speedup >= HERDING and herding["same"]
+    yield Row("herding 500 of 5,000 for 10 runs, by Algorithm 4", f"{speedup:.0f}× faster", f"≥ {HERDING:g}×", met)
+
+
+def _growth(growth: Mapping[str, Any]) -> Iterator[Row]:
+    where = growth["device"]
+    for name, value in growth["milliseconds"]["most_by_fewest_tasks"].items():
+        what = f"{name} on {where}: a step after the most tasks by one after the fewest"
+        yield at_most(what, value, None if name == "ewc" else FLAT, "×")
+    for name, by_tasks in growth["buffers"].items():
+        bar = BUFFERS if name.startswith("rwalk") else None
+        for moment, words in (("held", "vectors held"), ("step", "… at the peak of a step")):
+            most = max(row[moment] for row in by_tasks.values())
+            yield at_most(f"{name} on {where}: {words}, at most", most, bar, "", slack=SCALARS)
+
+
+def _startup(startup: Mapping[str, Any]) -> Iterator[Row]:
+    yield at_most("rwalk --help", startup["help_s"], HELP, " s")
+    yield at_most("import rwalk, beyond import torch", startup["import_s"], IMPORT, " s")
+    yield at_most("… and touching every public name", startup["every_name_s"], None, " s")
+
+
+def _against(against: Mapping[str, Any]) -> Iterator[Row]:
+    for name, value in against.items():
+        if isinstance(value, float) and name not in ("minimal", "minimal_ms"):
+            yield at_most(f"{name}: a step", value, None, "×")
+
+
+ROWS = {
+    "solo": _solo,
+    "fleet": _fleet,
+    "guard": _guard,
+    "herding": _herding,
+    "growth": _growth,
+    "startup": _startup,
+    "against": _against,
+}
+
+
+def table(results: Mapping[str, Any]) -> Table:
+    made = Table(
+        "what", "measured", "bar", "", title="× are ratios to the minimal loop, medians of interleaved rounds"
+    )
+    for row in rows(results):
+        made.add_row(row.what, row.measured, row.bar, {True: "✓", False: "✗", None: ""}[row.met])
+    return made

@@ -1,0 +1,94 @@
+"""How much memory tensors take, by the allocators' own word: what is live, and the peak on the way there.
+
+On a CPU the profiler hears of every allocation, inside compiled kernels and backward passes too; CUDA's allocator
+keeps the books by itself. Only what is allocated after the meter began is counted.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would report its own start and stop
+
+PREFIX = "meter: "
+
+
+class Reading(NamedTuple):
+    """Bytes: live at a mark, and the most since the mark before."""
+
+    live: int
+    peak: int
+
+
+class Meter(Protocol):
+    """Marks are read once the meter has ended."""
+
+    readings: dict[str, Reading]
+
+    def mark(self, name: str) -> None: ...
+
+    def __enter__(self) -> Meter: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class CpuMeter:
+    def __init__(self) -> None:
+        self.readings: dict[str, Reading] = {}
+        self._profile = torch.autograd.profiler.profile(profile_memory=True)
+
+    def mark(self, name: str) -> None:
+        with torch.autograd.profiler.record_function(PREFIX + name):
+            pass
+
+    def __enter__(self) -> CpuMeter:
+        gc.collect()  # what an earlier meter counted must not be freed on this one's account
+        self._profile.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._profile.__exit__(kind, error, trace)
+        results = self._profile.kineto_results
+        assert results is not None
+        live = peak = 0
+        events: list[Any] = sorted(results.events(), key=lambda event: event.start_ns())
+        for event in events:
+            live += event.nbytes() if event.name() == "[memory]" else 0
+            peak = max(peak, live)
+            if event.name().startswith(PREFIX):
+                self.readings[event.name().removeprefix(PREFIX)] = Reading(live, peak)
+                peak = live
+
+
+class CudaMeter:
+    def __init__(self) -> None:
+        self.readings: dict[str, Reading] = {}
+
+    def mark(self, name: str) -> None:
+        live, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+        self.readings[name] = Reading(live - self._before, peak - self._before)
+        torch.cuda.reset_peak_memory_stats()
+
+    def __enter__(self) -> CudaMeter:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        self._before = torch.cuda.memory_allocated()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+def meter(device: str) -> Meter:
+    return CudaMeter() if torch.device(device).type == "cuda" else CpuMeter()

@@ -1,0 +1,47 @@
+"""Contenders take turns: what the machine does beside them harms all alike, and ratios hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from statistics import median
+from time import perf_counter
+
+import torch
+
+Contender = Callable[[], float]  # works once, and says the seconds of one of its steps
+
+
+def timed(work: Callable[[], object], steps: int) -> Contender:
+    def contender() -> float:
+        start = perf_counter()
+        work()
+        return (perf_counter() - start) / steps
+
+    return contender
+
+
+def interleaved(contenders: Mapping[str, Contender], rounds: int) -> dict[str, list[float]]:
+    """Seconds a step of everyone in every round, after one round that only warms."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(-1, rounds):
+        for name, contender in contenders.items():
+            seconds = contender()
+            if turn >= 0:
+                times[name].append(seconds)
+    return times
+
+
+def ratios(times: Mapping[str, list[float]], base: str) -> dict[str, float]:
+    """Median over the rounds of everyone's time by the base's in the same round."""
+    return {name: median(t / b for t, b in zip(own, times[base], strict=True)) for name, own in times.items()}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread, denormals flushed as in the fleet's own workers; then as it was."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    yield
+    torch.set_num_threads(threads)

@@ -1,0 +1,127 @@
+"""The measuring itself is right: exact where it counts memory, and nothing measured is lost. Sizes are tiny."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from benchmarks import __main__ as command
+from benchmarks import against, bars, growth, record
+from benchmarks.meter import meter
+from benchmarks.rounds import interleaved, ratios
+
+from rwalk.methods import METHODS, Method, State
+
+WHEN = {"date": "today", "commit": "abc", "machine": {}}
+
+
+@dataclass(frozen=True)
+class Fake(Method):
+    """Holds five vectors from the start, and does nothing with them."""
+
+    name: ClassVar[str] = "fake"
+    summary: ClassVar[str] = "five vectors"
+
+    def start(self, theta: torch.Tensor) -> State:
+        return {str(i): torch.zeros_like(theta) for i in range(5)}
+
+
+def test_the_meter_counts_what_lives_and_the_peak_on_the_way() -> None:
+    before = torch.zeros(1000)
+    with meter("cpu") as readings:
+        held = [torch.zeros(1000) for _ in range(3)]
+        readings.mark("three")
+        sum_of_all = held[0].add(held[1]).add_(held[2])
+        held.clear()
+        del before  # not on this meter's account
+        readings.mark("one")
+    assert readings.readings["three"] == (12_000, 12_000)
+    assert readings.readings["one"] == (4_000, 16_000)
+    assert sum_of_all.nbytes == 4_000
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_method_with_five_vectors_is_seen_to_hold_five(monkeypatch: pytest.MonkeyPatch, runs: int) -> None:
+    monkeypatch.setitem(METHODS, "fake", Fake)
+    fake, vanilla = (growth.buffers(n, (1, 2), width=8, runs=runs, fuse=False) for n in ("fake", "vanilla"))
+    for k in ("1", "2"):
+        for moment in ("held", "step", "end"):
+            assert fake[k][moment] - vanilla[k][moment] == pytest.approx(5, abs=1e-9)
+
+
+def test_memory_grows_with_the_tasks_for_ewc_alone() -> None:
+    held = {name: growth.buffers(name, (1, 2, 3), width=8, fuse=False) for name in growth.METHODS}
+    more = {name: [round(by[k]["held"] - by["1"]["held"], 6) for k in ("2", "3")] for name, by in held.items()}
+    assert more == {"vanilla": [0, 0], "ewc": [2, 4], "ewc++": [0, 0], "pi": [0, 0], "rwalk": [0, 0]}
+
+
+def test_times_by_parameters_runs_and_tasks() -> None:
+    found = growth.times(methods=("vanilla", "rwalk"), widths=(4, 8), runs=(1, 2), tasks=(1, 2), rounds=1)
+    assert [list(found[what]) for what in ("by_runs", "by_tasks")] == [["1", "2"], ["1", "2"]]
+    assert list(found["by_parameters"]) == ["3190", "6406"]  # 784·w + w, w² + w, 6w + 6
+    assert min(ms for row in found["by_tasks"].values() for ms in row.values()) > 0
+    assert set(found["most_by_fewest_tasks"]) == {"vanilla", "rwalk"}
+
+
+def test_contenders_take_turns_and_ratios_are_of_the_same_round() -> None:
+    turns: list[str] = []
+
+    def contender(name: str, seconds: list[float]) -> Any:
+        left = iter([99.0, *seconds])  # the first round only warms
+        return lambda: turns.append(name) or next(left)
+
+    times = interleaved({"a": contender("a", [1, 10, 100]), "b": contender("b", [2, 30, 200])}, rounds=3)
+    assert turns == ["a", "b"] * 4
+    assert ratios(times, "a") == {"a": 1, "b": 2}
+
+
+def test_a_section_measured_again_leaves_the_others(tmp_path: Path) -> None:
+    record.keep({"solo": {"vanilla": 1.0}, "startup": {"help_s": 0.1}}, WHEN, tmp_path)
+    record.keep({"startup": {"help_s": 0.2}}, WHEN | {"date": "tomorrow"}, tmp_path)
+    kept = record.load(tmp_path)
+    assert kept["solo"] == {"vanilla": 1.0, "measured": WHEN}
+    assert kept["startup"]["help_s"] == 0.2
+    assert kept["startup"]["measured"]["date"] == "tomorrow"
+
+
+def test_every_run_is_a_line_of_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(command.SECTIONS, "startup", lambda: {"help_s": 0.1, "import_s": 0.3, "every_name_s": 1.0})
+    for _ in range(2):
+        assert command.main(["startup", "--results", str(tmp_path)]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert [line["sections"]["startup"]["help_s"] for line in lines] == [0.1, 0.1]
+    assert set(lines[0]) == {"date", "commit", "machine", "sections"}
+    assert {"cpu", "cores", "torch", "python"} <= set(lines[0]["machine"])
+
+
+def test_a_bar_that_is_missed_is_marked_so() -> None:
+    results = {
+        "solo": {"minimal_ms": 2.0, "minimal": 1.0, "vanilla": 1.04, "rwalk": 1.21},
+        "herding": {"speedup": 40.0, "same": False},
+    }
+    marks = {row.what: row.met for row in bars.rows(results)}
+    assert [met for what, met in marks.items() if what.startswith(("vanilla", "rwalk", "herding"))] == [
+        True,
+        False,
+        False,  # fast, but not the same exemplars
+    ]
+
+
+@pytest.mark.parametrize("name", ["avalanche", "mammoth"])
+def test_a_library_that_is_not_there_is_said_so(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(against, "find_spec", lambda package: None)
+    assert command.main(["--against", name, "--results", str(tmp_path)]) == 2
+    assert name in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_section_is_refused() -> None:
+    with pytest.raises(SystemExit) as refused:
+        command.main(["sollo"])
+    assert refused.value.code == 2
