@@ -125,8 +125,8 @@ class Fleet:
         self.method = stack([each.method for each in learners], self.net.theta, columns=self.fused)
         self.memory = None if first.memory is None else Memory(first.memory)
         self._need_features()
-        self._walk = _compiled(walk) if self.fused else walk
-        self._score = _compiled(_score) if self.fused else _score
+        self._walk = self._compiled(walk)
+        self._score = self._compiled(_score)
 
         theta = self.net.theta.detach()
         self.theta = theta  # the same storage, without autograd
@@ -267,8 +267,7 @@ class Fleet:
             if self.learner.projector:
                 pieces = [pieces[0][:, part.where] for part in self._parts]
             self.optimizer.tick()
-            for part, piece in zip(self._parts, pieces, strict=True):
-                self._walk(self.method, self.optimizer, part, piece, square)
+            self._walk(self.method, self.optimizer, self._parts, pieces, square)
         return losses
 
     def _task_gradients(self, index: Tensor) -> tuple[Tensor, ...]:
@@ -294,6 +293,14 @@ class Fleet:
 
     def _new_optimizer(self) -> Optimizer:
         return OPTIMIZERS[self.training.optimizer](self.theta, self.training.lr, self.fused)
+
+    def _compiled(self, function: Callable[..., None]) -> Callable[..., None]:
+        if not self.fused:
+            return function
+        # Every method, before and after its first consolidation, is a variant of its own.
+        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+        # CUDA code serves fleets of any width; on a CPU, code for one size of network is the faster.
+        return torch.compile(function, dynamic=self.net.theta.is_cuda)
 
     def _worth_fusing(self) -> bool:
         """One kernel reads every vector once, where eager arithmetic reads some of them eight times.
@@ -322,15 +329,15 @@ class Fleet:
         one fused kernel, takes everything at once, and the kernel without scratch vectors: it would write them for
         nothing.
         """
-        if self.fused or self.theta.is_cuda:
-            return [_Part(slice(None), self.theta, self.state, None, None)]
-        sizes = self.net.layout.sizes if self.net.solo else [self.net.layout.size]
-        move, scratch = (self.theta.new_empty(self.runs, max(sizes)) for _ in range(2))
+        by_parameter = self.net.solo and not self.fused and not self.theta.is_cuda
+        sizes = self.net.layout.sizes if by_parameter else [self.net.layout.size]
+        spare = None if self.fused or self.theta.is_cuda else self.theta.new_empty(2, self.runs, max(sizes))
         parts, start = [], 0
         for size in sizes:
             where = slice(start, start + size)
             state = {name: vector[:, where] for name, vector in self.state.items()}
-            parts.append(_Part(where, self.theta[:, where], state, move[:, :size], scratch[:, :size]))
+            move, scratch = (None, None) if spare is None else spare[:, :, :size]
+            parts.append(_Part(where, self.theta[:, where], state, move, scratch))
             start += size
         return parts
 
@@ -516,28 +523,24 @@ class _Part(NamedTuple):
     scratch: Tensor | None
 
 
-def walk(method: Method, optimizer: Optimizer, part: _Part, grad: Tensor, square: Tensor | None) -> None:
-    """One step of the walk on some of the parameters: everything here is elementwise."""
-    where, theta, state, move_out, scratch = part
-    move = square_here = grad  # stand-ins, unless the method wants them
-    if "move" in method.wants:
-        before = theta.clone() if move_out is None else move_out.copy_(theta)
-    pulled = method.pull(state, theta, grad, out=scratch) if method.penalty == "gradient" else grad
-    optimizer.step(theta, pulled, where)
-    if method.penalty == "proximal":
-        method.proximal_step(state, theta, optimizer.lr)
-    if "move" in method.wants:
-        move = torch.sub(theta, before, out=move_out)
-    if "square" in method.wants:
-        square_here = torch.square(grad, out=scratch) if square is None else square[:, where]
-    method.observe(state, grad, move, square_here)
+def walk(
+    method: Method, optimizer: Optimizer, parts: list[_Part], pieces: list[Tensor], square: Tensor | None
+) -> None:
+    """One step of the walk, part by part of the parameters: everything here is elementwise."""
+    for (where, theta, state, move_out, scratch), grad in zip(parts, pieces, strict=True):
+        move = square_here = grad  # stand-ins, unless the method wants them
+        if "move" in method.wants:
+            before = theta.clone() if move_out is None else move_out.copy_(theta)
+        pulled = method.pull(state, theta, grad, out=scratch) if method.penalty == "gradient" else grad
+        optimizer.step(theta, pulled, where)
+        if method.penalty == "proximal":
+            method.proximal_step(state, theta, optimizer.lr)
+        if "move" in method.wants:
+            move = torch.sub(theta, before, out=move_out)
+        if "square" in method.wants:
+            square_here = torch.square(grad, out=scratch) if square is None else square[:, where]
+        method.observe(state, grad, move, square_here)
 
 
 def _score(method: Method, state: State, theta: Tensor) -> None:
     method.score(state, theta)
-
-
-def _compiled(function: Callable[..., None]) -> Callable[..., None]:
-    # Every method, before and after its first consolidation, is a variant of its own.
-    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    return torch.compile(function, dynamic=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
@@ -39,16 +40,22 @@ class Adam:
 
     def tick(self) -> None:
         self.state["steps"] += 1
-        if self.written_out:
-            # 1 − βᵗ without cancellation; as scalars of θ's own precision, for the fused loop to stay in it
-            steps = self.state["steps"].double()
-            debias_mean, debias_square = -torch.expm1(steps * self._log_betas)
+        if not self.written_out:
+            return
+        # 1 − βᵗ without cancellation; as scalars of θ's own precision, for the fused loop to stay in it
+        if self._rate.is_cuda:
+            debias_mean, debias_square = -torch.expm1(self.state["steps"].double() * self._log_betas)
             self._rate.copy_(self.lr / debias_mean)
             self._root.copy_(debias_square.rsqrt())
+        else:  # the same without a dozen calls into torch
+            steps = self.state["steps"].item()
+            debias_mean, debias_square = (-math.expm1(steps * math.log(beta)) for beta in self.betas)
+            self._rate.fill_(self.lr / debias_mean)
+            self._root.fill_(debias_square**-0.5)
 
     def step(self, theta: Tensor, grad: Tensor, part: slice = slice(None)) -> None:
         if self.written_out:
-            self._formula(theta, grad)
+            self._formula(theta, grad, part)
             return
         # The kernel behind torch.optim.Adam(fused=True), without that class's bookkeeping per call.
         torch._fused_adam_(
@@ -67,9 +74,9 @@ class Adam:
             maximize=False,
         )
 
-    def _formula(self, theta: Tensor, grad: Tensor) -> None:
+    def _formula(self, theta: Tensor, grad: Tensor, part: slice) -> None:
         """The same, written out: a compiler fuses it with the rest of the walk."""
-        mean, square = self.state["mean"], self.state["square"]
+        mean, square = self.state["mean"][:, part], self.state["square"][:, part]
         mean.lerp_(grad, 1 - self.betas[0])
         square.lerp_(grad * grad, 1 - self.betas[1])
         theta -= self._rate * mean / (square.sqrt() * self._root + 1e-8)
