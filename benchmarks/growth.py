@@ -223,10 +223,11 @@ def memory(device: str = "cpu", tasks: Sequence[int] = MEMORY_TASKS, width: int 
     if width is None:  # on CUDA, libraries' workspaces must be small beside a vector
         width = 8192 if on_cuda else 512
     vectors = partial(buffers, tasks=tasks, width=width, device=device)
-    result = {name: vectors(name, fuse=False) for name in METHODS}
-    result["rwalk, 4 runs"] = vectors("rwalk", runs=4)
-    if on_cuda or which(os.environ.get("CXX", "g++")):
-        result["rwalk, compiled"] = vectors("rwalk", fuse=True)
+    with one_thread():
+        result = {name: vectors(name, fuse=False) for name in METHODS}
+        result["rwalk, 4 runs"] = vectors("rwalk", runs=4)
+        if on_cuda or which(os.environ.get("CXX", "g++")):
+            result["rwalk, compiled"] = vectors("rwalk", fuse=True)
     return result
 
 

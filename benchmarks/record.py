@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+import rwalk
+
 HERE = Path(__file__).parent
 Sections = Mapping[str, Mapping[str, Any]]
 
@@ -33,10 +35,12 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit measured; with a + where the code was not quite that."""
+    """Of the rwalk that is imported, wherever it lies; with a + where its files are not quite that commit's."""
     try:
         asked = ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
-        return subprocess.run(asked, cwd=HERE, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            asked, cwd=Path(rwalk.__file__).parent, capture_output=True, text=True, check=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

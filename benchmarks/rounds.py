@@ -39,7 +39,7 @@ def ratios(times: Mapping[str, list[float]], base: str) -> dict[str, float]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread, denormals flushed as in the fleet's own workers; then as it was."""
+    """One thread, then as many as before; denormals are flushed from here on, as in the fleet's own workers."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
