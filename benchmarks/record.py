@@ -36,11 +36,15 @@ def machine() -> dict[str, Any]:
 
 def commit() -> str:
     """Of the rwalk that is imported, wherever it lies; with a + where its files are not quite that commit's."""
-    try:
-        asked = ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+
+    def git(*asked: str) -> str:
+        package = Path(rwalk.__file__).parent
         return subprocess.run(
-            asked, cwd=Path(rwalk.__file__).parent, capture_output=True, text=True, check=True
+            ["git", *asked], cwd=package, capture_output=True, text=True, check=True
         ).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + "+" * bool(git("status", "--porcelain", "."))
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
