@@ -240,7 +240,8 @@ def reproduce(
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="how many seeds (default: the experiment's, 5 or 3)")] = None,
     tune: Annotated[
-        str, typer.Option(help="choose this dataset's budgets anew on validation data, and stop")
+        str,
+        typer.Option(help="choose the budgets of a dataset, or of one setting, anew on validation data"),
     ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="say what would run and how long, from a measured rate")

@@ -1,64 +1,95 @@
 """What the paper leaves open: how long to train, and with which λ and α. Chosen by one rule, on validation data.
 
-THE RULE. A tenth of every class's training data is held out; the test set is not looked at. For each dataset, with
-and without exemplars, every method is trained with each combination of its `Grid`: steps a task, λ, form of the
-penalty, and for EWC++ α. A method's setting is the one with the highest validation A_K: single-head with
-exemplars; the mean of both heads without, for there one network serves both. The steps are those at which the
-methods, each at its best, are best on average. Published values are not looked at either.
+THE RULE. A tenth of every class's training data is held out; neither the test set nor a published value is looked
+at. A setting is a block of a table: a dataset, a network, with or without exemplars, and the head that the block
+is read by. In each, every method is trained with every combination that its grid names: how long, λ, the form of
+the penalty, and for EWC++ α. A method's numbers are those with the highest validation A_K under the setting's own
+head; the time to train is the one at which the methods, each at its best, are best on average.
 
-What the rule chose is `budgets.json` beside this file, with the validation score behind each choice.
+What the rule chose is `budgets.json` beside this file, with the validation scores of all that was tried.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from rwalk.errors import InputError
+from rwalk.errors import InputError, unknown
 from rwalk.fleet import Training
 from rwalk.memory import MemorySpec
 from rwalk.specs import DT, NETWORK, RunSpec, StreamSpec
 from rwalk.store import Row
 
 FILE = Path(__file__).with_name("budgets.json")
-
-
-class Grid(NamedTuple):
-    """What is tried on a dataset."""
-
-    steps: dict[bool, tuple[int, ...]]  # with exemplars?
-    lambdas: tuple[float, ...]
-    alphas: tuple[float, ...]
-    forms: tuple[str, ...]
-    seeds: int
-
-
-GRIDS = {
-    "mnist": Grid(
-        steps={False: (200, 1000), True: (100, 200, 400)},
-        lambdas=(0.1, 1.0, 10.0, 100.0, 1e3, 1e4),
-        alphas=(0.9, 0.01),
-        forms=("gradient", "proximal"),
-        seeds=2,
-    ),
-    # Convolutions cost a hundred times more: one budget, and the form that is stable for every λ.
-    "cifar100": Grid(
-        steps={False: (1000,), True: (1000,)},
-        lambdas=(1.0, 100.0, 1e4),
-        alphas=(0.01,),
-        forms=("proximal",),
-        seeds=1,
-    ),
-}
 METHODS = ("vanilla", "ewc++", "pi", "rwalk")
 EXEMPLARS = {"mnist": 10, "cifar100": 25}  # a class, as in the paper
+BLOCKS = {"multi": "multi", "single": "single", "samples": "single"}  # a block of table 1 → the head it is read by
 HELD_OUT = 0.1
-BFLOAT16: set[str] = set()  # datasets trained under bfloat16 autocast
+
+Numbers = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A block of a table: its run less the method, the head that decides, and what is tried."""
+
+    run: RunSpec
+    head: str
+    trainings: tuple[Training, ...]
+    grid: Mapping[str, tuple[Numbers, ...]]  # method → its numbers
+    seeds: int
+
+    def candidates(self) -> Iterator[RunSpec]:
+        """Every run the rule compares."""
+        held_out = replace(self.run, stream=replace(self.run.stream, validation=HELD_OUT))
+        for training, (method, tried), seed in product(self.trainings, self.grid.items(), range(self.seeds)):
+            for numbers in tried:
+                yield replace(held_out, method=method, numbers=numbers, training=training, seed=seed)
+
+
+def _numbers(**values: Iterable[Any]) -> tuple[Numbers, ...]:
+    """Every combination."""
+    return tuple(dict(zip(values, combination, strict=True)) for combination in product(*values.values()))
+
+
+def _decades(first: int, last: int) -> tuple[float, ...]:
+    return tuple(10.0**exponent for exponent in range(first, last + 1))
+
+
+FORMS = ("gradient", "proximal")
+GRIDS: dict[str, dict[str, tuple[Numbers, ...]]] = {
+    "mnist": {
+        "vanilla": ({},),
+        "ewc++": _numbers(lam=_decades(-1, 7), penalty=FORMS, alpha=(0.9, 0.01)),
+        "pi": _numbers(lam=_decades(-1, 7), penalty=FORMS),
+        "rwalk": _numbers(lam=_decades(-1, 7), penalty=FORMS),
+    },
+    # Convolutions cost a hundred times more: the form that is stable for every λ, and the decades where a first
+    # look (λ 1, 100, 10⁴; 1000 steps; also on validation data) saw the methods at work.
+    "cifar100": {
+        "vanilla": ({},),
+        "ewc++": _numbers(lam=_decades(5, 7), penalty=("proximal",), alpha=(0.01,)),
+        "pi": _numbers(lam=_decades(0, 2), penalty=("proximal",)),
+        "rwalk": _numbers(lam=_decades(2, 4), penalty=("proximal",), dt=(DT["cifar100"],)),
+    },
+    "cifar100-resnet": {
+        "rwalk": _numbers(lam=_decades(1, 4), penalty=("proximal",), dt=(DT["cifar100"],)),
+    },
+}
+STEPS = {
+    ("mnist", False): (500, 1000, 2000),
+    ("mnist", True): (100, 200, 400),
+    ("cifar100", False): (2000, 4000),
+    ("cifar100", True): (1000, 2000),
+}
+SEEDS = {"mnist": 5, "cifar100": 1}
+BFLOAT16 = {"cifar100"}  # the convolutions' precision; parameters and updates stay in float32
 
 
 def base(dataset: str, exemplars: int | None, sampler: str = "mof") -> RunSpec:
@@ -68,54 +99,71 @@ def base(dataset: str, exemplars: int | None, sampler: str = "mof") -> RunSpec:
     return RunSpec(StreamSpec(dataset), network, memory=memory, autocast=dataset in BFLOAT16)
 
 
-def candidates(dataset: str, samples: bool) -> Iterator[RunSpec]:
-    """Every run the rule compares."""
-    spec = base(dataset, EXEMPLARS[dataset] if samples else None)
-    spec = replace(spec, stream=replace(spec.stream, validation=HELD_OUT))
-    for steps in GRIDS[dataset].steps[samples]:
-        for method in METHODS:
-            for numbers in _grid(dataset, method):
-                for seed in range(GRIDS[dataset].seeds):
-                    training = Training(steps=steps)
-                    yield replace(spec, method=method, numbers=numbers, seed=seed, training=training)
+def _setting(dataset: str, block: str) -> Setting:
+    samples = block == "samples"
+    trainings = tuple(Training(steps=steps) for steps in STEPS[dataset, samples])
+    run = base(dataset, EXEMPLARS[dataset] if samples else None)
+    return Setting(run, BLOCKS[block], trainings, GRIDS[dataset], SEEDS[dataset])
 
 
-def _grid(dataset: str, method: str) -> Iterator[dict[str, Any]]:
-    if method == "vanilla":
-        yield {}
-        return
-    fixed = {"dt": DT[dataset]} if method == "rwalk" and dataset in DT else {}
-    grid = GRIDS[dataset]
-    for form in grid.forms:
-        for lam in grid.lambdas:
-            for alpha in grid.alphas if method == "ewc++" else [None]:
-                yield fixed | {"lam": lam, "penalty": form} | ({} if alpha is None else {"alpha": alpha})
+def resnet(method: str, per_class: int) -> RunSpec:
+    """Table S1's run under GEM's own budget: 20 tasks, one epoch, batches of 10, plain SGD at 0.1."""
+    memory = MemorySpec(per_class, sampler="uniform" if method == "gem" else "mof")
+    return RunSpec(
+        StreamSpec("cifar100", classes_per_task=5), "resnet18", method, memory=memory, training=GEMS_TRAINING
+    )
 
 
-def choose(rows: Iterable[Row]) -> dict[str, Any]:
-    """Apply the rule to the rows of one dataset, with or without exemplars."""
-    scores: dict[tuple[int, str], dict[str, list[float]]] = {}
+GEMS_TRAINING = Training(epochs=1, batch=10, lr=0.1, optimizer="sgd")
+SETTINGS = {f"{dataset}-{block}": _setting(dataset, block) for dataset in EXEMPLARS for block in BLOCKS} | {
+    "cifar100-resnet": Setting(
+        resnet("rwalk", 50), "multi", (GEMS_TRAINING, Training(steps=400)), GRIDS["cifar100-resnet"], seeds=1
+    )
+}
+
+
+def find(name: str) -> dict[str, Setting]:
+    """Settings by the beginning of their names: a dataset, or one of them."""
+    found = {each: setting for each, setting in SETTINGS.items() if each.startswith(name)}
+    if not found:
+        raise unknown("setting", name, [*EXEMPLARS, *SETTINGS])
+    return found
+
+
+def choose(setting: Setting, rows: Iterable[Row]) -> dict[str, Any]:
+    """Apply the rule to the rows of a setting's candidates."""
+    scores: dict[str, dict[str, dict[str, list[float]]]] = {}  # training → method → numbers → A a seed
     for row in rows:
         spec = row["spec"]
-        heads = ("single",) if spec["memory"] else ("single", "multi")
-        score = float(np.mean([row[head]["A"] if row[head]["A"] is not None else 0.0 for head in heads]))
-        cell = scores.setdefault((spec["training"]["steps"], row["method"]), {})
-        cell.setdefault(json.dumps(spec["numbers"], sort_keys=True), []).append(score)
-    best = {key: max(cell.items(), key=lambda item: float(np.mean(item[1]))) for key, cell in scores.items()}
-    steps = max(
-        {steps for steps, _ in best},
-        key=lambda n: float(np.mean([np.mean(values) for (m, _), (_, values) in best.items() if m == n])),
-    )
-    chosen = {method: (json.loads(s), np.mean(v)) for (n, method), (s, v) in best.items() if n == steps}
+        cell = scores.setdefault(_text(spec["training"]), {}).setdefault(row["method"], {})
+        a = row[setting.head]["A"]
+        cell.setdefault(_text(spec["numbers"]), []).append(0.0 if a is None else a)  # none: it did not train
+    means = {
+        training: {m: {n: float(np.mean(a)) for n, a in tried.items()} for m, tried in methods.items()}
+        for training, methods in scores.items()
+    }
+    training = max(means, key=lambda each: float(np.mean([max(tried.values()) for tried in means[each].values()])))
+    best = {method: max(tried, key=lambda n: tried[n]) for method, tried in means[training].items()}
     return {
-        "steps": steps,
-        "numbers": {method: numbers for method, (numbers, _) in chosen.items()},
-        "validation": {method: round(100 * float(score), 2) for method, (_, score) in chosen.items()},
+        "training": json.loads(training),
+        "numbers": {method: json.loads(numbers) for method, numbers in best.items()},
+        "validation": {method: round(100 * means[training][method][n], 2) for method, n in best.items()},
+        "tried": [
+            [_brief(json.loads(t)), method, json.loads(n), round(100 * a, 2)]
+            for t, methods in means.items()
+            for method, tried in methods.items()
+            for n, a in tried.items()
+        ],
     }
 
 
-def key(dataset: str, samples: bool) -> str:
-    return f"{dataset}-{'samples' if samples else 'plain'}"
+def _text(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, sort_keys=True)
+
+
+def _brief(training: Mapping[str, Any]) -> str:
+    """How long: what distinguishes the trainings of a setting."""
+    return f"{training['steps']} steps" if training["steps"] else f"{training['epochs']} epoch"
 
 
 def load() -> dict[str, Any]:
@@ -127,12 +175,24 @@ def load() -> dict[str, Any]:
     return chosen
 
 
-def budgeted(dataset: str, method: str, exemplars: int | None, sampler: str = "mof") -> RunSpec:
-    """A run of the paper under the chosen budget; a learner without numbers of its own gets the steps alone."""
-    chosen = load().get(key(dataset, exemplars is not None))
+def written(chosen: Mapping[str, Any]) -> str:
+    """The file's text: JSON, a line for every run that was tried."""
+    lines = []
+    for name, setting in chosen.items():
+        tried = ",\n   ".join(json.dumps(each) for each in setting["tried"])
+        rest = json.dumps({key: value for key, value in setting.items() if key != "tried"})
+        lines.append(f' {json.dumps(name)}: {rest[:-1]}, "tried": [\n   {tried}\n ]}}')
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def budgeted(dataset: str, method: str, block: str, exemplars: int | None = None, sampler: str = "mof") -> RunSpec:
+    """A run of the paper under its block's budget; a learner that has no numbers gets the training alone."""
+    return under_budget(f"{dataset}-{block}", replace(base(dataset, exemplars, sampler), method=method))
+
+
+def under_budget(setting: str, run: RunSpec) -> RunSpec:
+    chosen = load().get(setting)
     if chosen is None:
-        raise InputError(f"no budget has been chosen for {dataset}: run `rwalk reproduce --tune`")
-    numbers = chosen["numbers"].get(method, {})
-    return replace(
-        base(dataset, exemplars, sampler), method=method, numbers=numbers, training=Training(steps=chosen["steps"])
-    )
+        raise InputError(f"no budget has been chosen for {setting}: run `rwalk reproduce --tune {setting}`")
+    numbers = chosen["numbers"].get(run.method, {})
+    return replace(run, numbers=numbers, training=Training(**chosen["training"]))

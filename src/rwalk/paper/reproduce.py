@@ -54,11 +54,11 @@ def known_rows(results: Path) -> dict[str, Row]:
 
 def study_of(experiment: Experiment, seeds: int | None = None, **where: Any) -> Study:
     """An experiment as a study; `where` it runs: data, device, workers."""
-    return Study(tuple(runs_of(experiment, seeds)), "final", **where)
+    return Study(tuple(runs_of(experiment, seeds)), experiment.reference, **where)
 
 
 def tune(
-    dataset: str,
+    name: str,
     *,
     data: Path | str | None = None,
     device: str = "cpu",
@@ -66,15 +66,18 @@ def tune(
     file: Path = budgets.FILE,
     say: Say = _silent,
 ) -> None:
-    """Apply the rule of `budgets` to a dataset and write down what it chose."""
-    for samples in (False, True):
-        runs = tuple(budgets.candidates(dataset, samples))
-        say(f"tuning {budgets.key(dataset, samples)}: {len(runs)} runs")
-        rows = Study(runs, "none", data, device, workers).execute()
+    """Apply the rule of `budgets` to a dataset's settings, or to one of them, and write down what it chose."""
+    known: dict[str, Row] = {}  # blocks that differ in their head alone share their runs
+    for each, setting in budgets.find(name).items():
+        runs = {run.hash(): run for run in setting.candidates()}
+        missing = tuple(run for known_as, run in runs.items() if known_as not in known)
+        say(f"tuning {each}: {len(missing)} runs")
+        if missing:
+            known |= {row["hash"]: row for row in Study(missing, "none", data, device, workers).execute()}
         chosen = json.loads(file.read_text()) if file.exists() else {}
-        chosen[budgets.key(dataset, samples)] = budgets.choose(rows)
-        write_atomically(file, json.dumps(chosen, indent=1) + "\n")
-        say(f"chosen: {chosen[budgets.key(dataset, samples)]}")
+        chosen[each] = budgets.choose(setting, [known[known_as] for known_as in runs])
+        write_atomically(file, budgets.written(chosen))
+        say(f"chosen: {chosen[each]['training']} {chosen[each]['numbers']} {chosen[each]['validation']}")
 
 
 def dry_run_line(experiment: Experiment, study: Study, store: Store, known: Mapping[str, Row]) -> str:

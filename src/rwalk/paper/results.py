@@ -78,17 +78,19 @@ def _page(results: Results, drawn: list[Path]) -> Iterator[str]:
     yield ""
     yield (budgets.__doc__ or "").strip()
     yield ""
-    yield "A λ marked * is the largest that was tried: a wider grid may do better."
+    yield "A λ marked * is the smallest or the largest that was tried: a wider grid may do better."
     yield ""
-    yield "| setting | steps a task | method | numbers | validation A, % |"
+    yield "| setting | how long | method | numbers | validation A, % |"
     yield "|---|---|---|---|---|"
     for setting, chosen in budgets.load().items():
-        largest = max(budgets.GRIDS[setting.split("-")[0]].lambdas)
+        training = chosen["training"]
+        long = f"{training['steps']} steps a task" if training["steps"] else f"{training['epochs']} epoch"
         for method, numbers in chosen["numbers"].items():
-            if numbers.get("lam") == largest:
-                numbers = {**numbers, "lam": f"{largest:g}*"}
+            tried = [each["lam"] for each in budgets.SETTINGS[setting].grid[method] if "lam" in each]
+            if tried and numbers["lam"] in (min(tried), max(tried)):
+                numbers = {**numbers, "lam": f"{numbers['lam']:g}*"}
             shown = ", ".join(f"{name} {value}" for name, value in sorted(numbers.items())) or "–"
-            yield f"| {setting} | {chosen['steps']} | {method} | {shown} | {chosen['validation'][method]} |"
+            yield f"| {setting} | {long} | {method} | {shown} | {chosen['validation'][method]} |"
     for experiment in EXPERIMENTS.values():
         yield ""
         yield f"## {experiment.title}"
