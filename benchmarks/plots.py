@@ -73,6 +73,7 @@ def against(results: Mapping[str, Any]) -> Figure:
         colour = OURS if name.startswith("rwalk") else DATASET if name.endswith("dataset") else TENSORS
         axes.barh(row, value, color=colour)
         axes.text(value + 0.08, row, f"{value:.2f}", va="center", fontsize=9)
+    axes.set_xlim(0, 1.1 * max(value for _, value in entries))
     axes.set_yticks(range(len(entries)), [name for name, _ in entries])
     axes.invert_yaxis()
     axes.axvline(1, color="grey", linewidth=1, linestyle=":")
