@@ -473,7 +473,7 @@ class Fleet:
         size = max(1, 4096 // self.runs)
         outputs = [
             self.net.forward_with_features(self.stream.batch(index)[0], train=False)
-            for index in examples.split(size, dim=1)
+            for index in examples.to(self.theta.device).split(size, dim=1)
         ]
         features, logits = zip(*outputs, strict=True)
         return torch.cat(features, dim=1), torch.cat(logits, dim=1)
@@ -487,7 +487,7 @@ class Fleet:
         for label, pool in zip(task.classes, self.current, strict=True):
             draws = [seeds.generator(seed, "exemplars", self.past + self.task, label) for seed in self.seeds]
             if samplers.SAMPLERS[spec.sampler].needs:
-                features, logits = self._outputs(pool.to(self.theta.device).expand(self.runs, -1))
+                features, logits = self._outputs(pool.expand(self.runs, -1))
                 evidence = {"features": features, "logits": logits + self.head}
                 evidence["weights"] = self.net.head_weight()[:, label]
             chosen = samplers.select(spec.sampler, len(pool), quota, draws, **evidence)
