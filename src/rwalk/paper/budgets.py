@@ -70,13 +70,12 @@ GRIDS: dict[str, dict[str, tuple[Numbers, ...]]] = {
         "pi": _numbers(lam=_decades(-1, 7), penalty=FORMS),
         "rwalk": _numbers(lam=_decades(-1, 7), penalty=FORMS),
     },
-    # Convolutions cost a hundred times more: the form that is stable for every λ, and the decades where a first
-    # look (λ 1, 100, 10⁴; 1000 steps; also on validation data) saw the methods at work.
+    # Convolutions cost a hundred times more: the form that is stable for every λ, and every second decade.
     "cifar100": {
         "vanilla": ({},),
-        "ewc++": _numbers(lam=_decades(5, 7), penalty=("proximal",), alpha=(0.01,)),
-        "pi": _numbers(lam=_decades(0, 2), penalty=("proximal",)),
-        "rwalk": _numbers(lam=_decades(2, 4), penalty=("proximal",), dt=(DT["cifar100"],)),
+        "ewc++": _numbers(lam=(1.0, 100.0, 1e4), penalty=("proximal",), alpha=(0.01,)),
+        "pi": _numbers(lam=(1.0, 100.0, 1e4), penalty=("proximal",)),
+        "rwalk": _numbers(lam=(1.0, 100.0, 1e4), penalty=("proximal",), dt=(DT["cifar100"],)),
     },
     "cifar100-resnet": {
         "rwalk": _numbers(lam=_decades(1, 4), penalty=("proximal",), dt=(DT["cifar100"],)),
@@ -85,11 +84,11 @@ GRIDS: dict[str, dict[str, tuple[Numbers, ...]]] = {
 STEPS = {
     ("mnist", False): (500, 1000, 2000),
     ("mnist", True): (100, 200, 400),
-    ("cifar100", False): (2000, 4000),
-    ("cifar100", True): (1000, 2000),
+    ("cifar100", False): (1000,),
+    ("cifar100", True): (1000,),
 }
 SEEDS = {"mnist": 5, "cifar100": 1}
-BFLOAT16 = {"cifar100"}  # the convolutions' precision; parameters and updates stay in float32
+BFLOAT16: set[str] = set()  # datasets whose convolutions are in bfloat16; parameters and updates stay in float32
 
 
 def base(dataset: str, exemplars: int | None, sampler: str = "mof") -> RunSpec:

@@ -25,12 +25,11 @@ def draw_all(entries: Entries, folder: Path) -> list[Path]:
     drawn = []
     for dataset in DATASETS:
         table = _there(entries(f"table1-{dataset}"))
-        for samples in (False, True):
-            chosen = [(e, s) for e, s in table if (e.block == "samples") == samples]
-            unique = list({id(s): s for _, s in chosen}.values())
-            if unique:
-                path = folder / f"figure2-{dataset}{'-samples' if samples else ''}.png"
-                accuracy_over_time(unique, path)
+        for block, suffix in (("single", ""), ("samples", "-samples")):
+            chosen = [summary for entry, summary in table if entry.block == block]
+            if chosen:
+                path = folder / f"figure2-{dataset}{suffix}.png"
+                accuracy_over_time(chosen, path)
                 drawn.append(path)
         singles = [(e, s) for e, s in table if e.head == "single"]
         drawn += _plane(singles, folder / f"figure3-{dataset}") if singles else []

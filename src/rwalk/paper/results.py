@@ -158,13 +158,14 @@ def _best_with_samples(results: Results, dataset: str) -> Verdict | None:
 
 
 def _multi_head_hides(results: Results, dataset: str) -> Verdict | None:
+    """The same networks, read by both heads."""
     gaps = {}
-    for method in ("ewc++", "pi", "rwalk"):
-        multi = results.accuracy(f"table1-{dataset}", block="multi", label=method)
-        single = results.accuracy(f"table1-{dataset}", block="single", label=method)
-        if multi is None or single is None:
-            return None
-        gaps[method] = multi - single
+    for entry, summary in results.entries(f"table1-{dataset}"):
+        if entry.block == "multi" and entry.label != "vanilla" and summary:
+            multi, single = (100 * mean_and_deviation(summary.A[head])[0] for head in ("multi", "single"))
+            gaps[entry.label] = multi - single
+    if len(gaps) < 3:
+        return None
     seen = ", ".join(f"{method} loses {gap:.1f} points" for method, gap in gaps.items())
     return _verdict(min(gaps.values()) > 20, seen)
 
