@@ -32,6 +32,7 @@ from rwalk.streams import Stream
 from rwalk.vectors import Networks
 
 HEADS = ("single", "multi")
+BLOCK = 65_536  # parameters a CPU takes through a whole step of the walk at a time: eight vectors of it are 2 MB
 CHUNK = 64  # steps between looks at the losses: a look waits for the device
 WORTH_COMPILING = 1_300_000_000  # parameters × steps on a CPU: 5,000 steps of the paper's MLP, some seconds saved
 
@@ -263,20 +264,22 @@ class Fleet:
             square = self._example_squares(*self.stream.batch(index), self.head)
         with torch.no_grad():
             if self.learner.projector and self.task:
-                pieces = [self.learner.projector.project(pieces[0], self._memory_gradients())]
-            if self.learner.projector:
-                pieces = [pieces[0][:, part.where] for part in self._parts]
+                grad = self.learner.projector.project(torch.cat(pieces, dim=1), self._memory_gradients())
+                pieces = [grad[:, part.where] for part in self._parts]
             self.optimizer.tick()
-            self._walk(self.method, self.optimizer, self._parts, pieces, square)
+            for part, piece in zip(self._parts, pieces, strict=True):
+                self._walk(self.method, self.optimizer, part, piece, square)
         return losses
 
     def _task_gradients(self, index: Tensor) -> tuple[Tensor, ...]:
-        """Losses [R] of a batch and their gradients: all of it [R, P], or for a run alone as they come."""
+        """Losses [R] of a batch, and their gradients part by part; for a run alone as they come from autograd."""
         x, y = self.stream.batch(index)
         losses = self._loss(self.net.forward(x), x, y)
-        if len(self._parts) > 1 and self.learner.projector is None:
-            return losses.detach(), *self.net.gradient_pieces(losses)
-        return losses.detach(), self.net.gradient(losses, self._grad)
+        if self.net.solo and self._grad is None:
+            pieces = self.net.gradient_pieces(losses)
+        else:
+            pieces = [self.net.gradient(losses, self._grad)]
+        return losses.detach(), *(block for piece in pieces for block in piece.split(self._block, dim=1))
 
     def _close_window(self) -> None:
         self._score(self.method, self.state, self.theta)
@@ -323,21 +326,26 @@ class Fleet:
         return self.training.steps or self.training.epochs * per_epoch
 
     def _cut(self) -> list[_Part]:
-        """Views of all vectors, part by part; `move` and `scratch` serve one part after another.
+        """Views of all vectors, part by part.
 
-        A run alone walks parameter by parameter, as its gradients come, while they are in the cache. A fleet, or
-        one fused kernel, takes everything at once, and the kernel without scratch vectors: it would write them for
-        nothing.
+        A run alone on a CPU goes block by block through all operations of eager arithmetic, so that a block stays
+        in cache, and needs no scratch vectors larger than that. A fleet, compiled code, or CUDA takes all at once.
         """
-        by_parameter = self.net.solo and not self.fused and not self.theta.is_cuda
-        sizes = self.net.layout.sizes if by_parameter else [self.net.layout.size]
-        spare = None if self.fused or self.theta.is_cuda else self.theta.new_empty(2, self.runs, max(sizes))
+        whole = self.fused or self.theta.is_cuda
+        idle = not (self.method.wants or self.method.data_pass)  # nothing to do but to step
+        self._block = BLOCK if self.net.solo and not whole and not idle else self.net.layout.size
+        sizes = self.net.layout.sizes if self.net.solo and not whole else [self.net.layout.size]
+        blocks = [min(self._block, size - done) for size in sizes for done in range(0, size, self._block)]
+        spare = None if whole else self.theta.new_empty(2, self.runs, max(blocks))
         parts, start = [], 0
-        for size in sizes:
+        for size in blocks:
             where = slice(start, start + size)
-            state = {name: vector[:, where] for name, vector in self.state.items()}
+            moments, state = (
+                {name: vector[:, where] if vector.dim() else vector for name, vector in vectors.items()}
+                for vectors in (self.optimizer.state, self.state)
+            )
             move, scratch = (None, None) if spare is None else spare[:, :, :size]
-            parts.append(_Part(where, self.theta[:, where], state, move, scratch))
+            parts.append(_Part(where, self.theta[:, where], moments, state, move, scratch))
             start += size
         return parts
 
@@ -518,28 +526,27 @@ class _Part(NamedTuple):
 
     where: slice
     theta: Tensor
-    state: State
+    moments: State  # the optimizer's
+    state: State  # the method's
     move: Tensor | None
     scratch: Tensor | None
 
 
-def walk(
-    method: Method, optimizer: Optimizer, parts: list[_Part], pieces: list[Tensor], square: Tensor | None
-) -> None:
-    """One step of the walk, part by part of the parameters: everything here is elementwise."""
-    for (where, theta, state, move_out, scratch), grad in zip(parts, pieces, strict=True):
-        move = square_here = grad  # stand-ins, unless the method wants them
-        if "move" in method.wants:
-            before = theta.clone() if move_out is None else move_out.copy_(theta)
-        pulled = method.pull(state, theta, grad, out=scratch) if method.penalty == "gradient" else grad
-        optimizer.step(theta, pulled, where)
-        if method.penalty == "proximal":
-            method.proximal_step(state, theta, optimizer.lr)
-        if "move" in method.wants:
-            move = torch.sub(theta, before, out=move_out)
-        if "square" in method.wants:
-            square_here = torch.square(grad, out=scratch) if square is None else square[:, where]
-        method.observe(state, grad, move, square_here)
+def walk(method: Method, optimizer: Optimizer, part: _Part, grad: Tensor, square: Tensor | None) -> None:
+    """One step of the walk on some of the parameters: everything here is elementwise."""
+    where, theta, moments, state, move_out, scratch = part
+    move = square_here = grad  # stand-ins, unless the method wants them
+    if "move" in method.wants:
+        before = theta.clone() if move_out is None else move_out.copy_(theta)
+    pulled = method.pull(state, theta, grad, out=scratch) if method.penalty == "gradient" else grad
+    optimizer.step(theta, pulled, moments)
+    if method.penalty == "proximal":
+        method.proximal_step(state, theta, optimizer.lr)
+    if "move" in method.wants:
+        move = torch.sub(theta, before, out=move_out)
+    if "square" in method.wants:
+        square_here = torch.square(grad, out=scratch) if square is None else square[:, where]
+    method.observe(state, grad, move, square_here)
 
 
 def _score(method: Method, state: State, theta: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -15,8 +16,8 @@ class Optimizer(Protocol):
     lr: float
     state: dict[str, Tensor]
 
-    def step(self, theta: Tensor, grad: Tensor, part: slice = ...) -> None:
-        """Move θ[:, part] along −grad[:, part]; `tick` has counted the step."""
+    def step(self, theta: Tensor, grad: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Move θ along −grad, or a part of θ: `state` is its part of the state. `tick` has counted the step."""
 
     def tick(self) -> None:
         """A step begins."""
@@ -53,18 +54,18 @@ class Adam:
             self._rate.fill_(self.lr / debias_mean)
             self._root.fill_(debias_square**-0.5)
 
-    def step(self, theta: Tensor, grad: Tensor, part: slice = slice(None)) -> None:
+    def step(self, theta: Tensor, grad: Tensor, state: Mapping[str, Tensor]) -> None:
         if self.written_out:
-            self._formula(theta, grad, part)
+            self._formula(theta, grad, state["mean"], state["square"])
             return
         # The kernel behind torch.optim.Adam(fused=True), without that class's bookkeeping per call.
         torch._fused_adam_(
             [theta],
             [grad],
-            [self.state["mean"][:, part]],
-            [self.state["square"][:, part]],
+            [state["mean"]],
+            [state["square"]],
             [],
-            [self.state["steps"]],
+            [state["steps"]],
             lr=self.lr,
             beta1=self.betas[0],
             beta2=self.betas[1],
@@ -74,9 +75,8 @@ class Adam:
             maximize=False,
         )
 
-    def _formula(self, theta: Tensor, grad: Tensor, part: slice) -> None:
+    def _formula(self, theta: Tensor, grad: Tensor, mean: Tensor, square: Tensor) -> None:
         """The same, written out: a compiler fuses it with the rest of the walk."""
-        mean, square = self.state["mean"][:, part], self.state["square"][:, part]
         mean.lerp_(grad, 1 - self.betas[0])
         square.lerp_(grad * grad, 1 - self.betas[1])
         theta -= self._rate * mean / (square.sqrt() * self._root + 1e-8)
@@ -92,7 +92,7 @@ class SGD:
     def tick(self) -> None:
         pass
 
-    def step(self, theta: Tensor, grad: Tensor, part: slice = slice(None)) -> None:
+    def step(self, theta: Tensor, grad: Tensor, state: Mapping[str, Tensor]) -> None:
         theta.add_(grad, alpha=-self.lr)
 
 
