@@ -39,9 +39,12 @@ def ratios(times: Mapping[str, list[float]], base: str) -> dict[str, float]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread, then as many as before; denormals are flushed from here on, as in the fleet's own workers."""
+    """One thread that flushes denormals, as the fleet's own workers do; afterwards as before."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    yield
-    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(False)
