@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from rwalk.paper.experiments import SAMPLE_SIZES, SAMPLERS, Entry
-from rwalk.report.figures import COLOURS, MARKERS, accuracy_over_time
+from rwalk.report.figures import COLOURS, MARKERS, STYLE, accuracy_over_time
 from rwalk.report.summary import Summary, mean_and_deviation
 
 Entries = Callable[[str], list[tuple[Entry, Summary | None]]]
-STYLE = {"vanilla": 0, "ewc++": 2, "pi": 3, "rwalk": 4, "icarl": 5, "icarl-hb1": 6}  # as in the other figures
 DATASETS = ("mnist", "cifar100")
 
 
@@ -30,6 +29,7 @@ def draw_all(entries: Entries, folder: Path) -> list[Path]:
             if chosen:
                 path = folder / f"figure2-{dataset}{suffix}.png"
                 accuracy_over_time(chosen, path)
+                accuracy_over_time(chosen, path.with_suffix(".svg"))
                 drawn.append(path)
         singles = [(e, s) for e, s in table if e.head == "single"]
         drawn += _plane(singles, folder / f"figure3-{dataset}") if singles else []

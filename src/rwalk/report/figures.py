@@ -16,33 +16,42 @@ HEAD_NAMES = {"multi": "multi-head", "single": "single-head"}
 # Okabe and Ito's palette, with a grey for their black and their yellow darkened: one colour a method.
 COLOURS = ("#4c4c4c", "#0072b2", "#56b4e9", "#e69f00", "#d55e00", "#009e73", "#cc79a7", "#8c6bb1", "#8a7a00")
 MARKERS = "osD^vPX*"
+STYLE = {"vanilla": 0, "ewc": 1, "ewc++": 2, "pi": 3, "rwalk": 4, "icarl": 5, "icarl-hb1": 6, "gem": 7, "a-gem": 8}
 
 
 def accuracy_over_time(summaries: Sequence[Summary], path: Path) -> None:
-    """A row of panels a head: accuracy of task 1 … K while later tasks are learned, and A_k last."""
+    """Panels for each head: accuracy of task 1 … K while later tasks are learned, and A_k last."""
     from matplotlib.figure import Figure
 
     tasks = summaries[0].accuracy["single"].shape[-1]
-    figure = Figure(figsize=(2.2 * (tasks + 1), 5.2), layout="constrained")
-    grid: Any = figure.subplots(2, tasks + 1, sharex=True, sharey="row", squeeze=False)
-    for row, (head, name) in zip(grid, HEAD_NAMES.items(), strict=True):
-        for j, axes in enumerate(row[:-1]):
-            _curves(axes, summaries, [summary.accuracy[head][..., j] for summary in summaries])
-            axes.set_title(f"Task {j + 1}", fontsize=9)
-        _curves(row[-1], summaries, [metrics.average_accuracies(summary.accuracy[head]) for summary in summaries])
-        row[-1].set_title("Average $A_k$", fontsize=9)
-        row[0].set_ylabel(f"{name}\naccuracy %")
-    for axes in grid[-1]:
-        axes.set_xlabel("tasks learned")
-        axes.set_xticks(range(1, tasks + 1))
-    handles, labels = grid[0][-1].get_legend_handles_labels()
+    columns = min(tasks + 1, 6)
+    rows = -(-(tasks + 1) // columns)
+    figure = Figure(figsize=(2.2 * columns, 2.3 * 2 * rows + 0.6), layout="constrained")
+    # A figure within the figure for each head: its panels share their height, and no empty ones are left over.
+    halves: Any = figure.subfigures(2, 1)
+    for part, (head, name) in zip(halves, HEAD_NAMES.items(), strict=True):
+        shared: Any = None
+        for j in range(tasks + 1):
+            axes = shared = part.add_subplot(rows, columns, j + 1, sharex=shared, sharey=shared)
+            last = j == tasks
+            values = [
+                metrics.average_accuracies(summary.accuracy[head]) if last else summary.accuracy[head][..., j]
+                for summary in summaries
+            ]
+            _curves(axes, summaries, values)
+            axes.set_title("Average $A_k$" if last else f"Task {j + 1}", fontsize=9)
+            axes.set_xticks(range(1, tasks + 1))
+            axes.tick_params(labelbottom=j + columns > tasks, labelleft=j % columns == 0, labelsize=8)
+        part.supylabel(f"{name} accuracy %", fontsize=9)
+        part.supxlabel("tasks learned", fontsize=9)
+        handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 8), frameon=False)
     figure.savefig(path, dpi=130)
 
 
 def _curves(axes: Any, summaries: Sequence[Summary], values: Sequence[NDArray[np.float64]]) -> None:
     """Mean over the seeds with a band of one standard deviation, from the first task measured on."""
-    several = len({summary.label for summary in summaries}) < len(summaries)
+    several = len({summary.label for summary in summaries}) < len(summaries)  # of one method, at several λ
     for i, (summary, curves) in enumerate(zip(summaries, values, strict=True)):
         curves = curves[~np.isnan(curves[:, -1])] * 100
         if not len(curves):
@@ -51,7 +60,8 @@ def _curves(axes: Any, summaries: Sequence[Summary], values: Sequence[NDArray[np
         there = ~np.isnan(curves).any(0)
         mean, spread = curves[:, there].mean(0), curves[:, there].std(0)
         label = f"{summary.label} λ={summary.lam:g}" if several else summary.label
-        style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 3.5}
+        look = i if several else STYLE.get(summary.method, 7)
+        style = {"color": COLOURS[look % len(COLOURS)], "marker": MARKERS[look % len(MARKERS)], "markersize": 3.5}
         axes.plot(steps[there], mean, label=label, linewidth=1.3, **style)
         axes.fill_between(
             steps[there], mean - spread, mean + spread, color=style["color"], alpha=0.15, linewidth=0
