@@ -1,0 +1,167 @@
+"""The paper as data: the rule that chooses budgets, what experiments are made of, the rows kept in results/."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rwalk.errors import InputError
+from rwalk.fleet import Training
+from rwalk.paper import budgets
+from rwalk.paper.budgets import Setting
+from rwalk.paper.experiments import EXPERIMENTS, runs_of
+from rwalk.paper.published import TABLE1, TABLE_S1
+from rwalk.paper.reproduce import tune
+from rwalk.paper.results import CLAIMS, Results, _page
+from rwalk.specs import RunSpec, StreamSpec
+
+RESULTS = Path(__file__).parent.parent / "results"
+
+
+def setting(head: str = "single", seeds: int = 2) -> Setting:
+    grid = {"vanilla": ({},), "rwalk": ({"lam": 1.0}, {"lam": 10.0})}
+    trainings = (Training(steps=5), Training(steps=9))
+    return Setting(RunSpec(StreamSpec("digits")), head, trainings, grid, seeds)
+
+
+def rows(of: Setting, score: Any) -> list[dict[str, Any]]:
+    """Rows whose accuracies `score` makes up: (steps, method, λ, seed) → (single, multi)."""
+    found: list[dict[str, Any]] = []
+    for run in of.candidates():
+        single, multi = score(run.training.steps, run.method, run.numbers.get("lam"), run.seed)
+        found.append({"spec": run.to_json(), "method": run.method, "single": {"A": single}, "multi": {"A": multi}})
+    return found
+
+
+def test_candidates_are_every_combination_on_held_out_data() -> None:
+    runs = list(setting().candidates())
+    assert len({run.hash() for run in runs}) == len(runs) == 2 * 3 * 2
+    assert {run.stream.validation for run in runs} == {budgets.HELD_OUT}
+
+
+def test_the_best_mean_over_seeds_wins() -> None:
+    def score(steps: int, method: str, lam: float | None, seed: int) -> tuple[float, float]:
+        return {None: 0.2, 1.0: 0.5, 10.0: (0.9, 0.2)[seed]}[lam], 0.0  # type: ignore[return-value, dict-item]
+
+    chosen = budgets.choose(setting(), rows(setting(), score))
+    assert chosen["numbers"] == {"vanilla": {}, "rwalk": {"lam": 10.0}}, "0.55 beats 0.5"
+    assert chosen["validation"] == {"vanilla": 20.0, "rwalk": 55.0}
+    assert len(chosen["tried"]) == 2 * 3
+
+
+def test_a_setting_is_decided_by_its_own_head() -> None:
+    def score(steps: int, method: str, lam: float | None, seed: int) -> tuple[float, float]:
+        return (0.6, 0.8) if lam == 1.0 else (0.5, 0.9)
+
+    for head, best in (("single", 1.0), ("multi", 10.0)):
+        chosen = budgets.choose(setting(head), rows(setting(head), score))
+        assert chosen["numbers"]["rwalk"] == {"lam": best}
+
+
+def test_all_methods_train_as_long_as_suits_them_on_average() -> None:
+    def score(steps: int, method: str, lam: float | None, seed: int) -> tuple[float, float]:
+        if method == "vanilla":
+            return (0.9 if steps == 5 else 0.2), 0.0
+        return (0.5 if steps == 5 else 0.7), 0.0
+
+    chosen = budgets.choose(setting(), rows(setting(), score))
+    assert chosen["training"]["steps"] == 5, "0.9 and 0.5 against 0.2 and 0.7"
+    assert chosen["validation"]["rwalk"] == 50.0
+
+
+def test_a_run_that_did_not_train_counts_as_nothing() -> None:
+    def score(steps: int, method: str, lam: float | None, seed: int) -> tuple[float | None, float]:
+        return (None if lam == 10.0 and seed == 1 else 0.4), 0.0
+
+    assert budgets.choose(setting(), rows(setting(), score))["numbers"]["rwalk"] == {"lam": 1.0}
+
+
+def test_what_was_chosen_reads_back_and_is_a_line_a_try() -> None:
+    chosen = {"digits-single": budgets.choose(setting(), rows(setting(), lambda *_: (0.5, 0.5)))}
+    text = budgets.written(chosen)
+    assert json.loads(text) == chosen
+    assert sum(line.lstrip().startswith('["') for line in text.splitlines()) == 6
+
+
+def test_tuning_writes_what_the_rule_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real runs; two settings that differ in their head share them."""
+    settings = {"digits-single": setting("single", seeds=1), "digits-multi": setting("multi", seeds=1)}
+    monkeypatch.setattr(budgets, "SETTINGS", settings)
+    said: list[str] = []
+    tune("digits", workers=1, file=tmp_path / "budgets.json", say=said.append)
+    assert [line for line in said if "runs" in line] == [
+        "tuning digits-single: 6 runs",
+        "tuning digits-multi: 0 runs",
+    ]
+    chosen = json.loads((tmp_path / "budgets.json").read_text())
+    assert set(chosen) == set(settings)
+    for each in chosen.values():
+        best = max(a for steps, _, _, a in each["tried"] if steps == f"{each['training']['steps']} steps")
+        assert best == max(each["validation"].values())
+
+
+def test_an_unknown_setting_is_named() -> None:
+    with pytest.raises(InputError, match="minst"):
+        budgets.find("minst")
+
+
+def test_the_chosen_numbers_are_of_the_grid() -> None:
+    """budgets.json belongs to the code beside it: nothing in it that the rule could not have chosen."""
+    for name, chosen in budgets.load().items():
+        known = budgets.SETTINGS[name]
+        assert Training(**chosen["training"]) in known.trainings
+        for method, numbers in chosen["numbers"].items():
+            assert numbers in [dict(tried) for tried in known.grid[method]]
+            scores = [a for _, m, n, a in chosen["tried"] if m == method and n == numbers]
+            assert chosen["validation"][method] in scores
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_is_runs_that_can_be_made(name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    runs = runs_of(experiment)
+    assert {run.seed for run in runs} == set(range(experiment.seeds))
+    for run in runs:
+        run.learner()
+        assert run.stream.validation is None, "budgets are chosen on held-out data, results are not"
+
+
+def test_every_published_value_has_its_cell() -> None:
+    for (dataset, block), cells in TABLE1.items():
+        entries = [entry for entry in EXPERIMENTS[f"table1-{dataset}"].entries() if entry.block == block]
+        assert {entry.run.method for entry in entries if entry.published} == set(cells)
+    assert {entry.run.method for entry in EXPERIMENTS["tableS1"].entries()} == set(TABLE_S1)
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent.name for path in RESULTS.glob("*/runs.jsonl")))
+def test_the_rows_kept_are_those_of_their_experiment(folder: str) -> None:
+    wanted = {run.hash(): run for run in runs_of(EXPERIMENTS[folder])}
+    kept = [json.loads(line) for line in (RESULTS / folder / "runs.jsonl").read_text().splitlines()]
+    assert kept
+    for row in kept:
+        assert wanted[row["hash"]] == replace(RunSpec.from_json(row["spec"]), seed=row["seed"])
+    study = json.loads((RESULTS / folder / "study.json").read_text())
+    assert {RunSpec.from_json(run).hash() for run in study["runs"]} == set(wanted)
+
+
+def test_the_results_page_is_of_these_rows() -> None:
+    page = (RESULTS.parent / "RESULTS.md").read_text()
+    fresh = "\n".join(_page(Results(RESULTS), []))
+    assert page.split("## Figures")[0] == fresh.split("## Figures")[0]
+    for picture in re.findall(r"\]\((results/figures/[^)]*)\)", page):
+        assert (RESULTS.parent / picture).exists()
+
+
+def test_a_claim_is_not_judged_on_half_of_its_rows(tmp_path: Path) -> None:
+    folder = tmp_path / "table1-mnist"
+    folder.mkdir()
+    rows = (RESULTS / "table1-mnist" / "runs.jsonl").read_text().splitlines(keepends=True)
+    (folder / "runs.jsonl").write_text("".join(row for row in rows if json.loads(row)["method"] != "rwalk"))
+    for claim in CLAIMS:
+        assert claim.judge(Results(tmp_path), "mnist") is None
+        assert claim.judge(Results(RESULTS), "mnist") is not None
