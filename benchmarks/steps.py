@@ -25,7 +25,7 @@ from rwalk.specs import RunSpec, StreamSpec
 from rwalk.studies import Study
 
 STEPS = 128
-ROUNDS = 15
+ROUNDS = 31
 TASKS = 2
 FLEET = 32
 

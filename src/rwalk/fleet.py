@@ -336,7 +336,7 @@ class Fleet:
         self._block = BLOCK if self.net.solo and not whole and not idle else self.net.layout.size
         sizes = self.net.layout.sizes if self.net.solo and not whole else [self.net.layout.size]
         blocks = [min(self._block, size - done) for size in sizes for done in range(0, size, self._block)]
-        spare = None if whole else self.theta.new_empty(2, self.runs, max(blocks))
+        spare = None if whole or idle else self.theta.new_empty(2, self.runs, max(blocks))
         parts, start = [], 0
         for size in blocks:
             where = slice(start, start + size)
