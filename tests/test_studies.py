@@ -214,3 +214,17 @@ def test_differences_are_named(tmp_path: Path) -> None:
     (paired,) = (line for line in lines if line.startswith("row rwalk λ=1 seed 0: "))
     before, after = (Store(tmp_path / name).rows()[0]["single"]["A"] for name in "ab")
     assert f"single A {after - before:+.2g}" in paired
+
+
+def test_only_some_methods(tmp_path: Path) -> None:
+    """The rest stays to be done: a later call finds it missing, and ends where one call would have ended."""
+    study = little.study(methods=("vanilla", "rwalk"))
+    with Store(tmp_path / "parts").opened(study.describe()) as store:
+        first = study.execute(store, only=["rwalk"])
+        assert {row["method"] for row in first} == {"rwalk"} and len(first) < len(study.runs)
+        rest = study.missing({row["hash"] for row in first})
+        assert {run.method for run in rest} == {"vanilla"}
+        both = study.execute(store)
+    with Store(tmp_path / "whole").opened(study.describe()) as store:
+        assert study.execute(store) == both
+    assert (tmp_path / "parts" / "runs.jsonl").read_bytes() == (tmp_path / "whole" / "runs.jsonl").read_bytes()

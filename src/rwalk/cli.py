@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -239,6 +239,7 @@ def reproduce(
         list[str] | None, typer.Argument(help="experiments, or the beginning or end of names; default all")
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="how many seeds (default: the experiment's, 5 or 3)")] = None,
+    only: Annotated[str, typer.Option(help="of these methods alone: rwalk,pi (default: all)")] = "",
     tune: Annotated[
         str,
         typer.Option(help="choose the budgets of a dataset, or of one setting, anew on validation data"),
@@ -257,22 +258,28 @@ def reproduce(
     quiet: Annotated[bool, typer.Option("--quiet", help="no live display")] = False,
 ) -> None:
     """Regenerate the paper's tables and figures, beside the published values; only what is missing runs."""
+    from rwalk.errors import unknown
+    from rwalk.learners import LEARNERS
     from rwalk.paper.reproduce import dry_run_line, find, folder_of, known_rows, study_of
     from rwalk.paper.reproduce import tune as choose_budgets
     from rwalk.paper.results import write_results
     from rwalk.store import Store
 
     where: dict[str, Any] = {"data": data, "device": _device(device), "workers": workers}
+    wanted = tuple(only.split(",")) if only else ()
+    for name in wanted:
+        if name not in LEARNERS:
+            raise unknown("method", name, LEARNERS)
     if tune:
         choose_budgets(tune, say=print, **where)
         return
     for experiment in find(names or []):
         study, store = study_of(experiment, seeds, **where), Store(folder_of(experiment, out, seeds))
         if dry_run:
-            print(dry_run_line(experiment, study, store, known_rows(out)))
+            print(dry_run_line(experiment, study, store, known_rows(out), wanted))
             continue
         print(f"{experiment.name}: {experiment.title}")
-        _execute(study, store, show=not quiet, known=known_rows(out))
+        _execute(study, store, show=not quiet, known=known_rows(out), only=wanted)
     if not dry_run:
         for path in write_results(out):
             print(path)
@@ -302,7 +309,9 @@ def _run(study: Study, store: Store, quiet: bool, as_json: bool) -> None:
         _show(rows, store.folder)
 
 
-def _execute(study: Study, store: Store, show: bool, known: dict[str, Row] | None = None) -> list[Row]:
+def _execute(
+    study: Study, store: Store, show: bool, known: dict[str, Row] | None = None, only: Collection[str] = ()
+) -> list[Row]:
     """Run what is missing, watched; `known` rows of other studies, by hash, need not be run again."""
     from rich.console import Console
 
@@ -318,14 +327,14 @@ def _execute(study: Study, store: Store, show: bool, known: dict[str, Row] | Non
         ]:
             store.add(*shared)
             there |= {row["hash"] for row in shared}
-        todo = [run for run in study.runs if run.hash() not in there]
+        todo = study.missing(there, only)
         live = Live(study, len(todo), Console(stderr=True))
         try:
             if not show or not todo:
-                return study.execute(store, stop=interrupts)
-            live.expect([*study.references(), *todo])
+                return study.execute(store, stop=interrupts, only=only)
+            live.expect([*study.references(todo), *todo])
             with live:
-                return study.execute(store, live.watch, interrupts)
+                return study.execute(store, live.watch, interrupts, only)
         except (KeyboardInterrupt, WorkerDied) as error:
             print(
                 f"rwalk: {str(error) or 'stopped'}; {len(store.rows())} of {len(study.runs)} runs are kept in "

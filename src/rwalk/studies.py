@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -117,12 +117,16 @@ class Study:
             "environment": environment(self.device),
         }
 
-    def references(self) -> list[RunSpec]:
-        """The reference runs this study needs."""
+    def missing(self, done: Collection[str], only: Collection[str] | None = None) -> list[RunSpec]:
+        """The runs whose hashes are not among those done; `only` of these methods, where it is given."""
+        return [run for run in self.runs if run.hash() not in done and (not only or run.method in only)]
+
+    def references(self, runs: Sequence[RunSpec] | None = None) -> list[RunSpec]:
+        """The reference runs that this study needs, or some of its runs."""
         if self.reference == "none":
             return []
         wanted = {}
-        for run in self.runs:
+        for run in self.runs if runs is None else runs:
             last = len(self.stream(run.stream)) - 1
             for k in range(last + 1) if self.reference == "all" else [last]:
                 spec = reference_of(run, k)
@@ -141,19 +145,24 @@ class Study:
         )
 
     def execute(
-        self, store: Store | None = None, watch: Watch = lambda event: None, stop: Stop = lambda: False
+        self,
+        store: Store | None = None,
+        watch: Watch = lambda event: None,
+        stop: Stop = lambda: False,
+        only: Collection[str] | None = None,
     ) -> list[Row]:
         """Run what is missing; rows in the order of `runs`, written to the store as they finish.
 
         Unfinished runs go on from their checkpoints in the store. `stop` is asked all the time: on a yes, runs at
-        work are saved and KeyboardInterrupt is raised.
+        work are saved and KeyboardInterrupt is raised. Where `only` is given, runs of these methods alone are run,
+        and the rows that are there then are returned.
         """
         done = {row["hash"]: row for row in (store.rows() if store else [])}
-        hashes = [run.hash() for run in self.runs]
-        missing = [run for run, known in zip(self.runs, hashes, strict=True) if known not in done]
+        missing = self.missing(done, only)
         if missing:
-            cached = {spec.hash(): self._recall(spec) for spec in self.references()}
-            lost = [spec for spec in self.references() if cached[spec.hash()] is None]
+            references = self.references(missing)
+            cached = {spec.hash(): self._recall(spec) for spec in references}
+            lost = [spec for spec in references if cached[spec.hash()] is None]
             with self._crew(len(lost) + len(missing), store, stop) as crew:
                 for job, outcomes in crew(lost, watch):
                     for spec, outcome in zip(job, outcomes, strict=True):
@@ -166,8 +175,8 @@ class Study:
                         store.add(*rows)
                     crew.forget(job)
                     done |= {row["hash"]: row for row in rows}
-        rows = [done[known] for known in hashes]
-        if store:
+        rows = [done[known] for known in (run.hash() for run in self.runs) if known in done]
+        if store and len(rows) == len(self.runs):
             store.settle(rows)
         return rows
 

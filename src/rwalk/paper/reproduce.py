@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,10 +80,12 @@ def tune(
         say(f"chosen: {chosen[each]['training']} {chosen[each]['numbers']} {chosen[each]['validation']}")
 
 
-def dry_run_line(experiment: Experiment, study: Study, store: Store, known: Mapping[str, Row]) -> str:
+def dry_run_line(
+    experiment: Experiment, study: Study, store: Store, known: Mapping[str, Row], only: Collection[str] = ()
+) -> str:
     """What would run, and about how long, from a rate measured now on this machine."""
     there = {row["hash"] for row in store.rows()} | set(known)
-    missing = [run for run in study.runs if run.hash() not in there]
+    missing = study.missing(there, only)
     line = f"{experiment.name}: {len(missing)} of {len(study.runs)} runs to do"
     if not missing:
         return line
