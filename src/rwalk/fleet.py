@@ -275,7 +275,7 @@ class Fleet:
         """Losses [R] of a batch, and their gradients part by part; for a run alone as they come from autograd."""
         x, y = self.stream.batch(index)
         losses = self._loss(self.net.forward(x), x, y)
-        if self.net.solo and self._grad is None:
+        if self._by_parameter:
             pieces = self.net.gradient_pieces(losses)
         else:
             pieces = [self.net.gradient(losses, self._grad)]
@@ -333,8 +333,9 @@ class Fleet:
         """
         whole = self.fused or self.theta.is_cuda
         idle = not (self.method.wants or self.method.data_pass)  # nothing to do but to step
-        self._block = BLOCK if self.net.solo and not whole and not idle else self.net.layout.size
-        sizes = self.net.layout.sizes if self.net.solo and not whole else [self.net.layout.size]
+        self._block = BLOCK if self.net.solo and not (whole or idle) else self.net.layout.size
+        self._by_parameter = self.net.solo and not whole
+        sizes = self.net.layout.sizes if self._by_parameter else [self.net.layout.size]
         blocks = [min(self._block, size - done) for size in sizes for done in range(0, size, self._block)]
         spare = None if whole or idle else self.theta.new_empty(2, self.runs, max(blocks))
         parts, start = [], 0
