@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
-from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.rounds import Contender, interleaved, one_thread, ratios
+from benchmarks.rounds import Contender, beside, one_thread
 from benchmarks.steps import STEPS, data, minimal, mlp, ours
 from rwalk import streams
 
@@ -48,8 +47,8 @@ def bench(name: str, steps: int = STEPS // 2, rounds: int = 7, fuse: bool = True
         x, y = data(steps * BATCH // 5)  # five classes a task: `steps` batches, as the peer has
         stream = streams.from_arrays(x, y, *data(10), classes_per_task=5)
         ourselves = {f"rwalk's {m}": ours(m, stream, fuse and m != "vanilla", steps) for m in OUR_METHODS}
-        times = interleaved({"minimal": minimal(stream.x, stream.y, steps), **ourselves, **theirs}, rounds)
-    return {"minimal_ms": 1e3 * median(times["minimal"]), **ratios(times, "minimal")}
+        seconds, ratios = beside(minimal(stream.x, stream.y, steps), {**ourselves, **theirs}, rounds)
+    return {"minimal_ms": 1e3 * seconds, "minimal": 1.0, **ratios}
 
 
 def avalanche(steps: int) -> dict[str, Contender]:

@@ -32,6 +32,22 @@ def interleaved(contenders: Mapping[str, Contender], rounds: int) -> dict[str, l
     return times
 
 
+def beside(base: Contender, contenders: Mapping[str, Contender], rounds: int) -> tuple[float, dict[str, float]]:
+    """The base's seconds a step, and everyone's ratio to it: medians, each turn by the base's turn before it.
+
+    A virtual machine is slow for a second at a time: a base that worked at the round's beginning would not do.
+    """
+    times: list[float] = []
+    shares: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(-1, rounds):  # the first round only warms
+        for name, contender in contenders.items():
+            before, seconds = base(), contender()
+            if turn >= 0:
+                times.append(before)
+                shares[name].append(seconds / before)
+    return median(times), {name: median(own) for name, own in shares.items()}
+
+
 def ratios(times: Mapping[str, list[float]], base: str) -> dict[str, float]:
     """Median over the rounds of everyone's time by the base's in the same round."""
     return {name: median(t / b for t, b in zip(own, times[base], strict=True)) for name, own in times.items()}

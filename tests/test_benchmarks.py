@@ -12,7 +12,7 @@ import torch
 from benchmarks import __main__ as command
 from benchmarks import against, bars, growth, record
 from benchmarks.meter import meter
-from benchmarks.rounds import interleaved, ratios
+from benchmarks.rounds import beside, interleaved, ratios
 
 from rwalk.methods import METHODS, Method, State
 
@@ -77,6 +77,14 @@ def test_contenders_take_turns_and_ratios_are_of_the_same_round() -> None:
     times = interleaved({"a": contender("a", [1, 10, 100]), "b": contender("b", [2, 30, 200])}, rounds=3)
     assert turns == ["a", "b"] * 4
     assert ratios(times, "a") == {"a": 1, "b": 2}
+
+
+def test_everyone_is_divided_by_the_bases_turn_before() -> None:
+    base = iter([9.0, 9.0, 1.0, 10.0, 2.0, 5.0, 4.0, 20.0])  # two warm, then (before a, before b) three times
+    a, b = iter([9.0, 2.0, 4.0, 8.0]), iter([9.0, 5.0, 10.0, 5.0])
+    seconds, ratios = beside(lambda: next(base), {"a": lambda: next(a), "b": lambda: next(b)}, rounds=3)
+    assert seconds == 4.5, "the median of 1, 10, 2, 5, 4, 20"
+    assert ratios == {"a": 2.0, "b": 0.5}
 
 
 def test_a_section_measured_again_leaves_the_others(tmp_path: Path) -> None:
