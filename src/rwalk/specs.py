@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -100,6 +101,11 @@ class RunSpec:
         return _made(cls, parts)
 
     def hash(self) -> str:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> str:
+        """Asked for many times a run: a study of thousands would spend its time on it."""
         return content_hash(self.to_json())
 
     def fleet_key(self) -> str:
