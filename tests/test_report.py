@@ -7,7 +7,7 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -432,21 +432,22 @@ PAPER = "document.querySelector('.panel').layout.paper_bgcolor"
 
 
 def test_dark_mode_follows_the_system_and_the_button(opened: Opened) -> None:
-    background = "getComputedStyle(document.body).backgroundColor"
-
-    def colours(paper: str) -> tuple[Any, Any]:
-        opened.tab.wait_for_function(f"{PAPER} {paper}", timeout=5000)  # plots follow a moment after the page
-        return opened(background), opened(PAPER)
+    def colours(settled: Callable[[str], bool]) -> tuple[Any, Any]:
+        for _ in range(100):  # plots follow a moment after the page
+            if settled(opened(PAPER)):
+                break
+            opened.tab.wait_for_timeout(50)
+        return opened("getComputedStyle(document.body).backgroundColor"), opened(PAPER)
 
     opened.tab.emulate_media(color_scheme="light")
-    light = colours("=== 'rgb(255, 255, 255)'")
+    light = colours(lambda paper: paper == "rgb(255, 255, 255)")
     opened.tab.emulate_media(color_scheme="dark")
-    dark = colours(f"!== '{light[1]}'")
-    assert light[0] != dark[0]
+    dark = colours(lambda paper: paper != light[1])
+    assert light[0] != dark[0] and light[1] != dark[1]
     opened.tab.locator("#theme").click()
-    assert colours(f"=== '{light[1]}'") == light
+    assert colours(lambda paper: paper == light[1]) == light
     opened.tab.locator("#theme").click()
-    assert colours(f"=== '{dark[1]}'") == dark
+    assert colours(lambda paper: paper == dark[1]) == dark
 
 
 def test_paper_is_light_and_without_controls(opened: Opened) -> None:
