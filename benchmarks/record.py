@@ -57,6 +57,7 @@ def keep(sections: Sections, measured: Mapping[str, Any], folder: Path = HERE) -
     """Into results.json, whose other sections stay as they are."""
     results = load(folder) | {name: {**section, "measured": measured} for name, section in sections.items()}
     # All of it beside the old file first: a run that is killed must not cost the figures of others.
+    folder.mkdir(parents=True, exist_ok=True)
     written = folder / "results.json.new"
     written.write_text(json.dumps(results, indent=1) + "\n")
     written.replace(folder / "results.json")

@@ -42,16 +42,20 @@ class BatchWell(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _Conv2d(torch.autograd.Function):
+class _ByRule(torch.autograd.Function):
+    """A layer with a rule of its own under vmap; what that calls has its own derivatives: nothing is kept."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+
+class _Conv2d(_ByRule):
     """F.conv2d, whose rule under vmap keeps the runs among the channels."""
 
     @staticmethod
     def forward(*args: Any) -> Tensor:
         return F.conv2d(*args)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to keep: what vmap calls below has its own derivatives."""
 
     @staticmethod
     def vmap(
@@ -75,17 +79,13 @@ class _Conv2d(torch.autograd.Function):
         return out.unflatten(1, (runs, -1)), 1
 
 
-class _MaxPool2d(torch.autograd.Function):
+class _MaxPool2d(_ByRule):
     """F.max_pool2d likewise, its options in two bundles."""
 
     @staticmethod
     def forward(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         out: Tensor = F.max_pool2d(x, *args, **kwargs)
         return out
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to keep, as above."""
 
     @staticmethod
     def vmap(
@@ -111,16 +111,12 @@ def _batch_norm(
     return out
 
 
-class _BatchNorm(torch.autograd.Function):
+class _BatchNorm(_ByRule):
     """F.batch_norm likewise: every channel of every run has statistics of its own."""
 
     @staticmethod
     def forward(*args: Any) -> Tensor:
         return F.batch_norm(*args)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to keep, as above."""
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, *args: Any) -> tuple[Tensor, int]:
