@@ -9,9 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
-from benchmarks import against, bars, growth, guard, herding, record, startup, steps
+from benchmarks import against, bars, gpu, growth, guard, herding, record, startup, steps
+from benchmarks.rounds import Missing
 
 SECTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "solo": steps.solo,
@@ -19,6 +21,7 @@ SECTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "guard": guard.bench,
     "herding": herding.bench,
     "growth": growth.bench,
+    "gpu": gpu.bench,
     "startup": startup.bench,
 }
 
@@ -26,7 +29,10 @@ SECTIONS: dict[str, Callable[[], dict[str, Any]]] = {
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "sections", nargs="*", metavar="section", help=f"of {', '.join(SECTIONS)}; without any: all"
+        "sections",
+        nargs="*",
+        metavar="section",
+        help=f"of {', '.join(SECTIONS)}; without any: all that can be measured here",
     )
     parser.add_argument(
         "--against",
@@ -41,7 +47,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     if unknown := [name for name in asked.sections if name not in SECTIONS]:
         parser.error(f"there is no section {unknown[0]!r} (there are: {', '.join(SECTIONS)})")
     if not asked.sections and asked.against is None:
-        asked.sections = list(SECTIONS)
+        asked.sections = [name for name in SECTIONS if name != "gpu" or torch.cuda.is_available()]
     return asked
 
 
@@ -53,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"{name} …")
         try:
             results[name] = measure()
-        except against.Missing as reason:
+        except Missing as reason:
             print(reason, file=sys.stderr)
             return 2
         record.keep({name: results[name]}, measured, asked.results)

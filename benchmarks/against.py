@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.rounds import Contender, beside, one_thread
+from benchmarks.rounds import Contender, Missing, beside, one_thread
 from benchmarks.steps import STEPS, data, minimal, mlp, ours
 from rwalk import streams
 
@@ -29,10 +29,6 @@ WHY_NOT = {
     "mammoth": "it is a program, not a package one can import; earlier figures are in benchmarks/peers.py",
     "facil": "it is a program, not a package one can import; earlier figures are in benchmarks/peers.py",
 }
-
-
-class Missing(Exception):
-    """The other library cannot be measured here; one line says why."""
 
 
 def bench(name: str, steps: int = STEPS // 2, rounds: int = 7, fuse: bool = True) -> dict[str, float]:

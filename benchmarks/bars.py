@@ -15,6 +15,12 @@ BUFFERS = 6.0
 SCALARS = 0.01  # of a vector: counters, biases' corrections and a batch of two are not vectors
 FLAT = 1.10  # the most a step may take longer after many tasks to be called flat
 HELP, IMPORT = 0.3, 0.2
+GPU = {
+    "rwalk: mlp, 1 run": 0.22,
+    "rwalk: mlp, 100 runs": 1.0,
+    "rwalk: cnn, 1 run": 0.6,
+    "rwalk: cnn, 10 runs": 2.5,
+}
 
 
 class Row(NamedTuple):
@@ -72,6 +78,12 @@ def _growth(growth: Mapping[str, Any]) -> Iterator[Row]:
             yield at_most(f"{name} on {where}: {words}, at most", most, bar, "", slack=SCALARS)
 
 
+def _gpu(gpu: Mapping[str, Any]) -> Iterator[Row]:
+    for name, spent in gpu.items():
+        if name != "measured":
+            yield at_most(f"{name}, a step on a GPU", spent["ms"], GPU.get(name), " ms")
+
+
 def _startup(startup: Mapping[str, Any]) -> Iterator[Row]:
     yield at_most("rwalk --help", startup["help_s"], HELP, " s")
     yield at_most("import rwalk, beyond import torch", startup["import_s"], IMPORT, " s")
@@ -90,6 +102,7 @@ ROWS = {
     "guard": _guard,
     "herding": _herding,
     "growth": _growth,
+    "gpu": _gpu,
     "startup": _startup,
     "against": _against,
 }

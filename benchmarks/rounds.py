@@ -9,6 +9,11 @@ from time import perf_counter
 
 import torch
 
+
+class Missing(Exception):
+    """What is to be measured is not here."""
+
+
 Contender = Callable[[], float]  # works once, and says the seconds of one of its steps
 
 

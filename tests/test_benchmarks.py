@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from benchmarks import __main__ as command
-from benchmarks import against, bars, growth, record
+from benchmarks import against, bars, gpu, growth, record
 from benchmarks.meter import meter
 from benchmarks.rounds import beside, interleaved, ratios
 
@@ -65,6 +65,27 @@ def test_times_by_parameters_runs_and_tasks() -> None:
     assert list(found["by_parameters"]) == ["3190", "6406"]  # 784·w + w, w² + w, 6w + 6
     assert min(ms for row in found["by_tasks"].values() for ms in row.values()) > 0
     assert set(found["most_by_fewest_tasks"]) == {"vanilla", "rwalk"}
+
+
+def test_a_gpus_cases_are_measured_on_any_device_and_judged_by_their_bars() -> None:
+    cases = (gpu.Case("mlp", 1), gpu.Case("cnn", 2, batch=2))
+    found = gpu.bench("cpu", cases, steps=2, rounds=1)
+    assert list(found) == [
+        "vanilla: mlp, 1 run",
+        "rwalk: mlp, 1 run",
+        "vanilla: cnn, 2 runs",
+        "rwalk: cnn, 2 runs",
+    ]
+    assert all(0 < spent["ms"] <= spent["slowest_ms"] for spent in found.values())
+    slow = {"rwalk: mlp, 1 run": {"ms": 0.23}, "rwalk: cnn, 10 runs": {"ms": 2.4}, "measured": WHEN}
+    assert [row.met for row in bars.rows({"gpu": slow})] == [False, True]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_its_section_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["gpu", "--results", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "gpu cannot be measured: there is no CUDA device here\n"
+    assert "gpu" not in command.parsed([]).sections
 
 
 def test_contenders_take_turns_and_ratios_are_of_the_same_round() -> None:

@@ -313,13 +313,25 @@ def test_bad_training_is_refused(numbers: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("name", ["vanilla", "ewc", "ewc++", "pi", "rwalk", "rwalk-proximal", "rwalk-S", "icarl"])
+@pytest.mark.parametrize("name", LEARNERS)
 @pytest.mark.parametrize("runs", [1, 3])
 def test_a_captured_graph_is_the_cpus_training(stream: Stream, name: str, runs: int) -> None:
     learners = [LEARNERS[name](n + 1.0) for n in range(runs)]
     seeds = list(range(runs))
     here = Fleet(stream, WithBatchNorm, learners, seeds, SHORT, dtype=DOUBLE)
     there = Fleet(stream, WithBatchNorm, learners, seeds, SHORT, device="cuda", dtype=DOUBLE)
+    here.train()
+    there.train()
+    torch.testing.assert_close(there.theta.cpu(), here.theta, rtol=0, atol=1e-8)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("network", ["mlp", "cnn", "resnet18"])
+@pytest.mark.parametrize("runs", [1, 3])
+def test_named_networks_are_the_same_on_cuda(stream: Stream, network: str, runs: int) -> None:
+    learners, seeds, training = [learner("rwalk")] * runs, list(range(runs)), Training(steps=6, batch=8)
+    here = Fleet(stream, network, learners, seeds, training, dtype=DOUBLE)
+    there = Fleet(stream, network, learners, seeds, training, device="cuda", dtype=DOUBLE)
     here.train()
     there.train()
     torch.testing.assert_close(there.theta.cpu(), here.theta, rtol=0, atol=1e-8)
