@@ -153,14 +153,15 @@ class Networks:
             self.module.train(train)
         with self._precision():
             if self.solo and theta is None:
-                logits = self.module(_channels_last(x[0]))
-                return self._taken(logits)[None], logits[None].to(self.theta.dtype)
-            parameters = self.layout.split(self.theta if theta is None else theta)
-            # Another θ is a visit, not training: it must not move the running statistics.
-            buffers = self.buffers if theta is None else {k: v.clone() for k, v in self.buffers.items()}
-            with BatchWell():
-                features, logits = torch.func.vmap(self._call)(parameters, buffers, x)
-        return features, logits.to(self.theta.dtype)
+                logits = self.module(_channels_last(x[0]))[None]
+                features = self._taken(logits[0])[None]
+            else:
+                parameters = self.layout.split(self.theta if theta is None else theta)
+                # Another θ is a visit, not training: it must not move the running statistics.
+                buffers = self.buffers if theta is None else {k: v.clone() for k, v in self.buffers.items()}
+                with BatchWell():
+                    features, logits = torch.func.vmap(self._call)(parameters, buffers, x)
+        return features.to(self.theta.dtype), logits.to(self.theta.dtype)
 
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.autocast else nullcontext()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rwalk.paper.experiments import SAMPLE_SIZES, SAMPLERS, Entry
-from rwalk.report.figures import COLOURS, MARKERS, STYLE, accuracy_over_time
+from rwalk.report.figures import COLOURS, MARKERS, STYLE, accuracy_over_time, save
 from rwalk.report.summary import Summary, mean_and_deviation
 
 Entries = Callable[[str], list[tuple[Entry, Summary | None]]]
@@ -61,8 +61,8 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
 
 
 def _save(figure: Any, path: Path) -> list[Path]:
-    figure.savefig(path.with_suffix(".svg"))
-    figure.savefig(path.with_suffix(".png"), dpi=130)
+    for suffix in (".svg", ".png"):
+        save(figure, path.with_suffix(suffix))
     return [path.with_suffix(".png")]
 
 

@@ -117,8 +117,9 @@ def _table(experiment: Experiment, results: Results) -> Iterator[str]:
             continue
         mean, spread = (100 * value for value in mean_and_deviation(summary.A[entry.head]))
         forgotten, intransigent = (mean_and_deviation(each[entry.head])[0] for each in (summary.F, summary.I))
+        around = "" if np.isnan(spread) else f" ± {spread:.1f}"  # one seed alone has no deviation
         yield (
-            f"| {entry.block} | {entry.label} | {len(summary.A[entry.head])} | {mean:.1f} ± {_plain(spread, 1)} "
+            f"| {entry.block} | {entry.label} | {len(summary.A[entry.head])} | {mean:.1f}{around} "
             f"| {_plain(published.A, 1)} | {_signed(mean - published.A)} | {_plain(forgotten, 3)} "
             f"| {_plain(published.F, 3)} | {_plain(intransigent, 3)} | {_plain(published.I, 3)} |"
         )

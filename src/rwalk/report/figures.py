@@ -46,7 +46,15 @@ def accuracy_over_time(summaries: Sequence[Summary], path: Path) -> None:
         part.supxlabel("tasks learned", fontsize=9)
         handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 8), frameon=False)
-    figure.savefig(path, dpi=130)
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """As PNG or SVG, by the path's end; the same figure is the same file, byte for byte."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": path.name}):
+        figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _curves(axes: Any, summaries: Sequence[Summary], values: Sequence[NDArray[np.float64]]) -> None:
