@@ -204,14 +204,14 @@ def buffers(
             readings.mark(f"ended {k}")
             fleet.task, fleet.step = fleet.task + 1, 0
     vector = fleet.theta.nbytes
-    keeps_gradient = getattr(fleet, "_grad", None) is not None
-    return {str(k): _beyond(readings.readings, k, vector, keeps_gradient) for k in tasks}
+    return {str(k): _beyond(readings.readings, k, vector) for k in tasks}
 
 
-def _beyond(readings: Mapping[str, Reading], k: int, vector: int, keeps_gradient: bool) -> dict[str, float]:
+def _beyond(readings: Mapping[str, Reading], k: int, vector: int) -> dict[str, float]:
+    """Between two steps there is no gradient."""
     trained, ended = readings[f"trained {k}"], readings[f"ended {k}"]
     return {
-        "held": trained.live / vector - (4 if keeps_gradient else 3),
+        "held": trained.live / vector - 3,
         "step": trained.peak / vector - 4,
         "end": ended.peak / vector - 4,
     }

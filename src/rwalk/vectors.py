@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rwalk.batched import BatchWell
 from rwalk.errors import InputError
+from rwalk.programs import program
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,6 @@ class Layout:
         lead = theta.shape[:-1]
         views = [part.view(*lead, *shape) for part, shape in zip(parts, self.shapes, strict=True)]
         return dict(zip(self.names, views, strict=True))
-
-
-def gather(tensors: Sequence[Tensor], out: Tensor) -> Tensor:
-    """Write tensors one after another into a flat vector."""
-    return torch.cat([tensor.reshape(-1) for tensor in tensors], out=out)
 
 
 def normalized(vector: Tensor, extrema: tuple[Tensor, Tensor] | None = None) -> Tensor:
@@ -107,7 +103,7 @@ class Networks:
             with seeded(seed):
                 module = build().to(dtype)
             self.layout = Layout.of(module)
-            rows.append(gather([p.detach() for p in self.layout.pick(module)], torch.empty(0, dtype=dtype)))
+            rows.append(torch.cat([p.detach().reshape(-1) for p in self.layout.pick(module)]))
             buffers.append(_untrained(module))
         self.device = torch.device(device)
         self.autocast = autocast
@@ -174,16 +170,37 @@ class Networks:
         features, self._features = self._features, None
         return logits.new_empty(logits.shape[0], 0) if features is None else features.flatten(1)
 
-    def gradient(self, losses: Tensor, out: Tensor | None = None) -> Tensor:
-        """∂losses[r]/∂θ[r] for every run: [R, P]; for R = 1 in `out`, where it is given."""
+    def gradient(self, losses: Tensor) -> Tensor:
+        """∂losses[r]/∂θ[r] for every run: [R, P]."""
         if not self.solo:
             return torch.autograd.grad(losses.sum(), self.theta)[0]
-        return torch.cat(self.gradient_pieces(losses), dim=1, out=out)
+        return torch.cat(self.gradient_pieces(losses), dim=1)
 
     def gradient_pieces(self, losses: Tensor) -> list[Tensor]:
         """The same for R = 1, as it comes: a piece [1, n] a parameter, which spares the gathering."""
         grads = torch.autograd.grad(losses[0], self._parameters, allow_unused=True, materialize_grads=True)
         return [grad.reshape(1, -1) for grad in grads]
+
+    def gradient_program(
+        self, loss: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, y: Tensor, head: Tensor
+    ) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]:
+        """(x, y, head) → losses and gradient for R = 1 and batches like this one, compiled into one program."""
+        theta, buffers = self.theta.detach(), [buffer[0] for buffer in self.buffers.values()]
+        self.module.train()
+
+        def gradient(theta: Tensor, x: Tensor, y: Tensor, head: Tensor, *buffers: Tensor) -> tuple[Tensor, Tensor]:
+            views = self.layout.split(theta[0])
+            parameters = {name: view.detach().requires_grad_() for name, view in views.items()}
+            with torch.enable_grad(), self._precision():
+                _, logits = self._call(parameters, dict(zip(self.buffers, buffers, strict=True)), x[0])
+                losses = loss(logits[None].to(theta.dtype), y, head)
+            grads = torch.autograd.grad(
+                losses[0], list(parameters.values()), allow_unused=True, materialize_grads=True
+            )
+            return losses.detach(), torch.cat([grad.reshape(1, -1) for grad in grads], dim=1)
+
+        compiled = program(gradient, theta, x, y, head, *buffers)
+        return lambda x, y, head: compiled(theta, x, y, head, *buffers)
 
     def head_weight(self) -> Tensor:
         """The last layer's weights [R, C, f]: row c is w_c."""

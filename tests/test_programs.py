@@ -1,0 +1,120 @@
+"""Compiled programs: the same training as eager arithmetic, or none at all."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from shutil import which
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rwalk import networks, streams
+from rwalk.fleet import Fleet, Training
+from rwalk.learners import Learner, learner
+from rwalk.memory import MemorySpec
+from rwalk.programs import program
+from rwalk.streams import Stream
+
+pytestmark = pytest.mark.skipif(which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler")
+DOUBLE = torch.float64
+TRAINING = Training(steps=7, batch=16)
+LEARNERS: dict[str, Callable[[], Learner]] = {
+    "vanilla": lambda: learner("vanilla"),
+    "rwalk-S": lambda: learner("rwalk", MemorySpec(3), dt=3),
+    "rwalk-example": lambda: learner("rwalk", fisher="example", penalty="proximal", lam=100.0),
+}
+
+
+@pytest.fixture(scope="module")
+def stream() -> Stream:
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(4).repeat(40)
+    x = torch.randn(4, 1, 6, 6, generator=draw)[y] + torch.randn(160, 1, 6, 6, generator=draw)
+    return streams.from_arrays(x, y, x[:40], y[:40], classes_per_task=2)
+
+
+class WithBuffers(nn.Module):
+    """Batch normalisation, dropout, a frozen layer, and one that is never used."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(shape[0], 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.dropout = nn.Dropout(0.25)
+        self.frozen = nn.Linear(64, 16).requires_grad_(False)
+        self.unused = nn.Linear(3, 3)
+        self.head = nn.Linear(16, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.frozen(self.dropout(self.norm(self.convolution(x))).flatten(1))))
+
+
+class Undecided(networks.MLP):
+    """Looks at values to decide what to do, which no record of its operations can repeat."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(shape, classes, (8,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+def trained(stream: Stream, network: Any, each: Learner, fuse: bool, **more: Any) -> Fleet:
+    fleet = Fleet(stream, network, [each], [3], more.pop("training", TRAINING), dtype=DOUBLE, fuse=fuse, **more)
+    fleet.train()
+    return fleet
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_compiled_run_is_the_eager_one(stream: Stream, name: str) -> None:
+    random = torch.get_rng_state()
+    eager, compiled = (trained(stream, WithBuffers, LEARNERS[name](), fuse) for fuse in (False, True))
+    assert [each is not None for each in compiled._programs.values()] == [True], (
+        "it was compiled, once for all tasks"
+    )
+    torch.testing.assert_close(compiled.theta, eager.theta, rtol=0, atol=1e-10)
+    for key, buffer in eager.net.buffers.items():
+        torch.testing.assert_close(compiled.net.buffers[key], buffer, rtol=0, atol=1e-10)
+    assert torch.get_rng_state().equal(random)
+
+
+def test_a_compiled_run_goes_on_bit_for_bit(stream: Stream) -> None:
+    class Keeper:
+        def due(self, fleet: Fleet) -> bool:
+            return (fleet.task, fleet.step) == (1, 4)
+
+        def keep(self, fleet: Fleet) -> None:
+            self.kept = fleet.snapshot()
+
+    keeper = Keeper()
+    whole = Fleet(stream, WithBuffers, [LEARNERS["rwalk-S"]()], [3], TRAINING, dtype=DOUBLE, fuse=True)
+    whole.train(keeper=keeper)
+    rest = Fleet(stream, WithBuffers, [LEARNERS["rwalk-S"]()], [3], TRAINING, dtype=DOUBLE, fuse=True)
+    rest.restore(*keeper.kept)
+    rest.train()
+    assert torch.equal(rest.theta, whole.theta)
+
+
+def test_what_cannot_be_compiled_is_trained_as_it_is(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "rwalk.fleet"):
+        eager, compiled = (trained(stream, Undecided, learner("vanilla"), fuse) for fuse in (False, True))
+    assert list(compiled._programs.values()) == [None]
+    torch.testing.assert_close(compiled.theta, eager.theta, rtol=0, atol=1e-10)
+    assert [record.getMessage()[:28] for record in caplog.records] == ["the network is not compiled:"]
+
+
+def test_a_program_changes_its_arguments_and_recording_does_not() -> None:
+    def counted(x: Tensor, counter: Tensor) -> tuple[Tensor]:
+        counter.add_(1)
+        return (x * counter,)
+
+    counter = torch.zeros(3)
+    compiled = program(counted, torch.ones(3), counter)
+    assert counter.tolist() == [0, 0, 0]
+    for _ in range(2):
+        (product,) = compiled(torch.ones(3), counter)
+    assert counter.tolist() == product.tolist() == [2, 2, 2]
