@@ -118,3 +118,15 @@ def test_a_program_changes_its_arguments_and_recording_does_not() -> None:
     for _ in range(2):
         (product,) = compiled(torch.ones(3), counter)
     assert counter.tolist() == product.tolist() == [2, 2, 2]
+
+
+def test_the_same_operations_are_compiled_once_and_other_tensors_never_mistaken() -> None:
+    x = torch.ones(3)
+
+    def times(factor: float | Tensor) -> Callable[[Tensor], tuple[Tensor]]:
+        return lambda x: (x * factor,)
+
+    assert program(times(2.0), x) is program(times(2.0), x)
+    assert program(times(2.0), x) is not program(times(2.0), torch.ones(4))
+    for factor in (2.0, 3.0, torch.tensor([1.0, 2.0, 3.0]), torch.tensor([3.0, 2.0, 1.0])):
+        torch.testing.assert_close(program(times(factor), x)(x)[0], x * factor)

@@ -12,16 +12,25 @@ from typing import Any
 
 from torch import Tensor
 
+Function = Callable[..., tuple[Tensor, ...]]
+_known: dict[Any, Function] = {}  # what was recorded → its program: the next run of a study has the same network
 
-def program(function: Callable[..., tuple[Tensor, ...]], *example: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+
+def program(function: Function, *example: Tensor) -> Function:
     """The function for tensors of these shapes. What it changes in its arguments, the program changes too.
 
     Every tensor it depends on must be an argument: others are taken as they are now. Raises whatever recording or
     compiling raises; a function that looks at values to decide what to do cannot be recorded, and says so.
     """
-    import torch._inductor  # seconds, which only those pay who compile
+    from torch._inductor import compile  # seconds, which only those pay who compile
     from torch.fx.experimental.proxy_tensor import make_fx
 
     recorded = make_fx(function)(*(each.clone() for each in example))  # clones: recording runs it
-    compiled: Callable[..., Any] = torch._inductor.compile(recorded, list(example))
-    return compiled
+    key = (recorded.code, *((each.shape, each.stride(), each.dtype, each.device) for each in example))
+    alone = any(node.op == "get_attr" for node in recorded.graph.nodes)  # it holds tensors of its own
+    if alone or key not in _known:
+        compiled: Function = compile(recorded, list(example))
+        if alone:
+            return compiled
+        _known[key] = compiled
+    return _known[key]
