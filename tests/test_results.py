@@ -27,10 +27,22 @@ pytestmark = [
 Figures = dict[str, dict[str, float]]  # method → head → mean A₅ over the seeds
 
 
-def measured(out: Path, *options: str) -> Figures:
-    """One call of `rwalk run` on Split MNIST: five tasks of two classes, five seeds."""
-    command = [sys.executable, "-m", "rwalk.cli", "run", "--dataset", "mnist", "--data", str(DATA), "--seeds", "5"]
-    where = ["--reference", "none", "--device", "cpu", "--workers", "2", "--out", str(out), "--json"]
+def measured(out: Path, *options: str, seeds: int = 5) -> Figures:
+    """One call of `rwalk run` on Split MNIST: five tasks of two classes."""
+    command = [sys.executable, "-m", "rwalk.cli", "run", "--dataset", "mnist", "--data", str(DATA)]
+    where = [
+        "--seeds",
+        str(seeds),
+        "--reference",
+        "none",
+        "--device",
+        "cpu",
+        "--workers",
+        "2",
+        "--out",
+        str(out),
+        "--json",
+    ]
     done = subprocess.run([*command, *where, *options], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -45,10 +57,12 @@ def measured(out: Path, *options: str) -> Figures:
 
 
 def test_without_memory_rwalk_forgets_little_within_tasks_and_half_between(tmp_path: Path) -> None:
-    figures = measured(tmp_path, "--methods", "vanilla,rwalk", "--lam", "1", "--steps", "1000")
-    assert figures["rwalk"]["multi"] >= 0.988
-    assert figures["rwalk"]["single"] >= 0.55
-    assert figures["vanilla"]["multi"] < 0.965
+    # One seed deviates by 3.3 points in single-head evaluation, a mean of five by 1.5: too much to judge by.
+    rwalk = measured(tmp_path / "rwalk", "--methods", "rwalk", "--lam", "1", "--steps", "1000", seeds=20)["rwalk"]
+    vanilla = measured(tmp_path / "vanilla", "--methods", "vanilla", "--steps", "1000")["vanilla"]
+    assert rwalk["multi"] >= 0.988
+    assert rwalk["single"] >= 0.55
+    assert vanilla["multi"] < 0.965
 
 
 def test_with_ten_exemplars_a_class_rwalk_tells_all_classes_apart(tmp_path: Path) -> None:
