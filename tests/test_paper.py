@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rwalk import cli
 from rwalk.errors import InputError
 from rwalk.fleet import Training
+from rwalk.memory import MemorySpec
 from rwalk.paper import budgets
 from rwalk.paper.budgets import Setting
-from rwalk.paper.experiments import EXPERIMENTS, runs_of
+from rwalk.paper.experiments import EXPERIMENTS, Entry, Experiment, runs_of
 from rwalk.paper.published import TABLE1, TABLE_S1
-from rwalk.paper.reproduce import tune
+from rwalk.paper.reproduce import _weight, dry_run_line, find, study_of, tune
 from rwalk.paper.results import CLAIMS, Results, _page
 from rwalk.specs import RunSpec, StreamSpec
+from rwalk.store import Store
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -165,3 +169,81 @@ def test_a_claim_is_not_judged_on_half_of_its_rows(tmp_path: Path) -> None:
     for claim in CLAIMS:
         assert claim.judge(Results(tmp_path), "mnist") is None
         assert claim.judge(Results(RESULTS), "mnist") is not None
+
+
+# ── the command ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Experiment:
+    """Two methods and two seeds on digits, in the place of a table."""
+    run = RunSpec(StreamSpec("digits"), training=Training(steps=3))
+    entries = [Entry(name, replace(run, method=name), "single", "tiny") for name in ("vanilla", "rwalk")]
+    experiment = Experiment("tableS1", "Tiny", "seconds", lambda: iter(entries), seeds=2, reference="none")
+    monkeypatch.setitem(EXPERIMENTS, "tableS1", experiment)
+    monkeypatch.chdir(tmp_path)
+    return experiment
+
+
+def reproduce(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["rwalk", "reproduce", *arguments, "--device=cpu", "--workers=1", "--quiet"])
+    try:
+        cli.main()
+    except SystemExit as error:
+        return int(error.code or 0)
+    return 0
+
+
+def test_reproduce_runs_what_is_missing_and_writes_the_page(
+    tiny: Experiment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reproduce(monkeypatch, "tableS1", "--only=rwalk") == 0
+    rows = Path("results/tableS1/runs.jsonl")
+    assert [json.loads(line)["method"] for line in rows.read_text().splitlines()] == ["rwalk", "rwalk"]
+    before = rows.read_text().splitlines()
+    assert reproduce(monkeypatch, "tableS1") == 0
+    after = rows.read_text().splitlines()
+    assert set(before) < set(after) and len(after) == 4, "rows that are there stay as they are"
+    page = Path("RESULTS.md").read_text()
+    assert re.search(r"\| tiny \| rwalk \| 2 \| [0-9.]+ ± [0-9.]+ \|", page)
+    capsys.readouterr()
+    assert reproduce(monkeypatch, "tableS1", "--dry-run") == 0
+    assert capsys.readouterr().out == "tableS1: 0 of 4 runs to do\n"
+    assert reproduce(monkeypatch, "tableS1", "--seeds=3", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert said.startswith("tableS1: 2 of 6 runs to do, 30 steps, about 1 min"), "seeds 0 and 1 are known"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("tabelS1",), "did you mean 'tableS1'"),
+        (("--only=rwlak",), "did you mean 'rwalk'"),
+        (("--seeds=0",), "--seeds must be at least 1, not 0"),
+        (("--tune=mnits",), "did you mean 'mnist'"),
+    ],
+)
+def test_what_cannot_be_reproduced_is_said_in_one_line(
+    tiny: Experiment,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    assert reproduce(monkeypatch, *arguments) == 2
+    said = capsys.readouterr()
+    assert message in said.err and said.err.count("\n") == 1 and not said.out
+    assert not Path("results").exists()
+
+
+def test_gems_constraints_count_in_the_estimate(tiny: Experiment, tmp_path: Path) -> None:
+    study = study_of(tiny)
+    run = replace(study.runs[0], memory=MemorySpec(4), training=Training(steps=3, batch=16))
+    weights = {name: _weight(study, replace(run, method=name)) for name in ("rwalk", "gem", "a-gem")}
+    assert weights == {
+        "rwalk": 1.0,
+        "gem": 1.0 + 2.0 * 8 / 16,
+        "a-gem": 2.0,
+    }  # five tasks of two classes: two past
+    line = dry_run_line(find(["tableS1"])[0], study, Store(tmp_path / "none"), {}, only=("rwalk",))
+    assert line.startswith("tableS1: 2 of 4 runs to do, 30 steps, about 1 min of training (seconds)")

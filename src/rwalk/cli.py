@@ -127,8 +127,7 @@ def run(
     from rwalk.store import Store
     from rwalk.studies import Study
 
-    if seeds < 1:
-        raise InputError(f"--seeds must be at least 1, not {seeds}")
+    _check_seeds(seeds)
     if steps is not None and epochs is not None:
         raise InputError("give --epochs or --steps, not both")
     base = RunSpec(
@@ -265,6 +264,7 @@ def reproduce(
     from rwalk.paper.results import write_results
     from rwalk.store import Store
 
+    _check_seeds(seeds)
     where: dict[str, Any] = {"data": data, "device": _device(device), "workers": workers}
     wanted = tuple(only.split(",")) if only else ()
     for name in wanted:
@@ -299,6 +299,13 @@ def datasets() -> None:
     from rwalk.datasets import describe
 
     _list(describe())
+
+
+def _check_seeds(seeds: int | None) -> None:
+    from rwalk.errors import InputError
+
+    if seeds is not None and seeds < 1:
+        raise InputError(f"--seeds must be at least 1, not {seeds}")
 
 
 def _run(study: Study, store: Store, quiet: bool, as_json: bool) -> None:

@@ -90,8 +90,20 @@ def dry_run_line(
     if not missing:
         return line
     steps = sum(study.steps(run) for run in missing)
-    seconds = steps / _steps_per_second(study, missing[0])
+    seconds = sum(study.steps(run) * _weight(study, run) for run in missing) / _steps_per_second(study, missing[0])
     return f"{line}, {steps:,} steps, about {max(1, round(seconds / 60))} min of training ({experiment.cost})"
+
+
+def _weight(study: Study, run: RunSpec) -> float:
+    """Of a step, in batches passed over: GEM's also goes over all exemplars of every earlier task."""
+    projector, memory = run.learner().projector, run.memory
+    if projector is None or memory is None:
+        return 1.0
+    tasks = study.stream(run.stream).tasks
+    classes = len(tasks[0].classes)
+    kept = classes * memory.quota(classes * len(tasks)) if projector.per_task else run.training.batch
+    constraints = (len(tasks) - 1) / 2 if projector.per_task else 1.0  # on average
+    return 1.0 + constraints * kept / run.training.batch
 
 
 def _steps_per_second(study: Study, run: RunSpec, steps: int = 40) -> float:
