@@ -8,11 +8,9 @@ all parameters of all runs, beyond θ, its gradient and Adam's two, as the alloc
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from shutil import which
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -26,6 +24,7 @@ from benchmarks.rounds import Contender, interleaved, one_thread, ratios
 from rwalk import networks, streams
 from rwalk.fleet import Fleet, Training
 from rwalk.learners import learner
+from rwalk.programs import compiler_works
 
 METHODS = ("vanilla", "ewc", "ewc++", "pi", "rwalk")
 WIDTHS = (64, 256, 704, 1648)  # hidden layers of the MLP: P from 5·10⁴ to 4·10⁶
@@ -226,7 +225,7 @@ def memory(device: str = "cpu", tasks: Sequence[int] = MEMORY_TASKS, width: int 
     with one_thread():
         result = {name: vectors(name, fuse=False) for name in METHODS}
         result["rwalk, 4 runs"] = vectors("rwalk", runs=4)
-        if on_cuda or which(os.environ.get("CXX", "g++")):
+        if on_cuda or compiler_works():
             result["rwalk, compiled"] = vectors("rwalk", fuse=True)
     return result
 

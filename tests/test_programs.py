@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Callable
-from shutil import which
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +18,10 @@ from rwalk import networks, streams
 from rwalk.fleet import Fleet, Training
 from rwalk.learners import Learner, learner
 from rwalk.memory import MemorySpec
-from rwalk.programs import program
+from rwalk.programs import compiler_works, program
 from rwalk.streams import Stream
 
-pytestmark = pytest.mark.skipif(which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler")
+needs_compiler = pytest.mark.skipif(not compiler_works(), reason="needs a C++ compiler")
 DOUBLE = torch.float64
 TRAINING = Training(steps=7, batch=16)
 LEARNERS: dict[str, Callable[[], Learner]] = {
@@ -69,6 +71,7 @@ def trained(stream: Stream, network: Any, each: Learner, fuse: bool, **more: Any
     return fleet
 
 
+@needs_compiler
 @pytest.mark.parametrize("name", LEARNERS)
 def test_a_compiled_run_is_the_eager_one(stream: Stream, name: str) -> None:
     random = torch.get_rng_state()
@@ -82,6 +85,7 @@ def test_a_compiled_run_is_the_eager_one(stream: Stream, name: str) -> None:
     assert torch.get_rng_state().equal(random)
 
 
+@needs_compiler
 def test_a_compiled_run_goes_on_bit_for_bit(stream: Stream) -> None:
     class Keeper:
         def due(self, fleet: Fleet) -> bool:
@@ -99,6 +103,7 @@ def test_a_compiled_run_goes_on_bit_for_bit(stream: Stream) -> None:
     assert torch.equal(rest.theta, whole.theta)
 
 
+@needs_compiler
 def test_what_cannot_be_compiled_is_trained_as_it_is(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "rwalk.fleet"):
         eager, compiled = (trained(stream, Undecided, learner("vanilla"), fuse) for fuse in (False, True))
@@ -107,6 +112,7 @@ def test_what_cannot_be_compiled_is_trained_as_it_is(stream: Stream, caplog: pyt
     assert [record.getMessage()[:28] for record in caplog.records] == ["the network is not compiled:"]
 
 
+@needs_compiler
 def test_a_program_changes_its_arguments_and_recording_does_not() -> None:
     def counted(x: Tensor, counter: Tensor) -> tuple[Tensor]:
         counter.add_(1)
@@ -120,6 +126,7 @@ def test_a_program_changes_its_arguments_and_recording_does_not() -> None:
     assert counter.tolist() == product.tolist() == [2, 2, 2]
 
 
+@needs_compiler
 def test_the_same_operations_are_compiled_once_and_other_tensors_never_mistaken() -> None:
     x = torch.ones(3)
 
@@ -130,3 +137,26 @@ def test_the_same_operations_are_compiled_once_and_other_tensors_never_mistaken(
     assert program(times(2.0), x) is not program(times(2.0), torch.ones(4))
     for factor in (2.0, 3.0, torch.tensor([1.0, 2.0, 3.0]), torch.tensor([3.0, 2.0, 1.0])):
         torch.testing.assert_close(program(times(factor), x)(x)[0], x * factor)
+
+
+SCRIPT = """
+import torch
+from rwalk import fleet, streams
+from rwalk.learners import learner
+fleet.WORTH_COMPILING = {True: 0, False: 0}
+x, y = torch.rand(80, 1, 4, 4), torch.arange(4).repeat(20)
+stream = streams.from_arrays(x, y, x, y, classes_per_task=2)
+each = fleet.Fleet(stream, "mlp", [learner("rwalk")], [0], fleet.Training(steps=2))
+each.train()
+print(each.fused)
+"""
+
+
+@pytest.mark.parametrize(("compiler", "complaints"), [("no-such-compiler", 0), (sys.executable, 1)])
+def test_without_a_compiler_that_works_a_run_is_trained_eagerly(
+    compiler: str, complaints: int, tmp_path: Path
+) -> None:
+    surroundings = {**os.environ, "CXX": compiler, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=surroundings, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+    assert done.stderr.count("the C++ compiler does not work") == complaints

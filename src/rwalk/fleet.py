@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from shutil import which
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -29,6 +27,7 @@ from rwalk.memory import Group, Memory
 from rwalk.methods import icarl
 from rwalk.methods.base import Method, State, stack
 from rwalk.optimizer import OPTIMIZERS, Optimizer
+from rwalk.programs import compiler_works
 from rwalk.streams import Stream
 from rwalk.vectors import Networks
 
@@ -336,11 +335,10 @@ class Fleet:
             return False
         if theta.is_cuda:
             return find_spec("triton") is not None
-        elsewhere = self.learner.distills or self.learner.projector is not None
-        if elsewhere or self.runs > 1 or which(os.environ.get("CXX", "g++")) is None:
+        if self.runs > 1 or self.learner.distills or self.learner.projector is not None:
             return False
         steps = sum(self._steps_of(task.train) for task in self.stream.tasks)
-        return steps * theta.shape[1] >= WORTH_COMPILING[bool(method.wants)]
+        return steps * theta.shape[1] >= WORTH_COMPILING[bool(method.wants)] and compiler_works()
 
     def _steps_of(self, examples: Tensor) -> int:
         per_epoch = batches.steps_per_epoch([examples], self.training.batch)

@@ -7,10 +7,17 @@ arithmetic. On a CPU a gradient then takes about two thirds of the time, of the 
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
+from functools import cache
+from shutil import which
 from typing import Any
 
+import torch
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 Function = Callable[..., tuple[Tensor, ...]]
 _known: dict[Any, Function] = {}  # what was recorded → its program: the next run of a study has the same network
@@ -34,3 +41,16 @@ def program(function: Function, *example: Tensor) -> Function:
             return compiled
         _known[key] = compiled
     return _known[key]
+
+
+@cache
+def compiler_works() -> bool:
+    """Whether a CPU's programs can be compiled here: a C++ compiler may be missing, or be there and broken."""
+    if which(os.environ.get("CXX", "g++")) is None:
+        return False
+    try:
+        program(lambda x: (x + 1,), torch.zeros(1))
+    except Exception as error:  # whatever it is: what cannot be compiled can still be trained
+        logger.warning("the C++ compiler does not work, training goes on without: %s", str(error).splitlines()[0])
+        return False
+    return True
