@@ -135,6 +135,12 @@ def test_the_same_operations_are_compiled_once_and_other_tensors_never_mistaken(
 
     assert program(times(2.0), x) is program(times(2.0), x)
     assert program(times(2.0), x) is not program(times(2.0), torch.ones(4))
+    here, threads = program(times(2.0), x), torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert program(times(2.0), x) is not here, "sums of other threads round otherwise"
+    finally:
+        torch.set_num_threads(threads)
     for factor in (2.0, 3.0, torch.tensor([1.0, 2.0, 3.0]), torch.tensor([3.0, 2.0, 1.0])):
         torch.testing.assert_close(program(times(factor), x)(x)[0], x * factor)
 

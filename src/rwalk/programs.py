@@ -33,7 +33,8 @@ def program(function: Function, *example: Tensor) -> Function:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     recorded = make_fx(function)(*(each.clone() for each in example))  # clones: recording runs it
-    key = (recorded.code, *((each.shape, each.stride(), each.dtype, each.device) for each in example))
+    kinds = ((each.shape, each.stride(), each.dtype, each.device) for each in example)
+    key = (recorded.code, torch.get_num_threads(), *kinds)  # compiled for so many threads, which round otherwise
     alone = any(node.op == "get_attr" for node in recorded.graph.nodes)  # it holds tensors of its own
     if alone or key not in _known:
         compiled: Function = compile(recorded, list(example))
