@@ -279,7 +279,9 @@ class Fleet:
 
     def _task_gradients(self, index: Tensor) -> tuple[Tensor, ...]:
         """Losses [R] of a batch, and their gradients part by part; for a run alone as they come from autograd."""
-        x, y = self.stream.batch(index)
+        return self._by_autograd(*self.stream.batch(index))
+
+    def _by_autograd(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         losses = self._loss(self.net.forward(x), x, y)
         pieces = self.net.gradient_pieces(losses) if self._by_parameter else [self.net.gradient(losses)]
         return losses.detach(), *(block for piece in pieces for block in piece.split(self._block, dim=1))
@@ -290,7 +292,7 @@ class Fleet:
         if x.shape not in self._programs:
             self._programs[x.shape] = self._program(x, y)
         compute = self._programs[x.shape]
-        return self._task_gradients(index) if compute is None else compute(x, y, self.head)
+        return self._by_autograd(x, y) if compute is None else compute(x, y, self.head)
 
     def _program(self, x: Tensor, y: Tensor) -> Program | None:
         try:

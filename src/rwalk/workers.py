@@ -132,7 +132,8 @@ def _serve(work: Work, shared: Any, jobs: Any, answers: Any, parent: int) -> Non
             except Exception:
                 answers.put(("failed", number, traceback.format_exc()))
             if interrupts():
-                os._exit(0)  # at once: nobody reads the answers any more, so do not wait until they are sent
+                answers.cancel_join_thread()  # nobody reads the answers any more: do not wait until they are sent
+                return
 
 
 @contextmanager
