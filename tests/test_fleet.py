@@ -338,14 +338,15 @@ def test_a_captured_graph_is_the_cpus_training(stream: Stream, name: str, runs: 
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("network", ["mlp", "cnn", "resnet18"])
+@pytest.mark.parametrize(("network", "fuse"), [("mlp", None), ("resnet18", None), ("cnn", None), ("cnn", True)])
 @pytest.mark.parametrize("runs", [1, 3])
-def test_named_networks_are_the_same_on_cuda(stream: Stream, network: str, runs: int) -> None:
+def test_named_networks_are_the_same_on_cuda(stream: Stream, network: str, fuse: bool | None, runs: int) -> None:
     learners, seeds = [learner("rwalk")] * runs, list(range(runs))
     # Plain SGD: where a gradient is zero but for rounding, Adam makes a whole step of the rounding.
     training = Training(steps=6, batch=8, optimizer="sgd", lr=0.01)
     here = Fleet(stream, network, learners, seeds, training, dtype=DOUBLE)
-    there = Fleet(stream, network, learners, seeds, training, device="cuda", dtype=DOUBLE)
+    there = Fleet(stream, network, learners, seeds, training, device="cuda", dtype=DOUBLE, fuse=fuse)
     here.train()
     there.train()
+    assert [each is not None for each in there._programs.values()] == [True] * bool(fuse)
     torch.testing.assert_close(there.theta.cpu(), here.theta, rtol=0, atol=1e-8)

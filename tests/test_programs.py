@@ -66,16 +66,19 @@ class Undecided(networks.MLP):
 
 
 def trained(stream: Stream, network: Any, each: Learner, fuse: bool, **more: Any) -> Fleet:
-    fleet = Fleet(stream, network, [each], [3], more.pop("training", TRAINING), dtype=DOUBLE, fuse=fuse, **more)
+    runs = more.pop("runs", 1)
+    seeds = [3 + run for run in range(runs)]
+    training = more.pop("training", TRAINING)
+    fleet = Fleet(stream, network, [each] * runs, seeds, training, dtype=DOUBLE, fuse=fuse, **more)
     fleet.train()
     return fleet
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", LEARNERS)
-def test_a_compiled_run_is_the_eager_one(stream: Stream, name: str) -> None:
+@pytest.mark.parametrize(("name", "runs"), [*((name, 1) for name in LEARNERS), ("rwalk-S", 3)])
+def test_compiled_runs_are_the_eager_ones(stream: Stream, name: str, runs: int) -> None:
     random = torch.get_rng_state()
-    eager, compiled = (trained(stream, WithBuffers, LEARNERS[name](), fuse) for fuse in (False, True))
+    eager, compiled = (trained(stream, WithBuffers, LEARNERS[name](), fuse, runs=runs) for fuse in (False, True))
     assert [each is not None for each in compiled._programs.values()] == [True], (
         "it was compiled, once for all tasks"
     )

@@ -11,7 +11,6 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -39,6 +38,9 @@ CHUNK = 64  # steps between looks at the losses: a look waits for the device
 # Parameters × steps on a CPU, for a method that observes its steps and for one that does not: 5,000 and 20,000
 # steps of the paper's MLP, which gain about the six seconds that compiling takes once its results are cached.
 WORTH_COMPILING = {True: 1_300_000_000, False: 5_200_000_000}
+# Steps × runs on CUDA from which a gradient is compiled: 10,000 steps of five of the paper's CIFAR networks gain
+# the dozen seconds it takes, and the next fleet of a study has its program already.
+WORTH_RECORDING = 50_000
 
 logger = logging.getLogger(__name__)
 
@@ -92,9 +94,10 @@ class Fleet:
     >>> fleet.accuracy["single"].shape
     (2, 5, 5)
 
-    `fuse` compiles the walk into one kernel, and for a run alone on a CPU the gradient into one program. Without
-    it, that is done on CUDA, and on a CPU where there is a C++ compiler and the run is long enough to earn the
-    seconds it takes; the rule looks at the run alone, so that its bits do not depend on its company.
+    `fuse` compiles the walk into one kernel and the gradient into one program. Without it, that is done where a
+    compiler is there and it earns the seconds it takes: on a CPU for a run that is long enough and alone (the rule
+    looks at nothing but the run, so that its bits do not depend on its company); on CUDA for every walk, and for
+    the gradients of convolutional networks in long trainings.
 
     A stream may be the rest of a longer one: `past` counts the tasks before its first, whose examples are gone.
     Random draws go on where they left off.
@@ -129,6 +132,7 @@ class Fleet:
         self.learners = list(learners)
         self.learner = first
         self.fused = self._worth_fusing() if fuse is None else fuse
+        self._recorded = self._worth_recording() if fuse is None else fuse
         self.method = stack([each.method for each in learners], self.net.theta, columns=self.fused)
         self.memory = None if first.memory is None else Memory(first.memory)
         self._need_features()
@@ -287,12 +291,12 @@ class Fleet:
         return losses.detach(), *(block for piece in pieces for block in piece.split(self._block, dim=1))
 
     def _compiled_gradients(self, index: Tensor) -> tuple[Tensor, ...]:
-        """The same from one compiled program, of a run alone on a CPU; as above, where the network has none."""
+        """The same from one compiled program; as above, where the network has none."""
         x, y = self.stream.batch(index)
         if x.shape not in self._programs:
             self._programs[x.shape] = self._program(x, y)
         compute = self._programs[x.shape]
-        return self._by_autograd(x, y) if compute is None else compute(x, y, self.head)
+        return self._by_autograd(x, y) if compute is None else tuple(compute(x, y, self.head))
 
     def _program(self, x: Tensor, y: Tensor) -> Program | None:
         try:
@@ -327,7 +331,7 @@ class Fleet:
 
     def _worth_fusing(self) -> bool:
         """A compiled update reads every vector once, where eager arithmetic reads some of them eight times; and a
-        compiled gradient (on a CPU, see `programs`) is spared what autograd adds to the arithmetic.
+        compiled gradient (see `programs`) is spared what autograd adds to the arithmetic.
 
         EWC's springs grow with the tasks: compiling it again for every task costs more than it gains. iCaRL and
         GEM spend their time elsewhere.
@@ -336,11 +340,20 @@ class Fleet:
         if method.data_pass:
             return False
         if theta.is_cuda:
-            return find_spec("triton") is not None
+            return compiler_works("cuda")
         if self.runs > 1 or self.learner.distills or self.learner.projector is not None:
             return False
-        steps = sum(self._steps_of(task.train) for task in self.stream.tasks)
-        return steps * theta.shape[1] >= WORTH_COMPILING[bool(method.wants)] and compiler_works()
+        return self._all_steps() * theta.shape[1] >= WORTH_COMPILING[bool(method.wants)] and compiler_works()
+
+    def _worth_recording(self) -> bool:
+        """Whether the gradient is to be a program: with the walk on a CPU; on CUDA by a rule of its own."""
+        if not self.net.theta.is_cuda:
+            return self.fused
+        long = self._all_steps() * self.runs >= WORTH_RECORDING
+        return long and networks.gains_from_recording(self.net.module) and compiler_works("cuda")
+
+    def _all_steps(self) -> int:
+        return sum(self._steps_of(task.train) for task in self.stream.tasks)
 
     def _steps_of(self, examples: Tensor) -> int:
         per_epoch = batches.steps_per_epoch([examples], self.training.batch)
@@ -375,13 +388,13 @@ class Fleet:
         """A step and the closing of a window, on CUDA as graphs: whole, or in parts if something has to look."""
         self._gradients: Callable[[Tensor], tuple[Tensor, ...]] = self._task_gradients
         self._constraint: Callable[[Tensor, Tensor], Tensor] = self._exemplar_gradient
+        if self._recorded and not self.learner.distills:
+            self._gradients = self._compiled_gradients
         if not self.theta.is_cuda:
-            if self.fused and self.net.solo and not self.learner.distills:
-                self._gradients = self._compiled_gradients
             return self._take_step, self._close_window
         if self.learner.projector is None and self.method.fisher == "batch":
             return Graphed(self._take_step), Graphed(self._close_window)
-        self._gradients, self._constraint = Graphed(self._task_gradients), Graphed(self._exemplar_gradient)
+        self._gradients, self._constraint = Graphed(self._gradients), Graphed(self._exemplar_gradient)
         return self._take_step, self._close_window
 
     def _look_at(self, last: int, losses: Tensor) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from functools import cache
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rwalk.errors import InputError, unknown
+from rwalk.programs import compiler_works, recording
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 
@@ -85,8 +85,8 @@ def hashed(counter: Tensor, n: int) -> Tensor:
     Two rounds of multiply and xor-shift (Wellons' lowbias32), in wrapping int32 arithmetic.
     """
     key = counter * 0x5851F42D4C957F2D + 0x14057B7EF767814F
-    place = torch.arange(n, dtype=torch.int32, device=counter.device) * -1640531527
-    x = place + (key >> 32).to(torch.int32)[..., None]
+    place = torch.arange(n, dtype=torch.int32, device=counter.device)
+    x = (place + (key >> 32).to(torch.int32)[..., None]) * -1640531527
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
     x = (x ^ ((x >> 15) & 0x1FFFF)) * -2073254261
     return (x ^ ((x >> 16) & 0xFFFF)) & 0x7FFFFFFF
@@ -99,7 +99,7 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _fused(function: Callable[..., Tensor], x: Tensor) -> Callable[..., Tensor]:
     """On CUDA one kernel, where eager arithmetic is twenty."""
-    return _compiled(function) if x.is_cuda and find_spec("triton") else function
+    return _compiled(function) if x.is_cuda and not recording() and compiler_works("cuda") else function
 
 
 class MLP(nn.Module):
@@ -259,6 +259,18 @@ def head_of(module: nn.Module, classes: int) -> nn.Linear | None:
     if isinstance(head, nn.Linear) and head.out_features == classes:
         return head
     return linears[-1] if linears else None
+
+
+def gains_from_recording(module: nn.Module) -> bool:
+    """Whether CUDA computes this network's gradient the sooner as one compiled program, by what was measured.
+
+    Between convolutions a compiler joins bias, ReLU, pooling and dropout into one pass: the paper's CIFAR network
+    takes 0.41 ms instead of 0.58, and ten of them 2.3 instead of 3.3. cuDNN's batch norm is as good as what a
+    compiler makes of it (ResNet-18: 4.1 ms and 4.3), and in an MLP there is little to join (0.105 and 0.094).
+    """
+    kinds = [type(each) for each in module.modules()]
+    convolutions = any(issubclass(kind, nn.modules.conv._ConvNd) for kind in kinds)
+    return convolutions and not any(issubclass(kind, nn.modules.batchnorm._NormBase) for kind in kinds)
 
 
 def _own_dropout(module: nn.Module) -> None:

@@ -184,20 +184,26 @@ class Networks:
     def gradient_program(
         self, loss: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, y: Tensor, head: Tensor
     ) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]:
-        """(x, y, head) → losses and gradient for R = 1 and batches like this one, compiled into one program."""
-        theta, buffers = self.theta.detach(), [buffer[0] for buffer in self.buffers.values()]
+        """(x, y, head) → losses [R] and gradient [R, P], for batches like this one, compiled into one program."""
+        theta = self.theta.detach()
+        buffers = [buffer[0] if self.solo else buffer for buffer in self.buffers.values()]
         self.module.train()
 
         def gradient(theta: Tensor, x: Tensor, y: Tensor, head: Tensor, *buffers: Tensor) -> tuple[Tensor, Tensor]:
-            views = self.layout.split(theta[0])
+            views = self.layout.split(theta[0] if self.solo else theta)
             parameters = {name: view.detach().requires_grad_() for name, view in views.items()}
+            held = dict(zip(self.buffers, buffers, strict=True))
             with torch.enable_grad(), self._precision():
-                _, logits = self._call(parameters, dict(zip(self.buffers, buffers, strict=True)), x[0])
-                losses = loss(logits[None].to(theta.dtype), y, head)
+                if self.solo:
+                    logits = self._call(parameters, held, _channels_last(x[0]))[1][None]
+                else:
+                    with BatchWell():
+                        _, logits = torch.func.vmap(self._call)(parameters, held, x)
+                losses = loss(logits.to(theta.dtype), y, head)
             grads = torch.autograd.grad(
-                losses[0], list(parameters.values()), allow_unused=True, materialize_grads=True
+                losses.sum(), list(parameters.values()), allow_unused=True, materialize_grads=True
             )
-            return losses.detach(), torch.cat([grad.reshape(1, -1) for grad in grads], dim=1)
+            return losses.detach(), torch.cat([grad.reshape(self.runs, -1) for grad in grads], dim=1)
 
         compiled = program(gradient, theta, x, y, head, *buffers)
         return lambda x, y, head: compiled(theta, x, y, head, *buffers)
