@@ -26,11 +26,9 @@ from rwalk.memory import Group, Memory
 from rwalk.methods import icarl
 from rwalk.methods.base import Method, State, stack
 from rwalk.optimizer import OPTIMIZERS, Optimizer
-from rwalk.programs import compiler_works
+from rwalk.programs import Function, compiler_works, program
 from rwalk.streams import Stream
 from rwalk.vectors import Networks
-
-Program = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]  # (x, y, head) → losses and gradient
 
 HEADS = ("single", "multi")
 BLOCK = 65_536  # parameters a CPU takes through a whole step of the walk at a time: eight vectors of it are 2 MB
@@ -131,17 +129,16 @@ class Fleet:
         )
         self.learners = list(learners)
         self.learner = first
-        self.fused = self._worth_fusing() if fuse is None else fuse
-        self._recorded = self._worth_recording() if fuse is None else fuse
+        self.fused = self._can_fuse() and (self._worth_fusing() if fuse is None else fuse)
+        self._records_gradient = self._worth_recording() if fuse is None else fuse
         self.method = stack([each.method for each in learners], self.net.theta, columns=self.fused)
         self.memory = None if first.memory is None else Memory(first.memory)
         self._need_features()
-        self._walk = self._compiled(walk)
-        self._score = self._compiled(_score)
+        self._walk, self._score = self._kernel(walk), self._kernel(_score)
 
         theta = self.net.theta.detach()
         self.theta = theta  # the same storage, without autograd
-        self._programs: dict[torch.Size, Program | None] = {}
+        self._programs: dict[tuple[Any, ...], Function | None] = {}
         self.state: State = self.method.start(theta)
         self.teacher: Tensor | None = None
         self.task = 0
@@ -216,7 +213,7 @@ class Fleet:
 
     def _begin_task(self) -> None:
         if self.step == 0:
-            self.optimizer = self._new_optimizer()
+            self.optimizer.restart()
             self.teacher = self.theta.clone() if self.learner.distills and self.task else None
         task = self.stream.tasks[self.task]
         labels = self.stream.labels(task.train)
@@ -293,17 +290,81 @@ class Fleet:
     def _compiled_gradients(self, index: Tensor) -> tuple[Tensor, ...]:
         """The same from one compiled program; as above, where the network has none."""
         x, y = self.stream.batch(index)
-        if x.shape not in self._programs:
-            self._programs[x.shape] = self._program(x, y)
-        compute = self._programs[x.shape]
-        return self._by_autograd(x, y) if compute is None else tuple(compute(x, y, self.head))
+        arguments = (x, y, self.head, *self.net.own_buffers, self.theta)
+        compiled = self._program(("gradient", x.shape), self._recorded_gradient, *arguments)
+        return self._by_autograd(x, y) if compiled is None else tuple(compiled(*arguments))
 
-    def _program(self, x: Tensor, y: Tensor) -> Program | None:
-        try:
-            return self.net.gradient_program(lambda z, y, head: heads.cross_entropy(z + head, y), x, y, self.head)
-        except Exception as error:  # whatever a compiler says: what cannot be compiled can still be trained
-            logger.info("the network is not compiled: %s", error)
-            return None
+    def _recorded_gradient(self, x: Tensor, y: Tensor, head: Tensor, *held: Tensor) -> tuple[Tensor, ...]:
+        *buffers, theta = held
+        losses, pieces = self._pure_gradient(x, y, head, buffers, self.net.layout.split(theta))
+        return losses, torch.cat(pieces, dim=1)
+
+    def _pure_gradient(
+        self, x: Tensor, y: Tensor, head: Tensor, buffers: Sequence[Tensor], parameters: Mapping[str, Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        return self.net.pure_gradient(lambda z: heads.cross_entropy(z + head, y), parameters, buffers, x)
+
+    # ── a step on a CPU, compiled ─────────────────────────────────────────────────────────────────────────
+
+    def _take_compiled_step(self, index: Tensor) -> Tensor:
+        """The whole step as one program: what the gradient leaves in the cache, the walk finds there."""
+        if not self.fused:
+            return self._take_step(index)
+        x, y = self.stream.batch(index)
+        arguments = (x, y, self.head, *self._held)
+        compiled = self._program((x.shape, *self.state), self._recorded_step, *arguments)
+        if compiled is None:
+            self._go_on_eagerly()
+            return self._take_step(index)
+        self.optimizer.tick()
+        (losses,) = compiled(*arguments)
+        return losses
+
+    def _recorded_step(self, x: Tensor, y: Tensor, head: Tensor, *held: Tensor) -> tuple[Tensor, ...]:
+        count = len(self.net.buffers)
+        parts = _filled(self._parts, held[count:])
+        layout = self.net.layout
+        parameters = {
+            name: part.theta.view(self.runs, *shape)
+            for name, shape, part in zip(layout.names, layout.shapes, parts, strict=True)
+        }
+        losses, pieces = self._pure_gradient(x, y, head, held[:count], parameters)
+        with torch.no_grad():
+            for part, piece in zip(parts, pieces, strict=True):
+                walk(self.method, self.optimizer, part, piece, None)
+        return (losses,)
+
+    def _close_compiled_window(self) -> None:
+        vectors = (self.theta, *self.state.values())
+        compiled = self._program(("window", *self.state), self._recorded_window, *vectors) if self.fused else None
+        if compiled is None:
+            self._close_window()
+        else:
+            compiled(*vectors)
+
+    def _recorded_window(self, theta: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
+        self.method.score(dict(zip(self.state, vectors, strict=True)), theta)
+        return ()
+
+    def _program(self, key: tuple[Any, ...], function: Function, *example: Tensor) -> Function | None:
+        """The function as a program, made when it is first asked for; None where it cannot be one."""
+        if key not in self._programs:
+            self.net.module.train()
+            try:
+                self._programs[key] = program(function, *example)
+            except Exception as error:  # whatever a compiler says: what cannot be compiled can still be trained
+                logger.info("the network is not compiled: %s", error)
+                self._programs[key] = None
+        return self._programs[key]
+
+    def _go_on_eagerly(self) -> None:
+        self.fused = False
+        moments = self.optimizer.state
+        self.optimizer = self._new_optimizer()
+        self.optimizer.state = moments
+        self._parts = self._cut()
+
+    # ── how a step is computed ────────────────────────────────────────────────────────────────────────────
 
     def _close_window(self) -> None:
         self._score(self.method, self.state, self.theta)
@@ -321,35 +382,40 @@ class Fleet:
     def _new_optimizer(self) -> Optimizer:
         return OPTIMIZERS[self.training.optimizer](self.theta, self.training.lr, self.fused)
 
-    def _compiled(self, function: Callable[..., None]) -> Callable[..., None]:
-        if not self.fused:
+    def _kernel(self, function: Callable[..., None]) -> Callable[..., None]:
+        """On CUDA an update compiled for fleets of any width; a CPU's is part of its step's program."""
+        if not (self.fused and self.net.theta.is_cuda):
             return function
         # Every method, before and after its first consolidation, is a variant of its own.
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-        # CUDA code serves fleets of any width; on a CPU, code for one size of network is the faster.
-        return torch.compile(function, dynamic=self.net.theta.is_cuda)
+        return torch.compile(function, dynamic=True)
+
+    def _can_fuse(self) -> bool:
+        """A step that is one program takes nothing but the gradient of one loss."""
+        method, learner = self.learner.method, self.learner
+        observes_examples = method.fisher == "example" and "square" in method.wants
+        return self.net.theta.is_cuda or not (learner.distills or learner.projector or observes_examples)
 
     def _worth_fusing(self) -> bool:
         """A compiled update reads every vector once, where eager arithmetic reads some of them eight times; and a
         compiled gradient (see `programs`) is spared what autograd adds to the arithmetic.
 
-        EWC's springs grow with the tasks: compiling it again for every task costs more than it gains. iCaRL and
-        GEM spend their time elsewhere.
+        EWC's springs grow with the tasks: compiling it again for every task costs more than it gains.
         """
         method, theta = self.learner.method, self.net.theta
         if method.data_pass:
             return False
         if theta.is_cuda:
             return compiler_works("cuda")
-        if self.runs > 1 or self.learner.distills or self.learner.projector is not None:
-            return False
-        return self._all_steps() * theta.shape[1] >= WORTH_COMPILING[bool(method.wants)] and compiler_works()
+        return (
+            self.runs == 1
+            and self._all_steps() * theta.shape[1] >= WORTH_COMPILING[bool(method.wants)]
+            and compiler_works()
+        )
 
     def _worth_recording(self) -> bool:
-        """Whether the gradient is to be a program: with the walk on a CPU; on CUDA by a rule of its own."""
-        if not self.net.theta.is_cuda:
-            return self.fused
-        long = self._all_steps() * self.runs >= WORTH_RECORDING
+        """Whether CUDA's gradient is to be a program."""
+        long = self.net.theta.is_cuda and self._all_steps() * self.runs >= WORTH_RECORDING
         return long and networks.gains_from_recording(self.net.module) and compiler_works("cuda")
 
     def _all_steps(self) -> int:
@@ -363,15 +429,18 @@ class Fleet:
         """Views of all vectors, part by part.
 
         A run alone on a CPU goes block by block through all operations of eager arithmetic, so that a block stays
-        in cache, and needs no scratch vectors larger than that. A fleet, compiled code, or CUDA takes all at once.
+        in cache, and needs no scratch vectors larger than that. A compiled step has a part a parameter, as its
+        gradients come. A fleet, or CUDA, takes all at once.
         """
-        whole = self.fused or self.theta.is_cuda
+        compiled = self.fused and not self.theta.is_cuda
         idle = not (self.method.wants or self.method.data_pass)  # nothing to do but to step
-        self._block = BLOCK if self.net.solo and not (whole or idle) else self.net.layout.size
-        self._by_parameter = self.net.solo and not whole
+        whole = compiled or self.theta.is_cuda or idle or not self.net.solo
+        self._block = self.net.layout.size if whole else BLOCK
+        self._by_parameter = compiled or (self.net.solo and not self.theta.is_cuda)
         sizes = self.net.layout.sizes if self._by_parameter else [self.net.layout.size]
         blocks = [min(self._block, size - done) for size in sizes for done in range(0, size, self._block)]
-        spare = None if whole or idle else self.theta.new_empty(2, self.runs, max(blocks))
+        in_place = compiled or self.theta.is_cuda or idle
+        spare = None if in_place else self.theta.new_empty(2, self.runs, max(blocks))
         parts, start = [], 0
         for size in blocks:
             where = slice(start, start + size)
@@ -388,10 +457,11 @@ class Fleet:
         """A step and the closing of a window, on CUDA as graphs: whole, or in parts if something has to look."""
         self._gradients: Callable[[Tensor], tuple[Tensor, ...]] = self._task_gradients
         self._constraint: Callable[[Tensor, Tensor], Tensor] = self._exemplar_gradient
-        if self._recorded and not self.learner.distills:
-            self._gradients = self._compiled_gradients
         if not self.theta.is_cuda:
-            return self._take_step, self._close_window
+            self._held = (*self.net.own_buffers, *_tensors(self._parts))
+            return self._take_compiled_step, self._close_compiled_window
+        if self._records_gradient and not self.learner.distills:
+            self._gradients = self._compiled_gradients
         if self.learner.projector is None and self.method.fisher == "batch":
             return Graphed(self._take_step), Graphed(self._close_window)
         self._gradients, self._constraint = Graphed(self._gradients), Graphed(self._exemplar_gradient)
@@ -567,6 +637,27 @@ class _Part(NamedTuple):
     state: State  # the method's
     move: Tensor | None
     scratch: Tensor | None
+
+
+def _tensors(parts: Sequence[_Part]) -> Iterator[Tensor]:
+    """All vectors of the parts, for a program's arguments."""
+    for part in parts:
+        yield part.theta
+        yield from (vector for vector in part.moments.values() if vector.dim())
+        yield from part.state.values()
+
+
+def _filled(parts: Sequence[_Part], tensors: Sequence[Tensor]) -> list[_Part]:
+    """The parts with these in place of their own."""
+    rest = iter(tensors)
+    return [
+        part._replace(
+            theta=next(rest),
+            moments={name: next(rest) if vector.dim() else vector for name, vector in part.moments.items()},
+            state={name: next(rest) for name in part.state},
+        )
+        for part in parts
+    ]
 
 
 def walk(method: Method, optimizer: Optimizer, part: _Part, grad: Tensor, square: Tensor | None) -> None:

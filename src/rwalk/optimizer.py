@@ -22,6 +22,9 @@ class Optimizer(Protocol):
     def tick(self) -> None:
         """A step begins."""
 
+    def restart(self) -> None:
+        """A task begins: nothing is left of earlier steps."""
+
 
 class Adam:
     """Kingma & Ba 2015, with the paper's β: one fused kernel over all runs and parameters."""
@@ -38,6 +41,10 @@ class Adam:
         }
         self._log_betas = torch.tensor(self.betas, dtype=torch.float64, device=theta.device).log()
         self._rate, self._root = (torch.ones((), dtype=theta.dtype, device=theta.device) for _ in range(2))
+
+    def restart(self) -> None:
+        for vector in self.state.values():
+            vector.zero_()
 
     def tick(self) -> None:
         self.state["steps"] += 1
@@ -88,6 +95,9 @@ class SGD:
     def __init__(self, theta: Tensor, lr: float, written_out: bool = False) -> None:
         self.lr = lr
         self.state: dict[str, Tensor] = {}
+
+    def restart(self) -> None:
+        pass
 
     def tick(self) -> None:
         pass

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
 logger = logging.getLogger(__name__)
 
@@ -30,23 +31,49 @@ _recording = False
 def program(function: Function, *example: Tensor) -> Function:
     """The function for tensors of these shapes. What it changes in its arguments, the program changes too.
 
-    Every tensor it depends on must be an argument: others are taken as they are now. Raises whatever recording or
-    compiling raises; a function that looks at values to decide what to do cannot be recorded, and says so.
+    Other tensors that it reads are read anew in every call; only arguments may be changed. Raises whatever
+    recording or compiling raises; what looks at values to decide what to do cannot be recorded, and says so.
     """
+    from torch._guards import TracingContext, tracing
     from torch._inductor import compile  # seconds, which only those pay who compile
+    from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     with _recorded():
-        recorded = make_fx(function)(*(each.clone() for each in example))  # clones: recording runs it
-    kinds = ((each.shape, each.stride(), each.dtype, each.device) for each in example)
+        recorded = make_fx(function)(*map(_twin, example))  # twins: recording runs it
+    held = _lifted(recorded)
+    inputs = [*example, *held]
+    kinds = ((each.shape, each.stride(), each.dtype, each.device) for each in inputs)
     key = (recorded.code, torch.get_num_threads(), *kinds)  # compiled for so many threads, which round otherwise
-    alone = any(node.op == "get_attr" for node in recorded.graph.nodes)  # it holds tensors of its own
-    if alone or key not in _known:
-        compiled: Function = compile(recorded, list(example))
-        if alone:
-            return compiled
-        _known[key] = compiled
-    return _known[key]
+    if key not in _known:
+        # Without a context of its own, what is compiled is not kept on the disk for the next process.
+        fake = FakeTensorMode(shape_env=ShapeEnv())
+        with tracing(TracingContext(fake)):
+            _known[key] = compile(recorded, [fake.from_tensor(each, static_shapes=True) for each in inputs])
+    compiled = _known[key]
+    return (lambda *arguments: compiled(*arguments, *held)) if held else compiled
+
+
+def _twin(tensor: Tensor) -> Tensor:
+    """A copy that lies in memory as the original does, where `clone` would close its gaps."""
+    empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return empty.copy_(tensor)
+
+
+def _lifted(recorded: GraphModule) -> list[Tensor]:
+    """Make the tensors that a record holds its last arguments: a compiler would take their values for granted."""
+    graph = recorded.graph
+    arguments = [node for node in graph.nodes if node.op == "placeholder"]
+    held: list[Tensor] = []
+    for node in [node for node in graph.nodes if node.op == "get_attr"]:
+        with graph.inserting_after(arguments[-1]):
+            arguments.append(graph.placeholder(f"held_{len(held)}"))
+        node.replace_all_uses_with(arguments[-1])
+        graph.erase_node(node)
+        held.append(getattr(recorded, str(node.target)))
+    recorded.recompile()
+    return held
 
 
 def recording() -> bool:

@@ -6,7 +6,7 @@ Everybody else sees `theta`, `forward` and `gradient`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from rwalk.batched import BatchWell
 from rwalk.errors import InputError
-from rwalk.programs import program
 
 
 @dataclass(frozen=True)
@@ -181,32 +180,33 @@ class Networks:
         grads = torch.autograd.grad(losses[0], self._parameters, allow_unused=True, materialize_grads=True)
         return [grad.reshape(1, -1) for grad in grads]
 
-    def gradient_program(
-        self, loss: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, y: Tensor, head: Tensor
-    ) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]:
-        """(x, y, head) → losses [R] and gradient [R, P], for batches like this one, compiled into one program."""
-        theta = self.theta.detach()
-        buffers = [buffer[0] if self.solo else buffer for buffer in self.buffers.values()]
-        self.module.train()
+    def pure_gradient(
+        self,
+        loss: Callable[[Tensor], Tensor],
+        parameters: Mapping[str, Tensor],
+        buffers: Sequence[Tensor],
+        x: Tensor,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Losses [R] and their gradients, a piece [R, n] a parameter, as a function that `programs` can record.
 
-        def gradient(theta: Tensor, x: Tensor, y: Tensor, head: Tensor, *buffers: Tensor) -> tuple[Tensor, Tensor]:
-            views = self.layout.split(theta[0] if self.solo else theta)
-            parameters = {name: view.detach().requires_grad_() for name, view in views.items()}
-            held = dict(zip(self.buffers, buffers, strict=True))
-            with torch.enable_grad(), self._precision():
-                if self.solo:
-                    logits = self._call(parameters, held, _channels_last(x[0]))[1][None]
-                else:
-                    with BatchWell():
-                        _, logits = torch.func.vmap(self._call)(parameters, held, x)
-                losses = loss(logits.to(theta.dtype), y, head)
-            grads = torch.autograd.grad(
-                losses.sum(), list(parameters.values()), allow_unused=True, materialize_grads=True
-            )
-            return losses.detach(), torch.cat([grad.reshape(self.runs, -1) for grad in grads], dim=1)
+        Of parameters [R, *shape] and of `own_buffers` that are given, which it moves as training does.
+        """
+        leaves = {name: (p[0] if self.solo else p).detach().requires_grad_() for name, p in parameters.items()}
+        held = dict(zip(self.buffers, buffers, strict=True))
+        with torch.enable_grad(), self._precision():
+            if self.solo:
+                logits = self._call(leaves, held, _channels_last(x[0]))[1][None]
+            else:
+                with BatchWell():
+                    _, logits = torch.func.vmap(self._call)(leaves, held, x)
+            losses = loss(logits.to(self.theta.dtype))
+        grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return losses.detach(), [grad.reshape(self.runs, -1) for grad in grads]
 
-        compiled = program(gradient, theta, x, y, head, *buffers)
-        return lambda x, y, head: compiled(theta, x, y, head, *buffers)
+    @property
+    def own_buffers(self) -> list[Tensor]:
+        """The buffers as one call of the module has them: for R = 1 without the runs' dimension."""
+        return [buffer[0] if self.solo else buffer for buffer in self.buffers.values()]
 
     def head_weight(self) -> Tensor:
         """The last layer's weights [R, C, f]: row c is w_c."""
