@@ -33,9 +33,11 @@ from rwalk.vectors import Networks
 HEADS = ("single", "multi")
 BLOCK = 65_536  # parameters a CPU takes through a whole step of the walk at a time: eight vectors of it are 2 MB
 CHUNK = 64  # steps between looks at the losses: a look waits for the device
-# Parameters × steps on a CPU, for a method that observes its steps and for one that does not: 5,000 and 10,000
-# steps of the paper's MLP, which gain twice the seconds that compiling takes once its results are cached.
-WORTH_COMPILING = {True: 1_300_000_000, False: 2_600_000_000}
+# Steps from which a CPU's are compiled, for a method that observes them and for one that does not, of a network as
+# large as the paper's MLP: they gain twice the seconds that compiling takes once its results are cached. Smaller
+# ones gain less; larger ones more, but compiling takes longer the more layers there are (ResNet-18: two minutes).
+WORTH_COMPILING = {True: 5_000, False: 10_000}
+LARGE = 260_000  # parameters
 # Steps × runs on CUDA from which a gradient is compiled: 10,000 steps of five of the paper's CIFAR networks gain
 # the dozen seconds it takes, and the next fleet of a study has its program already.
 WORTH_RECORDING = 50_000
