@@ -105,6 +105,23 @@ def test_a_step_that_is_more_than_one_gradient_is_not_compiled(stream: Stream, e
     assert torch.equal(wanted.theta, eager.theta)
 
 
+def test_what_is_worth_compiling(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rwalk.fleet.compiler_works", lambda device="cpu": True)
+
+    def fused(steps: int, name: str = "rwalk", width: int = 512, runs: int = 1) -> bool:
+        def network(shape: tuple[int, ...], classes: int) -> nn.Module:
+            return networks.MLP(shape, classes, (width, width))
+
+        training = Training(steps=-(-steps // len(stream)))
+        return Fleet(stream, network, [learner(name)] * runs, list(range(runs)), training).fused
+
+    assert fused(5_000) and not fused(4_900), "of a network larger than the paper's, 5,000 steps"
+    assert fused(10_000, "vanilla") and not fused(9_900, "vanilla"), "of a method that observes nothing, twice"
+    assert not fused(5_000, width=128) and fused(80_000, width=128), "of a small network, more"
+    assert not fused(5_000, runs=2), "a fleet on a CPU is not what is fast there"
+    assert not fused(5_000, "ewc"), "EWC would be compiled anew for every task"
+
+
 @needs_compiler
 def test_a_compiled_run_goes_on_bit_for_bit(stream: Stream) -> None:
     class Keeper:

@@ -411,11 +411,8 @@ class Fleet:
             return False
         if theta.is_cuda:
             return compiler_works("cuda")
-        return (
-            self.runs == 1
-            and self._all_steps() * theta.shape[1] >= WORTH_COMPILING[bool(method.wants)]
-            and compiler_works()
-        )
+        steps = self._all_steps() * min(1.0, theta.shape[1] / LARGE)
+        return self.runs == 1 and steps >= WORTH_COMPILING[bool(method.wants)] and compiler_works()
 
     def _worth_recording(self) -> bool:
         """Whether CUDA's gradient is to be a program."""
