@@ -92,7 +92,7 @@ def _missing_channels(weight: Tensor) -> int:
     strided convolutions: with theirs padded, a step of three ResNet-18s took 3.43 ms instead of 3.30.)
     """
     outside, inside = weight.shape[1:3]
-    half = weight.is_cuda and (weight.dtype.itemsize == 2 or torch.is_autocast_enabled("cuda"))
+    half = weight.dtype.itemsize == 2 or torch.is_autocast_enabled("cuda")
     return max(0, outside - inside) if weight.is_cuda and (half or 2 * inside >= outside) else 0
 
 
