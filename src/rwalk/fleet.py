@@ -95,7 +95,7 @@ class Fleet:
     (2, 5, 5)
 
     `fuse` compiles: on a CPU the whole step into one program, on CUDA the walk into one kernel and the gradient
-    into one program. Without it, that is done where a compiler is there and it earns the seconds it takes: on a CPU
+    into one program. Without it, that is done where a compiler is there and it earns its seconds: on a CPU
     for a run that is long enough and alone (the rule looks at nothing but the run, so that its bits do not depend
     on its company); on CUDA for every walk, and for the gradients of convolutional networks in long trainings.
 
