@@ -22,7 +22,7 @@ from rwalk import Fleet, cli
 from rwalk.learners import LEARNERS
 
 TESTS = os.path.dirname(little.__file__)
-PROGRAM = [sys.executable, "-m", "rwalk.cli"]
+PROGRAM = [sys.executable, "-m", "rwalk"]
 TINY = ["run", "--epochs=1", "--seeds=2"]
 LITTLE = ["run", "--network=little:Network", "--seeds=1", "--reference=none", "--workers=1"]
 
@@ -292,6 +292,25 @@ def test_bad_input_is_one_clear_line_and_leaves_nothing_behind(
     methods = [] if "--methods" in options else ["--methods=rwalk"]
     refused(rwalk("run", *methods, *options.split(), "--out=out"), REFUSED[options])
     assert set(surroundings.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("mehods", "Did you mean 'methods'? (see rwalk --help)"),
+        ("methods --all", "No such option: --all (see rwalk methods --help)"),
+        ("run --seeds=some", "Invalid value for '--seeds'"),
+        ("report", "Missing argument 'folder' (see rwalk report --help)"),
+    ],
+)
+def test_a_command_line_that_cannot_be_parsed_is_one_line_too(line: str, message: str, rwalk: Rwalk) -> None:
+    refused(rwalk(*line.split()), message)
+
+
+def test_without_a_command_there_is_help(rwalk: Rwalk) -> None:
+    code, out, err = rwalk()
+    assert code == 2 and "Commands:" in out + err
+    assert rwalk("--help") == Outcome(0, rwalk("--help").out, "")
 
 
 @pytest.mark.parametrize(

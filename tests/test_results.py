@@ -29,7 +29,7 @@ Figures = dict[str, dict[str, float]]  # method → head → mean A₅ over the 
 
 def measured(out: Path, *options: str, seeds: int = 5) -> Figures:
     """One call of `rwalk run` on Split MNIST: five tasks of two classes."""
-    command = [sys.executable, "-m", "rwalk.cli", "run", "--dataset", "mnist", "--data", str(DATA)]
+    command = [sys.executable, "-m", "rwalk", "run", "--dataset", "mnist", "--data", str(DATA)]
     where = [
         "--seeds",
         str(seeds),

@@ -42,7 +42,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object for 
 def main() -> None:
     """The entry point `rwalk`."""
     with _friendly_errors():
-        app()
+        raise SystemExit(app(prog_name="rwalk", standalone_mode=False))
 
 
 @contextmanager
@@ -55,12 +55,27 @@ def _friendly_errors() -> Iterator[None]:
     except InputError as error:
         print(f"rwalk: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except typer.Abort:
+        raise SystemExit(130) from None
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        # A command line that cannot be parsed: typer would take four lines to say so.
+        message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
+        if "\n" in message:  # nothing was asked for: that is the help
+            print(message, file=sys.stderr)
+        else:
+            print(f"rwalk: {message} (see {context.command_path if context else 'rwalk'} --help)", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 @app.command()
 def run(
     dataset: Annotated[
-        str, typer.Option(help="digits, mnist, fashion-mnist, cifar10, cifar100, folder:PATH, FILE.npz")
+        str,
+        typer.Option(
+            help="digits, mnist, fashion-mnist, cifar10, cifar100, cifar100-pixels, folder:PATH, FILE.npz"
+        ),
     ] = "digits",
     methods: Annotated[str, typer.Option(help="comma-separated; `rwalk methods` lists them")] = DEFAULT_METHODS,
     seeds: Annotated[int, typer.Option(help="how many seeds: 0, 1, …")] = 5,
@@ -450,7 +465,3 @@ def _list(lines: dict[str, str]) -> None:
     for name, line in lines.items():
         table.add_row(f"[bold]{name}[/bold]", line)
     Console().print(table)
-
-
-if __name__ == "__main__":
-    main()
