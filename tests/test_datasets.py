@@ -164,7 +164,7 @@ def dead_mirror() -> str:
 
 def test_describe_names_what_load_knows() -> None:
     assert list(describe()) == [
-        *("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "folder:PATH", "PATH.npz")
+        *("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "cifar100-pixels", "folder:PATH", "PATH.npz")
     ]
     assert all(line and "\n" not in line for line in describe().values())
     with refused("unknown dataset 'mnits'", "did you mean 'mnist'?"):
@@ -285,6 +285,10 @@ def test_real_cifar100(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert (cifar.class_names[0], cifar.class_names[-1]) == ("apple", "worm")
     assert cifar.x.mean(0).abs().max() < 1e-5  # the mean image is gone
     assert cifar.class_names[cifar.y[0]] == "cattle"  # the first image is of a cow
+    pixels = load("cifar100-pixels", folder, download=False)
+    assert (pixels.x.min(), pixels.x.max()) == (0, 1)
+    assert torch.equal(pixels.y, cifar.y)
+    torch.testing.assert_close(pixels.x - pixels.x.double().mean(0).float(), cifar.x, atol=1e-6, rtol=0)
 
 
 # Archives and pickles ---------------------------------------------------------------------------------------
@@ -302,6 +306,17 @@ def test_cifar100_from_its_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert cifar.class_names == ("apple", "bear", "can") and cifar.y_test.tolist() == [2, 1, 0]
     assert torch.allclose(cifar.x[:, 0, 0, 0] * 255, torch.tensor([-1.0, 0.0, 1.0]))
     assert torch.allclose(cifar.x_test[:, 2, 31, 31] * 255, torch.tensor([0.0, 1.0, 2.0]))
+
+
+def test_plain_pixels_are_cifar100_with_its_mean_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = little_cifar100()
+    write(tmp_path / "cifar-100-python", files)
+    for name in ("cifar100", "cifar100-pixels"):
+        publish(monkeypatch, name, files)
+    centred, pixels = (load(name, tmp_path, download=False) for name in ("cifar100", "cifar100-pixels"))
+    assert pixels.x.min() >= 0 and torch.equal((pixels.x * 255).round() / 255, pixels.x)
+    torch.testing.assert_close(pixels.x - pixels.x.mean(0), centred.x)
+    torch.testing.assert_close(pixels.x_test - pixels.x.mean(0), centred.x_test)
 
 
 def test_an_archive_that_lacks_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,7 +462,7 @@ def test_an_archive_is_downloaded_whole(tmp_path, server, cache, monkeypatch) ->
 
 def test_every_official_source_is_complete() -> None:
     for name, source in datasets._OFFICIAL.items():
-        assert name == source.name and source.mirrors
+        assert name.removesuffix("-pixels") == source.name and source.mirrors
         assert all(mirror.startswith("http") and mirror.endswith("/") for mirror in source.mirrors)
         sums = [*source.files.values(), *([source.archive[1]] if source.archive else [])]
         assert all(len(bytes.fromhex(checksum)) == 16 for checksum in sums)

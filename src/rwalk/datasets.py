@@ -19,7 +19,8 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -269,15 +270,17 @@ def _read_cifar10(name: str, files: Mapping[str, bytes]) -> Dataset:
     return _cifar(name, train, test, "labels", meta["label_names"])
 
 
-def _read_cifar100(name: str, files: Mapping[str, bytes]) -> Dataset:
+def _read_cifar100(name: str, files: Mapping[str, bytes], centred: bool = True) -> Dataset:
     train, test, meta = (_unpickled(files[file], file) for file in ("train", "test", "meta"))
-    return _cifar(name, train, test, "fine_labels", meta["fine_label_names"])
+    return _cifar(name, train, test, "fine_labels", meta["fine_label_names"], centred)
 
 
-def _cifar(name: str, train: Any, test: Any, labels: str, class_names: Sequence[str]) -> Dataset:
-    """Pixels in [0, 1] minus the mean training image."""
+def _cifar(
+    name: str, train: Any, test: Any, labels: str, class_names: Sequence[str], centred: bool = True
+) -> Dataset:
+    """Pixels in [0, 1], minus the mean training image if they are to be centred."""
     mean = torch.from_numpy(train["data"].mean(0) / 255).float()  # of bytes, so summed in float64
-    x, x_test = (_unit(part["data"]).sub_(mean).view(-1, 3, 32, 32) for part in (train, test))
+    x, x_test = (_unit(part["data"]).sub_(mean * centred).view(-1, 3, 32, 32) for part in (train, test))
     y, y_test = (torch.tensor(part[labels]) for part in (train, test))
     return Dataset(name, x, y, x_test, y_test, tuple(class_names))
 
@@ -401,6 +404,11 @@ _OFFICIAL = {
         ),
     )
 }
+_OFFICIAL["cifar100-pixels"] = replace(
+    _OFFICIAL["cifar100"],
+    summary="the same, in [0, 1] without the mean image taken off, as GEM's authors show it to their networks",
+    read=partial(_read_cifar100, centred=False),
+)
 
 
 # The user's own files ---------------------------------------------------------------------------------------

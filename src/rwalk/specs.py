@@ -17,9 +17,10 @@ from rwalk.learners import Learner, learner
 from rwalk.memory import MemorySpec
 from rwalk.streams import Stream
 
-CLASSES_PER_TASK = {"cifar100": 10}  # the paper's split; two classes a task everywhere else
-DT = {"cifar10": 50, "cifar100": 50}  # the paper's Δt; RWalk's own default (10) everywhere else
-NETWORK = {"cifar10": "cnn", "cifar100": "cnn"}  # the paper's networks; mlp everywhere else
+# The paper's split, Δt and networks; everywhere else two classes a task, RWalk's own default (10) and mlp.
+CLASSES_PER_TASK = {"cifar100": 10, "cifar100-pixels": 10}
+DT = {"cifar10": 50, "cifar100": 50, "cifar100-pixels": 50}
+NETWORK = {"cifar10": "cnn", "cifar100": "cnn", "cifar100-pixels": "cnn"}
 
 Record = TypeVar("Record")
 
