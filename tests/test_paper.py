@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rwalk import cli
@@ -20,7 +21,7 @@ from rwalk.paper.budgets import Setting
 from rwalk.paper.experiments import EXPERIMENTS, Entry, Experiment, runs_of
 from rwalk.paper.published import TABLE1, TABLE_S1
 from rwalk.paper.reproduce import _weight, dry_run_line, find, study_of, tune
-from rwalk.paper.results import CLAIMS, Results, _page
+from rwalk.paper.results import CLAIMS, Mean, Results, _page, _verdict
 from rwalk.specs import RunSpec, StreamSpec
 from rwalk.store import Store
 
@@ -169,6 +170,20 @@ def test_a_claim_is_not_judged_on_half_of_its_rows(tmp_path: Path) -> None:
     for claim in CLAIMS:
         assert claim.judge(Results(tmp_path), "mnist") is None
         assert claim.judge(Results(RESULTS), "mnist") is not None
+
+
+def test_a_claim_is_decided_by_more_than_two_standard_errors() -> None:
+    spread = Mean.over(np.array([1.0, 3.0, np.nan]))
+    assert (spread.value, spread.error) == (2.0, 1.0), "a deviation of √2 over two seeds"
+    assert spread - Mean(5.0, 1.0) == Mean(-3.0, np.sqrt(2.0))
+    for margins, verdict in (
+        ([Mean(2.1, 1.0), Mean(0.1)], "yes"),
+        ([Mean(2.1, 1.0), Mean(1.9, 1.0)], "undecided"),
+        ([Mean(-1.9, 1.0)], "undecided"),
+        ([Mean(2.1, 1.0), Mean(-2.1, 1.0)], "**no**"),
+        ([Mean.over(np.array([9.0]))], "undecided"),  # one seed decides nothing
+    ):
+        assert _verdict(margins, "seen") == (verdict, "seen")
 
 
 # ── the command ───────────────────────────────────────────────────────────────────────────────────────────────

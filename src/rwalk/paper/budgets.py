@@ -74,7 +74,7 @@ GRIDS: dict[str, dict[str, tuple[Numbers, ...]]] = {
     # look (λ 1, 100, 10⁴ at 1000 steps, on the same held-out data) saw each method at work.
     "cifar100": {
         "vanilla": ({},),
-        "ewc++": _numbers(lam=_decades(5, 7), penalty=("proximal",), alpha=(0.01,)),
+        "ewc++": _numbers(lam=_decades(4, 7), penalty=("proximal",), alpha=(0.01,)),
         "pi": _numbers(lam=_decades(0, 2), penalty=("proximal",)),
         "rwalk": _numbers(lam=_decades(2, 4), penalty=("proximal",), dt=(DT["cifar100"],)),
     },
@@ -91,7 +91,7 @@ GRIDS: dict[str, dict[str, tuple[Numbers, ...]]] = {
 STEPS = {
     ("mnist", False): (500, 1000, 2000),
     ("mnist", True): (100, 200, 400),
-    ("cifar100", False): (2000,),
+    ("cifar100", False): (2000, 4000),
     ("cifar100", True): (1000, 2000),
 }
 SEEDS = {"mnist": 5, "cifar100": 1}
@@ -113,18 +113,22 @@ def _setting(dataset: str, block: str) -> Setting:
     return Setting(run, BLOCKS[block], trainings, grid, SEEDS[dataset])
 
 
-def resnet(method: str, per_class: int) -> RunSpec:
+def resnet(method: str, per_class: int, dataset: str = "cifar100") -> RunSpec:
     """Table S1's run under GEM's own budget: 20 tasks, one epoch, batches of 10, plain SGD at 0.1."""
     memory = MemorySpec(per_class, sampler="uniform" if method == "gem" else "mof")
     return RunSpec(
-        StreamSpec("cifar100", classes_per_task=5), "resnet18", method, memory=memory, training=GEMS_TRAINING
+        StreamSpec(dataset, classes_per_task=5), "resnet18", method, memory=memory, training=GEMS_TRAINING
     )
 
 
 GEMS_TRAINING = Training(epochs=1, batch=10, lr=0.1, optimizer="sgd")
 SETTINGS = {f"{dataset}-{block}": _setting(dataset, block) for dataset in EXEMPLARS for block in BLOCKS} | {
     "cifar100-resnet": Setting(
-        resnet("rwalk", 50), "multi", (GEMS_TRAINING, Training(steps=400)), GRIDS["cifar100-resnet"], seeds=1
+        resnet("rwalk", 50),
+        "multi",
+        (GEMS_TRAINING, *(Training(steps=steps) for steps in (400, 800))),
+        GRIDS["cifar100-resnet"],
+        seeds=1,
     )
 }
 

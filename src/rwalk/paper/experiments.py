@@ -54,12 +54,19 @@ def table1(dataset: str) -> Iterator[Entry]:
 
 
 def table_s1() -> Iterator[Entry]:
-    """20 tasks of 5 classes; GEM and iCaRL under GEM's own budget, RWalk under the one that the rule chose."""
+    """20 tasks of 5 classes; GEM and iCaRL under GEM's own budget, RWalk under the one that the rule chose.
+
+    The published values of GEM and iCaRL are of GEM's authors, whose inputs are plain pixels. Taking the mean
+    image off, as everywhere else here, makes one epoch worth more: both are shown.
+    """
     for method, (total, published) in TABLE_S1.items():
-        run = resnet(method, total // 100)
+        block, run = f"{total} samples", resnet(method, total // 100)
         if method == "rwalk":
             run = under_budget("cifar100-resnet", run)
-        yield Entry(method, run, "multi", f"{total} samples", published)
+        else:
+            pixels = resnet(method, total // 100, "cifar100-pixels")
+            yield Entry(f"{method}, pixels", pixels, "multi", block, published)
+        yield Entry(method, run, "multi", block, published)
 
 
 def table_s2(dataset: str) -> Iterator[Entry]:

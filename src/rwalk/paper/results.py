@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rwalk.paper import budgets, figures
 from rwalk.paper.experiments import EXPERIMENTS, LAMBDA_DECADES, SAMPLE_SIZES, Entry, Experiment
@@ -33,18 +34,36 @@ class Results:
     def entries(self, name: str) -> list[tuple[Entry, Summary | None]]:
         return [(entry, self.of(entry.run)) for entry in EXPERIMENTS[name].entries()]
 
-    def accuracy(self, name: str, **wanted: object) -> float | None:
-        """Mean A_K in percent of the entry with these attributes, None where it was not run."""
+    def accuracy(self, name: str, **wanted: object) -> Mean | None:
+        """A_K in percent of the entry with these attributes, None where it was not run."""
+        found = self._find(name, wanted)
+        return None if found is None else Mean.over(100 * found[1].A[found[0].head])
+
+    def intransigence(self, name: str, **wanted: object) -> Mean | None:
+        found = self._find(name, wanted)
+        return None if found is None else Mean.over(found[1].I[found[0].head])
+
+    def _find(self, name: str, wanted: Mapping[str, object]) -> tuple[Entry, Summary] | None:
         for entry, summary in self.entries(name):
             if summary and all(getattr(entry, key) == value for key, value in wanted.items()):
-                return 100 * mean_and_deviation(summary.A[entry.head])[0]
+                return entry, summary
         return None
 
-    def intransigence(self, name: str, **wanted: object) -> float | None:
-        for entry, summary in self.entries(name):
-            if summary and all(getattr(entry, key) == value for key, value in wanted.items()):
-                return mean_and_deviation(summary.I[entry.head])[0]
-        return None
+
+@dataclass(frozen=True)
+class Mean:
+    """Over seeds, with its standard error. One seed alone has none (NaN), and decides nothing."""
+
+    value: float
+    error: float = 0.0
+
+    @classmethod
+    def over(cls, values: NDArray[np.float64]) -> Mean:
+        value, deviation = mean_and_deviation(values)
+        return cls(value, deviation / float(np.sqrt(np.isfinite(values).sum())))
+
+    def __sub__(self, other: Mean) -> Mean:
+        return Mean(self.value - other.value, float(np.hypot(self.error, other.error)))
 
 
 def write_results(folder: Path) -> list[Path]:
@@ -65,6 +84,8 @@ def _page(results: Results, drawn: list[Path]) -> Iterator[str]:
     yield ""
     yield "## The claims of the paper's text"
     yield ""
+    yield "Undecided: what the claim rests on is within two standard errors over our seeds."
+    yield ""
     yield "| claim | dataset | held here? | what we saw |"
     yield "|---|---|---|---|"
     for claim in CLAIMS:
@@ -78,13 +99,15 @@ def _page(results: Results, drawn: list[Path]) -> Iterator[str]:
     yield ""
     yield (budgets.__doc__ or "").strip()
     yield ""
-    yield "A λ marked * is the smallest or the largest that was tried: a wider grid may do better."
+    yield "A number marked * is the smallest or the largest that was tried: a wider grid may do better."
     yield ""
     yield "| setting | how long | method | numbers | validation A, % |"
     yield "|---|---|---|---|---|"
     for setting, chosen in budgets.load().items():
         training = chosen["training"]
-        long = f"{training['steps']} steps a task" if training["steps"] else f"{training['epochs']} epoch"
+        longest = max(each.steps or 0 for each in budgets.SETTINGS[setting].trainings)
+        edge = "*" * (training["steps"] == longest)
+        long = f"{training['steps']}{edge} steps a task" if training["steps"] else f"{training['epochs']} epoch"
         for method, numbers in chosen["numbers"].items():
             tried = [each["lam"] for each in budgets.SETTINGS[setting].grid[method] if "lam" in each]
             if tried and numbers["lam"] in (min(tried), max(tried)):
@@ -144,8 +167,12 @@ class Claim:
     judge: Callable[[Results, str], Verdict | None]
 
 
-def _verdict(held: bool, seen: str) -> Verdict:
-    return "yes" if held else "**no**", seen
+def _verdict(margins: Iterable[Mean], seen: str) -> Verdict:
+    """A claim holds if all its margins are above zero, by more than two standard errors; so does its refusal."""
+    margins = list(margins)
+    if any(margin.value < -2 * margin.error for margin in margins):
+        return "**no**", seen
+    return "yes" if all(margin.value > 2 * margin.error for margin in margins) else "undecided", seen
 
 
 def _best_with_samples(results: Results, dataset: str) -> Verdict | None:
@@ -154,45 +181,46 @@ def _best_with_samples(results: Results, dataset: str) -> Verdict | None:
     scores = {method: score for method, score in found.items() if score is not None}
     if len(scores) < len(methods):
         return None
-    seen = ", ".join(f"{method} {score:.1f}" for method, score in scores.items())
-    return _verdict(scores["rwalk"] >= max(scores.values()), seen)
+    seen = ", ".join(f"{method} {score.value:.1f}" for method, score in scores.items())
+    rwalk = scores.pop("rwalk")
+    return _verdict([rwalk - max(scores.values(), key=lambda score: score.value)], seen)
 
 
 def _multi_head_hides(results: Results, dataset: str) -> Verdict | None:
     """The same networks, read by both heads."""
-    gaps = {}
-    for entry, summary in results.entries(f"table1-{dataset}"):
-        if entry.block == "multi" and entry.label != "vanilla" and summary:
-            multi, single = (100 * mean_and_deviation(summary.A[head])[0] for head in ("multi", "single"))
-            gaps[entry.label] = multi - single
+    gaps = {
+        entry.label: Mean.over(100 * (summary.A["multi"] - summary.A["single"]))
+        for entry, summary in results.entries(f"table1-{dataset}")
+        if entry.block == "multi" and entry.label != "vanilla" and summary
+    }
     if len(gaps) < 3:
         return None
-    seen = ", ".join(f"{method} loses {gap:.1f} points" for method, gap in gaps.items())
-    return _verdict(min(gaps.values()) > 20, seen)
+    seen = ", ".join(f"{method} loses {gap.value:.1f} points" for method, gap in gaps.items())
+    return _verdict([gap - Mean(20) for gap in gaps.values()], seen + " (more than 20?)")
 
 
 def _samples_cure(results: Results, dataset: str) -> Verdict | None:
-    seen, held = [], True
+    seen, gains = [], []
     for method in ("ewc++", "pi", "rwalk"):
         without = results.intransigence(f"table1-{dataset}", block="single", label=method)
         within = results.intransigence(f"table1-{dataset}", block="samples", label=f"{method}-S")
         if without is None or within is None:
             return None
-        seen.append(f"{method} {without:.2f} → {within:.2f}")
-        held &= within < without
-    return _verdict(held, "I: " + ", ".join(seen))
+        seen.append(f"{method} {without.value:.2f} → {within.value:.2f}")
+        gains.append(without - within)
+    return _verdict(gains, "I: " + ", ".join(seen))
 
 
 def _uniform_is_enough(results: Results, dataset: str) -> Verdict | None:
-    seen, held = [], True
+    seen, margins = [], []
     for method in ("vanilla", "ewc++", "pi", "rwalk"):
         mof = results.accuracy(f"figure5-{dataset}", block="mof", label=f"{method}-S")
         uniform = results.accuracy(f"figure5-{dataset}", block="uniform", label=f"{method}-S")
         if mof is None or uniform is None:
             return None
-        seen.append(f"{method} {mof:.1f} and {uniform:.1f}")
-        held &= abs(mof - uniform) <= 3
-    return _verdict(held, "MoF and uniform: " + ", ".join(seen) + " (within 3 points?)")
+        seen.append(f"{method} {mof.value:.1f} and {uniform.value:.1f}")
+        margins.append(Mean(3) - (mof - uniform))
+    return _verdict(margins, "MoF and uniform: " + ", ".join(seen) + " (within 3 points?)")
 
 
 def _insensitive(results: Results, dataset: str) -> Verdict | None:
@@ -201,30 +229,32 @@ def _insensitive(results: Results, dataset: str) -> Verdict | None:
         scores = [
             results.accuracy(f"tableS2-{dataset}", block=form, label=f"rwalk λ={lam:g}") for lam in LAMBDA_DECADES
         ]
-        known = [score for score in scores if score is not None]
+        known = sorted((score for score in scores if score is not None), key=lambda score: score.value)
         if len(known) < len(scores):
             return None
-        spreads[form] = max(known) - min(known)
-    seen = ", ".join(f"{form} form {spread:.1f} points" for form, spread in spreads.items())
+        spreads[form] = known[-1] - known[0]
+    seen = ", ".join(f"{form} form {spread.value:.1f} points" for form, spread in spreads.items())
     published = [each.A for each in TABLE_S2[dataset, "rwalk"].values()]
     paper = f"paper: {max(published) - min(published):.1f}"
-    return _verdict(min(spreads.values()) <= 2, f"spread of A over λ = 0.1 … 10⁴: {seen} ({paper})")
+    margin = Mean(2) - min(spreads.values(), key=lambda spread: spread.value)
+    return _verdict([margin], f"spread of A over λ = 0.1 … 10⁴: {seen} (within 2? {paper})")
 
 
 def _vanilla_catches_up(results: Results, dataset: str) -> Verdict | None:
     sizes = SAMPLE_SIZES[dataset]
-    pairs = []
+    leads = []  # of RWalk over vanilla
+    seen = []
     for size in (sizes[0], sizes[-1]):
-        both = [
-            results.accuracy(f"figure4-{dataset}", block=f"{size} a class", label=f"{m}-S")
-            for m in ("vanilla", "rwalk")
-        ]
-        if both[0] is None or both[1] is None:
+        vanilla, rwalk = (
+            results.accuracy(f"figure4-{dataset}", block=f"{size} a class", label=f"{method}-S")
+            for method in ("vanilla", "rwalk")
+        )
+        if vanilla is None or rwalk is None:
             return None
-        pairs.append((size, both[0], both[1]))
-    (few, low, low_rwalk), (many, high, high_rwalk) = pairs
-    seen = f"{few} a class: {low:.1f} against RWalk's {low_rwalk:.1f}; {many}: {high:.1f} against {high_rwalk:.1f}"
-    return _verdict(high >= high_rwalk - 1 and low < low_rwalk, seen)
+        leads.append(rwalk - vanilla)
+        seen.append(f"{size} a class: {vanilla.value:.1f} against RWalk's {rwalk.value:.1f}")
+    behind, ahead = leads
+    return _verdict([behind, Mean(1) - ahead], "; ".join(seen) + " (within 1 point at last?)")
 
 
 CLAIMS = (
