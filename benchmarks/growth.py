@@ -63,7 +63,7 @@ def mlp(width: int, shape: tuple[int, ...], classes: int) -> nn.Module:
     return networks.MLP(shape, classes, (width, width))
 
 
-def stream(tasks: int, per_class: int = 32) -> streams.Stream:
+def stream(tasks: int, per_class: int) -> streams.Stream:
     """Random images, two classes a task."""
     draw = np.random.default_rng(0)
 
@@ -167,7 +167,8 @@ def times(
     rounds: int = ROUNDS,
 ) -> dict[str, Any]:
     """Milliseconds a step of every method: by P and by R with one task consolidated, by k with one run."""
-    lessons = stream(max(tasks) + 1).to(device)
+    # Ten steps an epoch: drawing a new order for every step of every run would be most of what is measured.
+    lessons = stream(max(tasks) + 1, per_class=320).to(device)
     with one_thread():
         rows, growth = by_tasks(methods, lessons, tasks, device, rounds)
         return {

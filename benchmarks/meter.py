@@ -79,6 +79,7 @@ class CudaMeter:
         torch.cuda.reset_peak_memory_stats()
 
     def __enter__(self) -> CudaMeter:
+        gc.collect()  # as above
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         self._before = torch.cuda.memory_allocated()
