@@ -323,6 +323,18 @@ def test_it_opens_and_draws_everything(opened: Opened) -> None:
         "PBT, PFT", "PBT, NFT", "NBT, PFT", "NBT, NFT", "(0, 0)"]  # fmt: skip
 
 
+def test_methods_with_a_memory_each_are_shown_together(browser: Any, tmp_path: Path) -> None:
+    """As in the paper's table S1: three memories, none of them shared, and no two samplers to compare."""
+    memories = {"icarl": MemorySpec(51), "gem": MemorySpec(51, sampler="uniform"), "rwalk": MemorySpec(50)}
+    base = RunSpec(stream=StreamSpec("digits"))
+    write_rows(tmp_path / "runs.jsonl", [made_row(replace(base, method=m, memory=memories[m])) for m in memories])
+    page = Opened(browser, write_report(tmp_path), viewport={"width": 1280, "height": 900})
+    assert {label.removesuffix("-S") for label in page.labels()} == set(memories)
+    kinds = "[...document.querySelectorAll('figure:not([hidden])')].map(f => f.dataset.kind)"
+    assert "samplers" not in page(kinds) and page.complaints == []
+    page.tab.context.close()
+
+
 def test_strings_from_data_are_shown_as_they_are(opened: Opened) -> None:
     assert opened("window.boom") is None
     assert opened("document.querySelectorAll('img, b').length") == 0

@@ -46,9 +46,11 @@ document.getElementById("heads").addEventListener("change", (event) => {
 function prepareSection(element, section) {
   const results = element.querySelector(".results");
   const memories = [...grouped(section.configurations, (each) => each.memory)];
-  // All, where that is with and without one memory; of many, the one most methods were run with.
+  // All, where a method has one or two (with, and without); of many, the one most methods were run with.
   const usual = memories.reduce((most, each) => count(each) > count(most) ? each : most);
-  section.chosen.memory = memories.length > 2 ? usual[0] : "";
+  const several = [...grouped(section.configurations, (each) => each.method).values()]
+    .some((own) => distinct(own, (each) => each.memory).length > 2);
+  section.chosen.memory = several ? usual[0] : "";
   const select = results.querySelector(".memory select");
   select.append(made("option", { value: "" }, "all"), ...memories.map(([name]) => made("option", { value: name }, name)));
   select.value = section.chosen.memory;

@@ -230,8 +230,10 @@ function samplerComparison(section) {
   const [A] = MEASURES;
   const shown = best(ofChosenMethods(section).filter((each) => each.size !== null),
                      (each) => identity(each.method, each.sampler, each.unit, each.size));
-  const sizes = [...grouped(shown, (each) => `${each.size} ${each.unit}`)]
-    .filter(([, ofSize]) => distinct(ofSize, (each) => each.sampler).length > 1)
+  // A method is compared with itself: one that was run with one sampler says nothing about samplers.
+  const compared = [...grouped(shown, (each) => identity(each.method, each.unit, each.size)).values()]
+    .filter((own) => own.length > 1).flat();
+  const sizes = [...grouped(compared, (each) => `${each.size} ${each.unit}`)]
     .sort(([, [one]], [, [other]]) => one.size - other.size);
   const panels = sizes.map(([size, ofSize]) => {
     const families = [...grouped(ofSize, (each) => each.method).values()];
