@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rwalk import batches, heads, networks, samplers, seeds
+from rwalk import batches, heads, networks, samplers, seeds, walk
 from rwalk.errors import InputError, unknown
 from rwalk.graphs import Arriving, Graphed
 from rwalk.learners import Learner
 from rwalk.memory import Group, Memory
 from rwalk.methods import icarl
-from rwalk.methods.base import Method, State, stack
+from rwalk.methods.base import State, stack
 from rwalk.optimizer import OPTIMIZERS, Optimizer
 from rwalk.programs import Function, compiler_works, program
 from rwalk.streams import Stream
@@ -136,7 +136,7 @@ class Fleet:
         self.method = stack([each.method for each in learners], self.net.theta, columns=self.fused)
         self.memory = None if first.memory is None else Memory(first.memory)
         self._need_features()
-        self._walk, self._score = self._kernel(walk), self._kernel(_score)
+        self._walk, self._score = self._kernel(walk.step), self._kernel(walk.score)
 
         theta = self.net.theta.detach()
         self.theta = theta  # the same storage, without autograd
@@ -225,7 +225,7 @@ class Fleet:
         self._new = self._mask(task.classes) == 0
         self._old = (self._mask(self.stream.seen(self.task)) == 0) & ~self._new
         self._parts = self._cut()
-        self._held = (*self.net.own_buffers, *_tensors(self._parts))
+        self._held = (*self.net.own_buffers, *walk.tensors(self._parts))
         if self.learner.projector and self.task:
             self._recalled = self._recall(self.learner.projector.per_task)
 
@@ -326,7 +326,7 @@ class Fleet:
 
     def _recorded_step(self, x: Tensor, y: Tensor, head: Tensor, *held: Tensor) -> tuple[Tensor, ...]:
         count = len(self.net.buffers)
-        parts = _filled(self._parts, held[count:])
+        parts = walk.filled(self._parts, held[count:])
         layout = self.net.layout
         parameters = {
             name: part.theta.view(self.runs, *shape)
@@ -335,7 +335,7 @@ class Fleet:
         losses, pieces = self._pure_gradient(x, y, head, held[:count], parameters)
         with torch.no_grad():
             for part, piece in zip(parts, pieces, strict=True):
-                walk(self.method, self.optimizer, part, piece, None)
+                walk.step(self.method, self.optimizer, part, piece, None)
         return (losses,)
 
     def _close_compiled_window(self) -> None:
@@ -426,7 +426,7 @@ class Fleet:
         per_epoch = batches.steps_per_epoch([examples], self.training.batch)
         return self.training.steps or self.training.epochs * per_epoch
 
-    def _cut(self) -> list[_Part]:
+    def _cut(self) -> list[walk.Part]:
         """Views of all vectors, part by part.
 
         A run alone on a CPU goes block by block through all operations of eager arithmetic, so that a block stays
@@ -441,18 +441,7 @@ class Fleet:
         sizes = self.net.layout.sizes if self._by_parameter else [self.net.layout.size]
         blocks = [min(self._block, size - done) for size in sizes for done in range(0, size, self._block)]
         in_place = compiled or self.theta.is_cuda or idle
-        spare = None if in_place else self.theta.new_empty(2, self.runs, max(blocks))
-        parts, start = [], 0
-        for size in blocks:
-            where = slice(start, start + size)
-            moments, state = (
-                {name: vector[:, where] if vector.dim() else vector for name, vector in vectors.items()}
-                for vectors in (self.optimizer.state, self.state)
-            )
-            move, scratch = (None, None) if spare is None else spare[:, :, :size]
-            parts.append(_Part(where, self.theta[:, where], moments, state, move, scratch))
-            start += size
-        return parts
+        return walk.cut(self.theta, self.optimizer.state, self.state, blocks, scratch=not in_place)
 
     def _capture(self) -> tuple[Callable[[Tensor], Tensor], Callable[[], None]]:
         """A step and the closing of a window, on CUDA as graphs: whole, or in parts if something has to look."""
@@ -626,56 +615,3 @@ class Fleet:
             raise InputError(
                 "the network's features cannot be found: give it a last nn.Linear with one output a class"
             )
-
-
-class _Part(NamedTuple):
-    """Some of the parameters: their slice, and the views of every vector there."""
-
-    where: slice
-    theta: Tensor
-    moments: State  # the optimizer's
-    state: State  # the method's
-    move: Tensor | None
-    scratch: Tensor | None
-
-
-def _tensors(parts: Sequence[_Part]) -> Iterator[Tensor]:
-    """All vectors of the parts, for a program's arguments."""
-    for part in parts:
-        yield part.theta
-        yield from (vector for vector in part.moments.values() if vector.dim())
-        yield from part.state.values()
-
-
-def _filled(parts: Sequence[_Part], tensors: Sequence[Tensor]) -> list[_Part]:
-    """The parts with these in place of their own."""
-    rest = iter(tensors)
-    return [
-        part._replace(
-            theta=next(rest),
-            moments={name: next(rest) if vector.dim() else vector for name, vector in part.moments.items()},
-            state={name: next(rest) for name in part.state},
-        )
-        for part in parts
-    ]
-
-
-def walk(method: Method, optimizer: Optimizer, part: _Part, grad: Tensor, square: Tensor | None) -> None:
-    """One step of the walk on some of the parameters: everything here is elementwise."""
-    where, theta, moments, state, move_out, scratch = part
-    move = square_here = grad  # stand-ins, unless the method wants them
-    if "move" in method.wants:
-        before = theta.clone() if move_out is None else move_out.copy_(theta)
-    pulled = method.pull(state, theta, grad, out=scratch) if method.penalty == "gradient" else grad
-    optimizer.step(theta, pulled, moments)
-    if method.penalty == "proximal":
-        method.proximal_step(state, theta, optimizer.lr)
-    if "move" in method.wants:
-        move = torch.sub(theta, before, out=move_out)
-    if "square" in method.wants:
-        square_here = torch.square(grad, out=scratch) if square is None else square[:, where]
-    method.observe(state, grad, move, square_here)
-
-
-def _score(method: Method, state: State, theta: Tensor) -> None:
-    method.score(state, theta)
