@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from rwalk.fleet import Training
 from rwalk.memory import MemorySpec
 from rwalk.paper import budgets
 from rwalk.paper.budgets import Setting
+from rwalk.paper.claims import CLAIMS, verdict
 from rwalk.paper.experiments import EXPERIMENTS, Entry, Experiment, runs_of
+from rwalk.paper.measured import Mean, Measured
 from rwalk.paper.published import TABLE1, TABLE_S1
-from rwalk.paper.reproduce import _weight, dry_run_line, find, study_of, tune
-from rwalk.paper.results import CLAIMS, Mean, Results, _page, _verdict
+from rwalk.paper.reproduce import _weight, dry_run, find, study_of, tune
+from rwalk.paper.results import _page
 from rwalk.specs import RunSpec, StreamSpec
 from rwalk.store import Store
 
@@ -115,15 +117,34 @@ def test_an_unknown_setting_is_named() -> None:
         budgets.find("minst")
 
 
-def test_the_chosen_numbers_are_of_the_grid() -> None:
-    """budgets.json belongs to the code beside it: nothing in it that the rule could not have chosen."""
+def test_the_budgets_are_what_the_rule_chooses_of_what_was_tried() -> None:
+    """budgets.json belongs to the code beside it: its scores are the whole grid's, its numbers follow."""
     for name, chosen in budgets.load().items():
         known = budgets.SETTINGS[name]
-        assert Training(**chosen["training"]) in known.trainings
+        trainings = {budgets.brief(asdict(training)): asdict(training) for training in known.trainings}
+        tried = {
+            (how_long, method, json.dumps(numbers, sort_keys=True))
+            for how_long, method, numbers, _ in chosen["tried"]
+        }
+        assert tried == {
+            (how_long, method, json.dumps(dict(numbers), sort_keys=True))
+            for how_long in trainings
+            for method, grid in known.grid.items()
+            for numbers in grid
+        }
+        rows = [
+            {
+                "method": method,
+                "spec": {"training": trainings[how_long], "numbers": numbers},
+                known.head: {"A": a / 100},
+            }
+            for how_long, method, numbers, a in chosen["tried"]
+        ]
+        again = budgets.choose(known, rows)
+        assert again["training"] == chosen["training"] and again["validation"] == chosen["validation"]
         for method, numbers in chosen["numbers"].items():
-            assert numbers in [dict(tried) for tried in known.grid[method]]
-            scores = [a for _, m, n, a in chosen["tried"] if m == method and n == numbers]
-            assert chosen["validation"][method] in scores
+            ties = [n for _, m, n, a in chosen["tried"] if m == method and a == chosen["validation"][method]]
+            assert numbers == again["numbers"][method] or numbers in ties, "scores are kept with two decimals"
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -156,7 +177,7 @@ def test_the_rows_kept_are_those_of_their_experiment(folder: str) -> None:
 
 def test_the_results_page_is_of_these_rows() -> None:
     page = (RESULTS.parent / "RESULTS.md").read_text()
-    fresh = "\n".join(_page(Results(RESULTS), []))
+    fresh = "\n".join(_page(Measured(RESULTS), []))
     assert page.split("## Figures")[0] == fresh.split("## Figures")[0]
     for picture in re.findall(r"\]\((results/figures/[^)]*)\)", page):
         assert (RESULTS.parent / picture).exists()
@@ -168,22 +189,23 @@ def test_a_claim_is_not_judged_on_half_of_its_rows(tmp_path: Path) -> None:
     rows = (RESULTS / "table1-mnist" / "runs.jsonl").read_text().splitlines(keepends=True)
     (folder / "runs.jsonl").write_text("".join(row for row in rows if json.loads(row)["method"] != "rwalk"))
     for claim in CLAIMS:
-        assert claim.judge(Results(tmp_path), "mnist") is None
-        assert claim.judge(Results(RESULTS), "mnist") is not None
+        for dataset in claim.datasets:
+            assert claim.judge(Measured(tmp_path), dataset) is None
+            assert claim.judge(Measured(RESULTS), dataset) is not None
 
 
 def test_a_claim_is_decided_by_more_than_two_standard_errors() -> None:
     spread = Mean.over(np.array([1.0, 3.0, np.nan]))
     assert (spread.value, spread.error) == (2.0, 1.0), "a deviation of √2 over two seeds"
     assert spread - Mean(5.0, 1.0) == Mean(-3.0, np.sqrt(2.0))
-    for margins, verdict in (
+    for margins, expected in (
         ([Mean(2.1, 1.0), Mean(0.1)], "yes"),
         ([Mean(2.1, 1.0), Mean(1.9, 1.0)], "undecided"),
         ([Mean(-1.9, 1.0)], "undecided"),
         ([Mean(2.1, 1.0), Mean(-2.1, 1.0)], "**no**"),
         ([Mean.over(np.array([9.0]))], "undecided"),  # one seed decides nothing
     ):
-        assert _verdict(margins, "seen") == (verdict, "seen")
+        assert verdict(margins, "seen") == (expected, "seen")
 
 
 # ── the command ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -220,7 +242,7 @@ def test_reproduce_runs_what_is_missing_and_writes_the_page(
     after = rows.read_text().splitlines()
     assert set(before) < set(after) and len(after) == 4, "rows that are there stay as they are"
     page = Path("RESULTS.md").read_text()
-    assert re.search(r"\| tiny \| rwalk \| 2 \| [0-9.]+ ± [0-9.]+ \|", page)
+    assert re.search(r"\| tiny \| rwalk \| 3 steps \| – \| 2 \| [0-9.]+ ± [0-9.]+ \|", page)
     capsys.readouterr()
     assert reproduce(monkeypatch, "tableS1", "--dry-run") == 0
     assert capsys.readouterr().out == "tableS1: 0 of 4 runs to do\n"
@@ -236,6 +258,7 @@ def test_reproduce_runs_what_is_missing_and_writes_the_page(
         (("--only=rwlak",), "did you mean 'rwalk'"),
         (("--seeds=0",), "--seeds must be at least 1, not 0"),
         (("--tune=mnits",), "did you mean 'mnist'"),
+        (("--tune=mnist", "--dry-run"), "--tune chooses budgets and runs nothing else"),
     ],
 )
 def test_what_cannot_be_reproduced_is_said_in_one_line(
@@ -260,5 +283,22 @@ def test_gems_constraints_count_in_the_estimate(tiny: Experiment, tmp_path: Path
         "gem": 1.0 + 2.0 * 8 / 16,
         "a-gem": 2.0,
     }  # five tasks of two classes: two past
-    line = dry_run_line(find(["tableS1"])[0], study, Store(tmp_path / "none"), {}, only=("rwalk",))
+    planned = (find(["tableS1"])[0], study, Store(tmp_path / "none"))
+    (line,) = dry_run([planned], (), only=("rwalk",))
     assert line.startswith("tableS1: 2 of 4 runs to do, 30 steps, about 1 min of training (seconds)")
+
+
+def test_a_dry_run_counts_shared_runs_once_and_references_too(
+    tiny: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RWALK_CACHE", str(tmp_path / "cache"))
+    measured = study_of(replace(tiny, reference="final"))
+    store = Store(tmp_path / "none")
+    first, second, together = dry_run([(tiny, measured, store), (tiny, measured, store)], ())
+    assert first.startswith("tableS1: 4 of 4 runs to do and 2 reference models, 90 steps, about 1 min")
+    assert second == "tableS1: 0 of 4 runs to do" and together == "together: about 1 min of training"
+
+
+@pytest.mark.parametrize("asked", ["table1", "figure2", "table1-mnist", "figure3-mnist", "mnist", "all"])
+def test_experiments_are_found_by_all_their_names(asked: str) -> None:
+    assert "table1-mnist" in [experiment.name for experiment in find([asked])]

@@ -266,38 +266,46 @@ def reproduce(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes cuda where there is one")] = "auto",
     workers: Annotated[int | None, typer.Option(help="processes on a CPU (default: its cores)")] = None,
-    out: Annotated[Path, typer.Option(help="where the rows are kept, a study folder an experiment")] = Path(
-        "results"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(help="where the rows are kept, a folder an experiment; RESULTS.md is put beside it"),
+    ] = Path("results"),
     quiet: Annotated[bool, typer.Option("--quiet", help="no live display")] = False,
 ) -> None:
     """Regenerate the paper's tables and figures, beside the published values; only what is missing runs."""
-    from rwalk.errors import unknown
+    from rwalk.errors import InputError, unknown
     from rwalk.learners import LEARNERS
-    from rwalk.paper.reproduce import dry_run_line, find, folder_of, known_rows, study_of
-    from rwalk.paper.reproduce import tune as choose_budgets
+    from rwalk.paper import reproduce as paper
     from rwalk.paper.results import write_results
     from rwalk.store import Store
 
     _check_seeds(seeds)
     where: dict[str, Any] = {"data": data, "device": _device(device), "workers": workers}
-    wanted = tuple(only.split(",")) if only else ()
+    wanted = tuple(name.strip().lower() for name in only.split(",")) if only else ()
     for name in wanted:
         if name not in LEARNERS:
             raise unknown("method", name, LEARNERS)
     if tune:
-        choose_budgets(tune, say=print, **where)
+        if names or seeds or only or dry_run:
+            raise InputError(
+                "--tune chooses budgets and runs nothing else: drop experiments, --seeds, --only, --dry-run"
+            )
+        paper.tune(tune, say=print, **where)
         return
-    for experiment in find(names or []):
-        study, store = study_of(experiment, seeds, **where), Store(folder_of(experiment, out, seeds))
-        if dry_run:
-            print(dry_run_line(experiment, study, store, known_rows(out), wanted))
-            continue
+    plan = [
+        (experiment, paper.study_of(experiment, seeds, **where), Store(paper.folder_of(experiment, out, seeds)))
+        for experiment in paper.find(names or [])
+    ]
+    if dry_run:
+        for line in paper.dry_run(plan, paper.known_rows(out), wanted):
+            print(line)
+        return
+    for experiment, study, store in plan:
         print(f"{experiment.name}: {experiment.title}")
-        _execute(study, store, show=not quiet, known=known_rows(out), only=wanted)
-    if not dry_run:
-        for path in write_results(out):
-            print(path)
+        go_on = f"rwalk reproduce {experiment.name}"
+        _execute(study, store, show=not quiet, known=paper.known_rows(out), only=wanted, go_on=go_on)
+    for path in write_results(out):
+        print(path)
 
 
 @app.command()
@@ -332,9 +340,17 @@ def _run(study: Study, store: Store, quiet: bool, as_json: bool) -> None:
 
 
 def _execute(
-    study: Study, store: Store, show: bool, known: dict[str, Row] | None = None, only: Collection[str] = ()
+    study: Study,
+    store: Store,
+    show: bool,
+    known: dict[str, Row] | None = None,
+    only: Collection[str] = (),
+    go_on: str = "",
 ) -> list[Row]:
-    """Run what is missing, watched; `known` rows of other studies, by hash, need not be run again."""
+    """Run what is missing, watched; `known` rows of other studies, by hash, need not be run again.
+
+    `go_on` is the command that goes on where this is interrupted, if it is not `rwalk resume`.
+    """
     from rich.console import Console
 
     from rwalk.interrupts import Interrupts
@@ -360,7 +376,8 @@ def _execute(
         except (KeyboardInterrupt, WorkerDied) as error:
             print(
                 f"rwalk: {str(error) or 'stopped'}; {len(store.rows())} of {len(study.runs)} runs are kept in "
-                f"{store.folder}, and those at work are saved: `rwalk resume {store.folder}` goes on from there",
+                f"{store.folder}, and those at work are saved: "
+                f"`{go_on or f'rwalk resume {store.folder}'}` goes on from there",
                 file=sys.stderr,
             )
             code = 1 if isinstance(error, WorkerDied) else 128 + (interrupts.caught or 2)
@@ -384,9 +401,9 @@ def _show(rows: list[Row], folder: Path) -> None:
             console.print(f"[red]stopped[/red]: {escape(row['method'])}, seed {row['seed']}: {reason}")
     written = "study.json, runs.jsonl"
     try:
-        from rwalk.report.figures import accuracy_over_time
+        from rwalk.report.figures import HEAD_NAMES, accuracy_over_time
 
-        accuracy_over_time(summaries, folder / "accuracy.png")
+        accuracy_over_time(dict.fromkeys(HEAD_NAMES, summaries), folder / "accuracy.png")
         written += ", accuracy.png"
     except ImportError:
         written += " (for a picture too: pip install 'rwalk[plots]')"

@@ -102,7 +102,7 @@ class Study:
     def prepare(self) -> None:
         """Load the data and build a fleet of every kind: what is wrong with a study shows here."""
         for spec in {run.fleet_key(): run for run in self.runs}.values():
-            _fleet("cpu", self.stream(spec.stream), [spec])
+            fleet_of("cpu", self.stream(spec.stream), [spec])
 
     def describe(self) -> dict[str, Any]:
         """What study.json says; `hash` covers what the results depend on."""
@@ -132,6 +132,10 @@ class Study:
                 spec = reference_of(run, k)
                 wanted[spec.hash()] = spec
         return list(wanted.values())
+
+    def unknown_references(self, runs: Sequence[RunSpec]) -> list[RunSpec]:
+        """Those of these runs' references that no earlier study has trained."""
+        return [spec for spec in self.references(runs) if self._recall(spec) is None]
 
     def steps(self, spec: RunSpec) -> int:
         """All steps of a run, for time estimates."""
@@ -327,7 +331,7 @@ def _train(
 ) -> list[dict[str, Any]]:
     """One fleet, from its last checkpoint to its end: outcomes fit for JSON, a run each."""
     stream, k = shared.streams[job[0].stream], job[0].reference
-    fleet = _fleet(shared.device, stream if k is None else streams.union(stream, k), job)
+    fleet = fleet_of(shared.device, stream if k is None else streams.union(stream, k), job)
     keeper = Keeper(shared.folder(job), shared.identity(job), shared.checkpoint_every, stop)
     for remark in keeper.resume(fleet):
         report(remark)
@@ -344,7 +348,7 @@ def _train(
     ]
 
 
-def _fleet(device: str, stream: Stream, job: Sequence[RunSpec]) -> Fleet:
+def fleet_of(device: str, stream: Stream, job: Sequence[RunSpec]) -> Fleet:
     first = job[0]
     return Fleet(
         stream,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,20 @@ DATASETS = ("mnist", "cifar100")
 
 
 def draw_all(entries: Entries, folder: Path) -> list[Path]:
-    """Every figure whose rows are there; nothing where matplotlib is not installed."""
+    """Every figure whose rows are there; nothing, and a word about it, where matplotlib is not installed."""
     try:
         import matplotlib as _  # noqa: F401
     except ImportError:
+        warnings.warn("no figures are drawn: pip install 'rwalk[plots]'", stacklevel=2)
         return []
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     for dataset in DATASETS:
         table = _there(entries(f"table1-{dataset}"))
-        for block, suffix in (("single", ""), ("samples", "-samples")):
-            chosen = [summary for entry, summary in table if entry.block == block]
-            if chosen:
+        # Each head from the block that was trained to be read by it.
+        for blocks, suffix in ({"multi": "multi", "single": "single"}, ""), ({"single": "samples"}, "-samples"):
+            chosen = {head: [s for e, s in table if e.block == block] for head, block in blocks.items()}
+            if all(chosen.values()):
                 path = folder / f"figure2-{dataset}{suffix}.png"
                 accuracy_over_time(chosen, path)
                 accuracy_over_time(chosen, path.with_suffix(".svg"))
@@ -75,7 +78,7 @@ def _plane(entries: list[tuple[Entry, Summary]], path: Path) -> list[Path]:
     figure, axes = _figure(5.2, 4.4)
     for entry, summary in entries:
         (i, i_spread), (f, f_spread) = (mean_and_deviation(v["single"]) for v in (summary.I, summary.F))
-        method, filled = summary.method, entry.block == "samples"
+        method, filled = summary.method, entry.run.memory is not None
         style = {"color": _colour(method), "marker": MARKERS[STYLE.get(method, 7)], "ms": 7}
         face = style["color"] if filled else "none"
         axes.errorbar(i, f, xerr=i_spread, yerr=f_spread, capsize=2, mfc=face, label=entry.label, lw=1, **style)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,11 @@ from typing import Any
 import torch
 
 from rwalk.errors import unknown
-from rwalk.fleet import Fleet
 from rwalk.paper import budgets
 from rwalk.paper.experiments import EXPERIMENTS, Experiment, runs_of
 from rwalk.specs import RunSpec
 from rwalk.store import Row, Store, write_atomically
-from rwalk.studies import Study
+from rwalk.studies import Study, fleet_of
 from rwalk.workers import available_cores
 
 Say = Callable[[str], None]
@@ -28,14 +28,14 @@ def _silent(anything: object) -> None:
 
 
 def find(names: Sequence[str]) -> list[Experiment]:
-    """Experiments by name, by the beginning of a name, by dataset, or all."""
+    """Experiments by name, by what is before or after its hyphen (table1, mnist), or all."""
     found: dict[str, Experiment] = {}
-    for name in names or ["all"]:
-        here = {
-            n: e for n, e in EXPERIMENTS.items() if name in ("all", n) or n.startswith(name) or n.endswith(name)
-        }
+    for asked in names or ["all"]:
+        # Figures 2 and 3 are drawn from table 1's runs.
+        name = re.sub("^figure[23]", "table1", asked)
+        here = {n: e for n, e in EXPERIMENTS.items() if name in ("all", n, *n.split("-"))}
         if not here:
-            raise unknown("experiment", name, ["all", *EXPERIMENTS])
+            raise unknown("experiment", asked, ["all", "figure2", "figure3", *EXPERIMENTS])
         found |= here
     return list(found.values())
 
@@ -80,18 +80,37 @@ def tune(
         say(f"chosen: {chosen[each]['training']} {chosen[each]['numbers']} {chosen[each]['validation']}")
 
 
-def dry_run_line(
-    experiment: Experiment, study: Study, store: Store, known: Mapping[str, Row], only: Collection[str] = ()
-) -> str:
-    """What would run, and about how long, from a rate measured now on this machine."""
-    there = {row["hash"] for row in store.rows()} | set(known)
-    missing = study.missing(there, only)
-    line = f"{experiment.name}: {len(missing)} of {len(study.runs)} runs to do"
-    if not missing:
-        return line
-    steps = sum(study.steps(run) for run in missing)
-    seconds = sum(study.steps(run) * _weight(study, run) for run in missing) / _steps_per_second(study, missing[0])
-    return f"{line}, {steps:,} steps, about {max(1, round(seconds / 60))} min of training ({experiment.cost})"
+def dry_run(
+    plan: Iterable[tuple[Experiment, Study, Store]], known: Collection[str], only: Collection[str] = ()
+) -> Iterator[str]:
+    """What would run, and about how long, from rates measured now on this machine.
+
+    A run that two experiments share is counted once; what is `known` by its hash, or in an experiment's store,
+    need not run.
+    """
+    planned, total, lines = set(known), 0.0, 0
+    for experiment, study, store in plan:
+        missing = study.missing(planned | {row["hash"] for row in store.rows()}, only)
+        planned |= {run.hash() for run in missing}
+        line = f"{experiment.name}: {len(missing)} of {len(study.runs)} runs to do"
+        lines += 1
+        if not missing:
+            yield line
+            continue
+        references = study.unknown_references(missing)
+        steps = sum(study.steps(run) for run in [*missing, *references])
+        seconds = sum(study.steps(run) * _weight(study, run) for run in missing)
+        seconds += sum(study.steps(run) for run in references)
+        seconds /= _steps_per_second(study, missing[0])
+        total += seconds
+        with_them = f" and {len(references)} reference models" if references else ""
+        yield f"{line}{with_them}, {steps:,} steps, about {_minutes(seconds)} of training ({experiment.cost})"
+    if lines > 1:
+        yield f"together: about {_minutes(total)} of training"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{max(1, round(seconds / 60))} min"
 
 
 def _weight(study: Study, run: RunSpec) -> float:
@@ -107,20 +126,21 @@ def _weight(study: Study, run: RunSpec) -> float:
 
 
 def _steps_per_second(study: Study, run: RunSpec, steps: int = 40) -> float:
-    """Of the whole machine: one run measured, times those that run at once."""
-    stream = study.stream(run.stream)
+    """Of the whole machine: a run's first task measured, times the runs that train at once."""
     width = 5 if study.device != "cpu" else 1
-    learners, seeds = [run.learner()] * width, list(range(width))
-    fleet = Fleet(stream, run.network, learners, seeds, replace(run.training, steps=steps), study.device)
+    short = replace(run, training=replace(run.training, steps=steps))
+    fleet = fleet_of(study.device, study.stream(run.stream), [replace(short, seed=seed) for seed in range(width)])
     marks = []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    for _ in range(2):  # the second time is warm
-        fleet.step = 0
-        began = time.perf_counter()
-        fleet._begin_task()
-        fleet._train_task()
-        marks.append(time.perf_counter() - began)
-    torch.set_num_threads(threads)
+    try:
+        for _ in range(2):  # the second time is warm
+            fleet.step = 0
+            began = time.perf_counter()
+            fleet._begin_task()
+            fleet._train_task()
+            marks.append(time.perf_counter() - began)
+    finally:
+        torch.set_num_threads(threads)
     at_once = width if study.device != "cpu" else study.workers or available_cores()
     return at_once * steps / marks[-1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,22 @@ from rwalk.report.summary import Summary
 HEAD_NAMES = {"multi": "multi-head", "single": "single-head"}
 # Okabe and Ito's palette, with a grey for their black and their yellow darkened: one colour a method.
 COLOURS = ("#4c4c4c", "#0072b2", "#56b4e9", "#e69f00", "#d55e00", "#009e73", "#cc79a7", "#8c6bb1", "#8a7a00")
-MARKERS = "osD^vPX*"
+MARKERS = "osD^vPX*h"
 STYLE = {"vanilla": 0, "ewc": 1, "ewc++": 2, "pi": 3, "rwalk": 4, "icarl": 5, "icarl-hb1": 6, "gem": 7, "a-gem": 8}
 
 
-def accuracy_over_time(summaries: Sequence[Summary], path: Path) -> None:
-    """Panels for each head: accuracy of task 1 … K while later tasks are learned, and A_k last."""
+def accuracy_over_time(shown: Mapping[str, Sequence[Summary]], path: Path) -> None:
+    """Panels for each head that is shown: accuracy of task 1 … K while later tasks are learned, and A_k last."""
     from matplotlib.figure import Figure
 
-    tasks = summaries[0].accuracy["single"].shape[-1]
+    tasks = next(iter(shown.values()))[0].accuracy["single"].shape[-1]
     columns = min(tasks + 1, 6)
     rows = -(-(tasks + 1) // columns)
-    figure = Figure(figsize=(2.2 * columns, 2.3 * 2 * rows + 0.6), layout="constrained")
+    figure = Figure(figsize=(2.2 * columns, 2.3 * len(shown) * rows + 0.6), layout="constrained")
     # A figure within the figure for each head: its panels share their height, and no empty ones are left over.
-    halves: Any = figure.subfigures(2, 1)
-    for part, (head, name) in zip(halves, HEAD_NAMES.items(), strict=True):
+    parts: Any = figure.subfigures(len(shown), 1, squeeze=False)[:, 0]
+    legend: dict[str, Any] = {}
+    for part, (head, summaries) in zip(parts, shown.items(), strict=True):
         shared: Any = None
         for j in range(tasks + 1):
             axes = shared = part.add_subplot(rows, columns, j + 1, sharex=shared, sharey=shared)
@@ -42,10 +43,11 @@ def accuracy_over_time(summaries: Sequence[Summary], path: Path) -> None:
             axes.set_title("Average $A_k$" if last else f"Task {j + 1}", fontsize=9)
             axes.set_xticks(range(1, tasks + 1))
             axes.tick_params(labelbottom=j + columns > tasks, labelleft=j % columns == 0, labelsize=8)
-        part.supylabel(f"{name} accuracy %", fontsize=9)
+        part.supylabel(f"{HEAD_NAMES[head]} accuracy %", fontsize=9)
         part.supxlabel("tasks learned", fontsize=9)
         handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 8), frameon=False)
+        legend |= dict(zip(labels, handles, strict=True))
+    figure.legend(legend.values(), legend, loc="outside lower center", ncols=min(len(legend), 8), frameon=False)
     save(figure, path)
 
 
@@ -66,11 +68,14 @@ def _curves(axes: Any, summaries: Sequence[Summary], values: Sequence[NDArray[np
             continue
         steps = np.arange(1, curves.shape[1] + 1)
         there = ~np.isnan(curves).any(0)
-        mean, spread = curves[:, there].mean(0), curves[:, there].std(0)
+        mean = curves[:, there].mean(0)
+        spread = curves[:, there].std(0, ddof=1) if len(curves) > 1 else np.zeros_like(mean)
         label = f"{summary.label} λ={summary.lam:g}" if several else summary.label
         look = i if several else STYLE.get(summary.method, 7)
         style = {"color": COLOURS[look % len(COLOURS)], "marker": MARKERS[look % len(MARKERS)], "markersize": 3.5}
         axes.plot(steps[there], mean, label=label, linewidth=1.3, **style)
+        if len(mean) == 1:  # the last task: a point has no band
+            axes.errorbar(steps[there], mean, spread, color=style["color"], capsize=2, linewidth=1)
         axes.fill_between(
             steps[there], mean - spread, mean + spread, color=style["color"], alpha=0.15, linewidth=0
         )

@@ -1,0 +1,220 @@
+"""What the paper's text claims, each judged by our rows: it held, it did not, or the seeds do not decide it.
+
+A claim is a few margins that must be above zero. Where the paper gives no number (how near is "nearly"?), the
+threshold is ours and is said with what we saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from rwalk.paper.budgets import METHODS, load
+from rwalk.paper.experiments import LAMBDA_DECADES, SAMPLE_SIZES, SAMPLERS
+from rwalk.paper.measured import Mean, Measured
+from rwalk.paper.published import TABLE_S2
+
+DATASETS = {"mnist": "MNIST", "cifar100": "CIFAR-100"}
+REGULARISED = tuple(method for method in METHODS if method != "vanilla")
+CATCHES_UP = {"mnist": 20, "cifar100": 200}  # samples a class, by the paper's text
+
+Verdict = tuple[str, str]  # "yes", "**no**" or "undecided"; what we saw
+Judge = Callable[[Measured, str], Verdict | None]  # None: not all of it has been run
+
+
+@dataclass(frozen=True)
+class Claim:
+    text: str
+    judge: Judge
+    datasets: tuple[str, ...] = tuple(DATASETS)
+
+
+def verdict(margins: Iterable[Mean], seen: str) -> Verdict:
+    """Yes, if every margin is above zero by more than two standard errors; no, if one is so far below it."""
+    margins = list(margins)
+    if any(margin.value < -2 * margin.error for margin in margins):
+        return "**no**", seen
+    return "yes" if all(margin.value > 2 * margin.error for margin in margins) else "undecided", seen
+
+
+def _all(found: Mapping[str, Mean | None]) -> dict[str, Mean] | None:
+    there = {name: mean for name, mean in found.items() if mean is not None}
+    return there if len(there) == len(found) else None
+
+
+def _largest(means: Iterable[Mean]) -> Mean:
+    return max(means, key=lambda mean: mean.value)
+
+
+def _spread(means: Sequence[Mean]) -> Mean:
+    return _largest(means) - min(means, key=lambda mean: mean.value)
+
+
+def _listed(means: Mapping[str, Mean], digits: int = 1) -> str:
+    return ", ".join(f"{name} {mean.value:.{digits}f}" for name, mean in means.items())
+
+
+def _best_of_block(block: str, measured: Measured, dataset: str) -> Verdict | None:
+    suffix = "-S" if block == "samples" else ""
+    scores = _all({m: measured.mean("A", f"table1-{dataset}", block, m + suffix) for m in METHODS})
+    if scores is None:
+        return None
+    others = [score for method, score in scores.items() if method != "rwalk"]
+    return verdict([scores["rwalk"] - _largest(others)], _listed(scores))
+
+
+def _multi_head_hides(measured: Measured, dataset: str) -> Verdict | None:
+    """The same networks, read by both heads."""
+    gaps = {
+        entry.label: Mean.over(100 * (summary.A["multi"] - summary.A["single"]))
+        for entry, summary in measured.entries(f"table1-{dataset}")
+        if entry.block == "multi" and entry.label in REGULARISED and summary
+    }
+    if len(gaps) < len(REGULARISED):
+        return None
+    return verdict([gap - Mean(20) for gap in gaps.values()], f"points lost: {_listed(gaps)} (more than 20?)")
+
+
+def _samples_cure(measured: Measured, dataset: str) -> Verdict | None:
+    without = _all({m: measured.mean("I", f"table1-{dataset}", "single", m) for m in REGULARISED})
+    within = _all({m: measured.mean("I", f"table1-{dataset}", "samples", f"{m}-S") for m in REGULARISED})
+    if without is None or within is None:
+        return None
+    seen = ", ".join(f"{m} {without[m].value:.2f} → {within[m].value:.2f}" for m in REGULARISED)
+    return verdict([without[m] - within[m] for m in REGULARISED], f"I: {seen} (each block at its own budget)")
+
+
+def _icarl_falls_behind(measured: Measured, dataset: str) -> Verdict | None:
+    scores = _all({m: measured.mean("A", f"table1-{dataset}", "single", m) for m in ("ewc++", "pi", "icarl")})
+    if scores is None:
+        return None
+    return verdict([scores["ewc++"] - scores["icarl"], scores["pi"] - scores["icarl"]], _listed(scores))
+
+
+def _by_sampler(measured: Measured, dataset: str, method: str) -> dict[str, Mean] | None:
+    return _all({each: measured.mean("A", f"figure5-{dataset}", each, f"{method}-S") for each in SAMPLERS})
+
+
+def _mof_is_best(measured: Measured, dataset: str) -> Verdict | None:
+    seen, margins = [], []
+    for method in METHODS:
+        scores = _by_sampler(measured, dataset, method)
+        if scores is None:
+            return None
+        others = [score for sampler, score in scores.items() if sampler != "mof"]
+        margins.append(scores["mof"] - _largest(others))
+        seen.append(f"{method} by {margins[-1].value:.1f}")
+    return verdict(margins, "ahead of the next: " + ", ".join(seen))
+
+
+def _uniform_is_enough(measured: Measured, dataset: str) -> Verdict | None:
+    seen, margins = [], []
+    for method in METHODS:
+        scores = _by_sampler(measured, dataset, method)
+        if scores is None:
+            return None
+        margins.append(Mean(3) - (scores["mof"] - scores["uniform"]))
+        seen.append(f"{method} {scores['mof'].value:.1f} and {scores['uniform'].value:.1f}")
+    return verdict(margins, "MoF and uniform: " + ", ".join(seen) + " (within 3 points?)")
+
+
+def _only_vanilla_minds_the_sampler(measured: Measured, dataset: str) -> Verdict | None:
+    spreads = {}
+    for method in METHODS:
+        scores = _by_sampler(measured, dataset, method)
+        if scores is None:
+            return None
+        spreads[method] = _spread(list(scores.values()))
+    margins = [spreads["vanilla"] - spreads[method] for method in REGULARISED]
+    return verdict(margins, f"best less worst sampler: {_listed(spreads)} points")
+
+
+def _insensitive(measured: Measured, dataset: str) -> Verdict | None:
+    spreads = {}
+    for form in ("gradient", "proximal"):
+        labels = [f"rwalk λ={lam:g}" for lam in LAMBDA_DECADES]
+        scores = _all({label: measured.mean("A", f"tableS2-{dataset}", form, label) for label in labels})
+        if scores is None:
+            return None
+        spreads[f"{form} form"] = _spread(list(scores.values()))
+    published = [each.A for each in TABLE_S2[dataset, "rwalk"].values()]
+    paper = f"paper: {max(published) - min(published):.1f}"
+    seen = f"spread of A over λ = 0.1 … 10⁴: {_listed(spreads)} points (within 2 in both? {paper})"
+    return verdict([Mean(2) - spread for spread in spreads.values()], seen)
+
+
+def _less_sensitive_than_others(measured: Measured, dataset: str) -> Verdict | None:
+    """As the paper measures it: the change of F and of I over the λ's of its table, each method in the form that
+    its budget chose."""
+    changes: dict[str, dict[str, Mean]] = {}
+    for method in REGULARISED:
+        form = load()[f"{dataset}-samples"]["numbers"][method]["penalty"]
+        for measure in ("F", "I"):
+            labels = [f"{method} λ={lam:g}" for lam in TABLE_S2[dataset, method]]
+            means = _all({label: measured.mean(measure, f"tableS2-{dataset}", form, label) for label in labels})
+            if means is None:
+                return None
+            changes.setdefault(measure, {})[method] = _spread(list(means.values()))
+    margins = [by[other] - by["rwalk"] for by in changes.values() for other in ("ewc++", "pi")]
+    return verdict(margins, "; ".join(f"change of {measure}: {_listed(by, 2)}" for measure, by in changes.items()))
+
+
+def _by_size(measured: Measured, dataset: str, size: int) -> dict[str, Mean] | None:
+    return _all({m: measured.mean("A", f"figure4-{dataset}", f"{size} a class", f"{m}-S") for m in METHODS})
+
+
+def _vanilla_catches_up(at: Mapping[str, int], measured: Measured, dataset: str) -> Verdict | None:
+    few, many = SAMPLE_SIZES[dataset][0], at[dataset]
+    first, then = _by_size(measured, dataset, few), _by_size(measured, dataset, many)
+    if first is None or then is None:
+        return None
+    seen = "; ".join(
+        f"{size} a class: {scores['vanilla'].value:.1f} against RWalk's {scores['rwalk'].value:.1f}"
+        for size, scores in ((few, first), (many, then))
+    )
+    behind, ahead = first["rwalk"] - first["vanilla"], then["rwalk"] - then["vanilla"]
+    return verdict([behind, Mean(1) - ahead], seen + " (within 1 point?)")
+
+
+def _best_where_vanilla_is_poor(measured: Measured, dataset: str) -> Verdict | None:
+    seen, margins = [], []
+    for size in SAMPLE_SIZES[dataset]:
+        scores = _by_size(measured, dataset, size)
+        if scores is None:
+            return None
+        others = _largest([scores["ewc++"], scores["pi"]])
+        if scores["vanilla"].value < min(scores["rwalk"].value, others.value):
+            margins.append(scores["rwalk"] - others)
+            seen.append(f"{margins[-1].value:+.1f} at {size}")
+    return verdict(margins, "ahead of the better of EWC and PI: " + ", ".join(seen))
+
+
+def _beats_gem(measured: Measured, dataset: str) -> Verdict | None:
+    blocks = {"icarl": "5120 samples", "gem": "5120 samples", "rwalk": "5000 samples"}
+    scores = _all({method: measured.mean("A", "tableS1", block, method) for method, block in blocks.items()})
+    if scores is None:
+        return None
+    rwalk = scores["rwalk"]
+    return verdict([rwalk - scores["gem"], rwalk - scores["icarl"]], _listed(scores))
+
+
+CLAIMS = (
+    Claim("RWalk is best in single-head evaluation with samples", partial(_best_of_block, "samples")),
+    Claim("RWalk is best in multi-head evaluation (MNIST: as good as any)", partial(_best_of_block, "multi")),
+    Claim("RWalk beats GEM and iCaRL with ResNet-18", _beats_gem, ("cifar100",)),
+    Claim("multi-head evaluation hides the problem", _multi_head_hides),
+    Claim("samples cure intransigence", _samples_cure),
+    Claim("iCaRL falls behind EWC and PI with a small network", _icarl_falls_behind, ("cifar100",)),
+    Claim("MoF is the best sampler", _mof_is_best),
+    Claim("uniform sampling is nearly as good as MoF", _uniform_is_enough),
+    Claim("the sampler matters less to regularised methods than to vanilla", _only_vanilla_minds_the_sampler),
+    Claim("RWalk is insensitive to λ", _insensitive),
+    Claim("RWalk is less sensitive to λ than EWC and PI", _less_sensitive_than_others),
+    Claim("where vanilla is poor, RWalk is best", _best_where_vanilla_is_poor),
+    Claim(
+        "vanilla catches up with enough samples",
+        partial(_vanilla_catches_up, {dataset: sizes[-1] for dataset, sizes in SAMPLE_SIZES.items()}),
+    ),
+    Claim("… which is 20 a class (MNIST), 200 (CIFAR-100)", partial(_vanilla_catches_up, CATCHES_UP)),
+)
