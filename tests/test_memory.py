@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, get_args
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 import little
-from rwalk import Fleet, InputError, MemorySpec, Stream, Training, from_arrays, learner
+from rwalk import Fleet, InputError, MemorySpec, Stream, Training, from_arrays, learner, networks
 from rwalk.batches import REPLAYS, Replay, balanced, batch_size, epoch, shuffled, steps_per_epoch
 from rwalk.memory import Group, Memory
 from rwalk.samplers import SAMPLERS
@@ -134,6 +134,34 @@ def test_every_run_keeps_what_it_would_keep_alone(stream: Stream, sampler: str) 
     for run in range(3):
         for alone, group in zip(remembered(stream, spec, seeds=[run])[-1], together, strict=True):
             assert alone.examples[0].equal(group.examples[run])
+
+
+def frozen_head(shape: tuple[int, ...], classes: int) -> nn.Module:
+    network = networks.MLP(shape, classes, (8,))
+    network.head.requires_grad_(False)
+    return network
+
+
+def only_a_head(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Linear(shape[0], classes)
+
+
+def no_head(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(shape[0], classes), nn.Unflatten(1, (classes, 1)), nn.Flatten())
+
+
+@pytest.mark.parametrize(
+    ("network", "sampler"),
+    [*product((frozen_head, only_a_head), ("plane", "mof")), (no_head, "entropy")],
+)
+@pytest.mark.parametrize("runs", [1, 2])
+def test_samplers_need_no_more_of_a_network_than_they_use(network: Any, sampler: Any, runs: int) -> None:
+    x, y = torch.rand(40, 6), torch.arange(40) % 4
+    flat = from_arrays(x, y, x, y, classes_per_task=2)
+    learners = [learner("vanilla", MemorySpec(3, sampler=sampler))] * runs
+    fleet = Fleet(flat, network, learners, list(range(runs)), Training(steps=2))
+    fleet.train()
+    assert fleet.memory is not None and [group.examples.shape for group in fleet.memory.groups] == [(runs, 3)] * 4
 
 
 def test_a_class_smaller_than_its_quota_is_kept_whole() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rwalk import networks, streams
+from rwalk import networks, programs, streams
 from rwalk.fleet import Fleet, Training
 from rwalk.learners import Learner, learner
 from rwalk.memory import MemorySpec
@@ -135,18 +135,40 @@ def test_a_compiled_run_goes_on_bit_for_bit(stream: Stream) -> None:
     whole = Fleet(stream, WithBuffers, [LEARNERS["rwalk-S"]()], [3], TRAINING, dtype=DOUBLE, fuse=True)
     whole.train(keeper=keeper)
     rest = Fleet(stream, WithBuffers, [LEARNERS["rwalk-S"]()], [3], TRAINING, dtype=DOUBLE, fuse=True)
-    rest.restore(*keeper.kept)
+    tensors, counters = keeper.kept
+    known = len(programs._known)
+    rest.restore({name: tensors[name] for name in sorted(tensors)}, counters)  # a file's order is the alphabet's
     rest.train()
     assert torch.equal(rest.theta, whole.theta)
+    assert whole.fused and rest.fused and None not in [*whole._programs.values(), *rest._programs.values()]
+    assert len(programs._known) == known, "a run that goes on has the same programs"
 
 
 @needs_compiler
 def test_what_cannot_be_compiled_is_trained_as_it_is(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    each = learner("rwalk", lam=3.7)
     with caplog.at_level(logging.INFO, "rwalk.fleet"):
-        eager, compiled = (trained(stream, Undecided, learner("vanilla"), fuse) for fuse in (False, True))
+        eager, compiled = (trained(stream, Undecided, each, fuse) for fuse in (False, True))
     assert list(compiled._programs.values()) == [None] and not compiled.fused
-    torch.testing.assert_close(compiled.theta, eager.theta, rtol=0, atol=1e-10)
+    assert torch.equal(compiled.theta, eager.theta)
     assert [record.getMessage()[:28] for record in caplog.records] == ["the network is not compiled:"]
+
+
+def test_a_compiler_that_fails_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def failing(*arguments: object) -> Any:
+        asked.append(arguments)
+        raise AssertionError  # some have no message
+
+    monkeypatch.setattr("torch._inductor.compile", failing)
+    monkeypatch.setattr(programs, "_known", {})
+    for _ in range(2):
+        with pytest.raises(AssertionError):
+            program(lambda x: (x + 5,), torch.ones(3))
+    assert len(asked) == 1
+    monkeypatch.setattr(programs, "which", lambda name: name)
+    assert not compiler_works.__wrapped__()
 
 
 @needs_compiler

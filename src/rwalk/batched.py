@@ -26,7 +26,10 @@ from torch.overrides import TorchFunctionMode
 
 
 class BatchWell(TorchFunctionMode):
-    """Under vmap, some layers are computed in another way: the same numbers, sooner."""
+    """Under vmap, some layers are computed in another way: the same numbers, sooner.
+
+    Up to rounding: with autocast a linear layer adds its bias in float32, where torch's own rounds first.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

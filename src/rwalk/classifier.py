@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from rwalk import batches, networks
 from rwalk import classifier_files as files
-from rwalk.errors import InputError
+from rwalk.errors import InputError, first_line
 from rwalk.fleet import Fleet, Progress, Training
 from rwalk.learners import Learner, learner
 from rwalk.lessons import Knowledge, stream_of, take_up, trained_network
@@ -304,7 +304,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         try:
             return torch.empty(0, device=name).device
         except (AssertionError, RuntimeError) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise InputError(f"device {str(name)!r} cannot be used ({reason}): set device='cpu'") from error
 
     def _seed(self) -> int:

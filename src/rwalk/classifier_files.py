@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rwalk import networks
-from rwalk.errors import InputError, unknown
+from rwalk.errors import InputError, first_line, unknown
 from rwalk.lessons import LEARNED, Knowledge, check_method
 from rwalk.methods import METHODS, Method
 from rwalk.methods.gem import AGEM, GEM
@@ -124,7 +124,7 @@ def _contents(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except InputError:
         raise
     except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"it is damaged ({str(error).splitlines()[0]}): use another copy") from error
+        raise InputError(f"it is damaged ({first_line(error)}): use another copy") from error
     _expect(isinstance(record, dict), "its record")
     return record, tensors
 

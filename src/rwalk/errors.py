@@ -10,6 +10,11 @@ class InputError(ValueError):
     """Something the user gave cannot be used. The command line prints it and exits with code 2."""
 
 
+def first_line(error: BaseException) -> str:
+    """Of its message; its name, where it has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     """An error for a name nobody knows, with the nearest one suggested.
 

@@ -157,7 +157,8 @@ class Fleet:
     def train(self, progress: Callable[[Progress], None] | None = None, keeper: Keeper | None = None) -> None:
         """Learn the tasks one after another, measuring all tasks seen after each."""
         # Shapes are fixed: let cuDNN measure what suits them. (`flags` turns off whatever it is not told.)
-        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
+        exact = torch.backends.cudnn.deterministic
+        with torch.backends.cudnn.flags(True, benchmark=not exact, deterministic=exact, allow_tf32=True):
             while self.task < len(self.stream) and not all(self.stopped):
                 self._begin_task()
                 self._train_task(progress, keeper)
@@ -224,6 +225,8 @@ class Fleet:
         self.head = self._mask(self._trained_classes())
         self._new = self._mask(task.classes) == 0
         self._old = (self._mask(self.stream.seen(self.task)) == 0) & ~self._new
+        # In one order, however they came about: a program made for a run serves one that was read from a file too.
+        self.state = dict(sorted(self.state.items()))
         self._parts = self._cut()
         self._held = (*self.net.own_buffers, *walk.tensors(self._parts))
         if self.learner.projector and self.task:
@@ -271,7 +274,7 @@ class Fleet:
     def _take_step(self, index: Tensor) -> Tensor:
         losses, *pieces = self._gradients(index)
         square = None
-        if self.method.fisher == "example" and "square" in self.method.wants:
+        if self.method.observes_examples:
             square = self._example_squares(*self.stream.batch(index), self.head)
         with torch.no_grad():
             if self.learner.projector and self.task:
@@ -353,7 +356,6 @@ class Fleet:
     def _program(self, key: tuple[Any, ...], function: Function, *example: Tensor) -> Function | None:
         """The function as a program, made when it is first asked for; None where it cannot be one."""
         if key not in self._programs:
-            self.net.module.train()
             try:
                 self._programs[key] = program(function, *example)
             except Exception as error:  # whatever a compiler says: what cannot be compiled can still be trained
@@ -363,6 +365,7 @@ class Fleet:
 
     def _go_on_eagerly(self) -> None:
         self.fused = False
+        self.method = stack([each.method for each in self.learners], self.theta)
         moments = self.optimizer.state
         self.optimizer = self._new_optimizer()
         self.optimizer.state = moments
@@ -380,7 +383,6 @@ class Fleet:
         if self.teacher is not None:
             with torch.no_grad():
                 taught = self.net.forward(x, theta=self.teacher, train=False)
-            self.net.module.train()
         return icarl.distillation(logits, y, self._new, self._old, taught)
 
     def _new_optimizer(self) -> Optimizer:
@@ -396,9 +398,9 @@ class Fleet:
 
     def _can_fuse(self) -> bool:
         """A step that is one program takes nothing but the gradient of one loss."""
-        method, learner = self.learner.method, self.learner
-        observes_examples = method.fisher == "example" and "square" in method.wants
-        return self.net.theta.is_cuda or not (learner.distills or learner.projector or observes_examples)
+        learner = self.learner
+        more = learner.distills or learner.projector or learner.method.observes_examples
+        return self.net.theta.is_cuda or not more
 
     def _worth_fusing(self) -> bool:
         """A compiled update reads every vector once, where eager arithmetic reads some of them eight times; and a
@@ -451,7 +453,7 @@ class Fleet:
             return self._take_compiled_step, self._close_compiled_window
         if self._records_gradient and not self.learner.distills:
             self._gradients = self._compiled_gradients
-        if self.learner.projector is None and self.method.fisher == "batch":
+        if self.learner.projector is None and not self.method.observes_examples:
             return Graphed(self._take_step), Graphed(self._close_window)
         self._gradients, self._constraint = Graphed(self._gradients), Graphed(self._exemplar_gradient)
         return self._take_step, self._close_window
@@ -586,13 +588,15 @@ class Fleet:
         assert self.memory is not None
         spec, task = self.memory.spec, self.stream.tasks[self.task]
         quota = spec.quota(len(self.memory.groups) + len(task.classes))
+        needs = samplers.SAMPLERS[spec.sampler].needs
         evidence: dict[str, Tensor] = {}
         groups = []
         for label, pool in zip(task.classes, self.current, strict=True):
             draws = [seeds.generator(seed, "exemplars", self.past + self.task, label) for seed in self.seeds]
-            if samplers.SAMPLERS[spec.sampler].needs:
+            if needs:
                 features, logits = self._outputs(pool.expand(self.runs, -1))
                 evidence = {"features": features, "logits": logits + self.head}
+            if "weights" in needs:
                 evidence["weights"] = self.net.head_weight()[:, label]
             chosen = samplers.select(spec.sampler, len(pool), quota, draws, **evidence)
             groups.append(Group(self.task, label, pool[chosen.cpu()]))

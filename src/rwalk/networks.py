@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rwalk.errors import InputError, unknown
+from rwalk.errors import InputError, first_line, unknown
 from rwalk.programs import compiler_works, recording
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
@@ -240,7 +240,7 @@ def builder(name: str | Factory, shape: tuple[int, ...], classes: int) -> Callab
         try:
             out = module(torch.zeros(2, *shape))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = first_line(error)
             raise InputError(f"network {name!r} cannot read inputs of shape {list(shape)}: {reason}") from error
         if not torch.get_rng_state().equal(before):
             raise InputError(

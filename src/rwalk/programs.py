@@ -21,10 +21,13 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from rwalk.errors import first_line
+
 logger = logging.getLogger(__name__)
 
 Function = Callable[..., tuple[Tensor, ...]]
-_known: dict[Any, Function] = {}  # what was recorded → its program: the next run of a study has the same network
+# What was recorded → its program, or why there is none: the next run of a study has the same network.
+_known: dict[Any, Function | Exception] = {}
 _recording = False
 
 
@@ -50,9 +53,14 @@ def program(function: Function, *example: Tensor) -> Function:
     if key not in _known:
         # Without a context of its own, what is compiled is not kept on the disk for the next process.
         fake = FakeTensorMode(shape_env=ShapeEnv())
-        with tracing(TracingContext(fake)):
-            _known[key] = compile(recorded, [fake.from_tensor(each, static_shapes=True) for each in inputs])
+        try:
+            with tracing(TracingContext(fake)):
+                _known[key] = compile(recorded, [fake.from_tensor(each, static_shapes=True) for each in inputs])
+        except Exception as error:
+            _known[key] = error.with_traceback(None)
     compiled = _known[key]
+    if isinstance(compiled, Exception):
+        raise compiled
     return (lambda *arguments: compiled(*arguments, *held)) if held else compiled
 
 
@@ -95,6 +103,6 @@ def compiler_works(device: str = "cpu") -> bool:
         program(lambda x: (x + 1,), torch.zeros(1, device=device))
     except Exception as error:  # whatever it is: what cannot be compiled can still be trained
         name = "C++ compiler" if device == "cpu" else "compiler for CUDA (Triton)"
-        logger.warning("the %s does not work, training goes on without: %s", name, str(error).splitlines()[0])
+        logger.warning("the %s does not work, training goes on without: %s", name, first_line(error))
         return False
     return True

@@ -22,7 +22,7 @@ import torch
 from rwalk import metrics, streams
 from rwalk.batches import steps_per_epoch
 from rwalk.checkpoint import Keeper
-from rwalk.errors import InputError, unknown
+from rwalk.errors import InputError, first_line, unknown
 from rwalk.fleet import HEADS, Fleet, Progress
 from rwalk.specs import RunSpec, StreamSpec, content_hash, reference_of
 from rwalk.store import Row, Store, environment, write_atomically
@@ -372,5 +372,5 @@ def _check_device(name: str) -> None:
         device = torch.device(name)
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise InputError(f"device {name!r} cannot be used: {reason}") from None

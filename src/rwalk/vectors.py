@@ -191,6 +191,7 @@ class Networks:
 
         Of parameters [R, *shape] and of `own_buffers` that are given, which it moves as training does.
         """
+        self.module.train()
         leaves = {name: (p[0] if self.solo else p).detach().requires_grad_() for name, p in parameters.items()}
         held = dict(zip(self.buffers, buffers, strict=True))
         with torch.enable_grad(), self._precision():
@@ -210,16 +211,23 @@ class Networks:
 
     def head_weight(self) -> Tensor:
         """The last layer's weights [R, C, f]: row c is w_c."""
-        name = next(name for name, module in self.module.named_modules() if module is self._head)
-        return self.layout.split(self.theta.detach())[f"{name}.weight"]
+        prefix = next(name for name, module in self.module.named_modules() if module is self._head)
+        name = f"{prefix}.weight".removeprefix(".")  # the network may be the layer itself
+        everything = {
+            **self.layout.split(self.theta.detach()),
+            **self.buffers,
+        }  # a frozen one is among the buffers
+        return everything[name]
 
     @contextmanager
     def still_buffers(self) -> Iterator[None]:
         """Look without touching: what forward passes inside do to buffers is undone."""
         before = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        yield
-        for name, buffer in self.buffers.items():
-            buffer.copy_(before[name])
+        try:
+            yield
+        finally:
+            for name, buffer in self.buffers.items():
+                buffer.copy_(before[name])
 
     def example_squares(self, x: Tensor, loss: Callable[[Tensor, Tensor], Tensor], y: Tensor) -> Tensor:
         """Mean over the batch of squared per-example gradients [R, P]: the Fisher as eq. (1) defines it.

@@ -54,6 +54,11 @@ class Method:
                 raise InputError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}")
 
     @property
+    def observes_examples(self) -> bool:
+        """Whether the squares of every step are those of its examples, one by one."""
+        return self.fisher == "example" and "square" in self.wants
+
+    @property
     def window(self) -> int | None:
         """`score` is wanted every so many steps."""
         return None
