@@ -150,7 +150,7 @@ def by_tasks(
     """Also how many times as long a step takes after the most tasks as after the fewest, round by round."""
     names = {(name, k): f"{name} after {k}" for k in tasks for name in methods}
     fleets = {title: fleet_at(name, k, WIDTH, 1, lessons, device) for (name, k), title in names.items()}
-    seconds = race(fleets, 2 * WINDOW, 2 * rounds)  # all k take turns: flat or not is a question between them
+    seconds = race(fleets, 2 * WINDOW, 7 * rounds)  # all k take turns: flat or not is a question between them
     spent = milliseconds(seconds)
     rows = {str(k): {name: spent[names[name, k]] for name in methods} for k in tasks}
     fewest, most = min(tasks), max(tasks)

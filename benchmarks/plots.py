@@ -34,7 +34,10 @@ def steps(results: Mapping[str, Any]) -> Figure:
     """Our step beside the given figures of others, one panel a method; the scale is logarithmic."""
     figure, panels = plt.subplots(1, len(TITLES), figsize=(13, 4.6), sharey=False, layout="constrained")
     for axes, (method, title) in zip(panels, TITLES.items(), strict=True):
-        entries: list[tuple[str, float, str]] = [("rwalk (ours)", results["solo"][method], OURS)]
+        entries: list[tuple[str, float, str]] = [
+            ("ours", results["solo"][method], OURS),
+            ("ours, eager", results["solo"][f"{method}, eager"], OURS),
+        ]
         for peer, (tensors, dataset) in PEERS[method].items():
             entries += [(peer, tensors, TENSORS)] if tensors is not None else []
             entries += [(peer, dataset, DATASET)] if dataset is not None else []
@@ -42,7 +45,9 @@ def steps(results: Mapping[str, Any]) -> Figure:
             # Points, not bars: on a logarithmic scale a bar's length says nothing.
             axes.hlines(row, 0.5, value, color="#cccccc", linewidth=1, zorder=1)
             axes.plot(value, row, "o", color=colour, markersize=9)
-            axes.text(value * 1.18, row, f"{value:.2f}" if row == 0 else f"{value:.1f}", va="center", fontsize=9)
+            axes.text(
+                value * 1.18, row, f"{value:.2f}" if colour == OURS else f"{value:.1f}", va="center", fontsize=9
+            )
         axes.set_yticks(range(len(entries)), [name for name, *_ in entries])
         axes.invert_yaxis()
         axes.set(title=title, xscale="log", xlim=(0.5, 80), xlabel="time of a step ÷ minimal loop's")

@@ -213,11 +213,8 @@ class Networks:
         """The last layer's weights [R, C, f]: row c is w_c."""
         prefix = next(name for name, module in self.module.named_modules() if module is self._head)
         name = f"{prefix}.weight".removeprefix(".")  # the network may be the layer itself
-        everything = {
-            **self.layout.split(self.theta.detach()),
-            **self.buffers,
-        }  # a frozen one is among the buffers
-        return everything[name]
+        frozen = self.buffers.get(name)
+        return self.layout.split(self.theta.detach())[name] if frozen is None else frozen
 
     @contextmanager
     def still_buffers(self) -> Iterator[None]:
