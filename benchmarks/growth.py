@@ -137,10 +137,12 @@ def by_parameters(
 def by_runs(
     methods: Sequence[str], lessons: streams.Stream, runs: Sequence[int], device: str, rounds: int
 ) -> Rows:
-    rows = {}
-    for count in runs:
-        fleets = {name: fleet_at(name, 1, WIDTH, count, lessons, device) for name in methods}
-        rows[str(count)] = milliseconds(race(fleets, WINDOW, rounds))
+    rows: Rows = {str(count): {} for count in runs}
+    for name in methods:
+        fleets = {str(count): fleet_at(name, 1, WIDTH, count, lessons, device) for count in runs}
+        # All widths take turns: whether a fleet pays is a question between them.
+        for count, spent in milliseconds(race(fleets, WINDOW, rounds)).items():
+            rows[count][name] = spent
     return rows
 
 
