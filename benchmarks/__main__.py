@@ -55,15 +55,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parsed(arguments)
     console = Console()
     measured, results = record.origin(), {}
-    for name, measure in planned(asked).items():
-        console.print(f"{name} …")
-        try:
+    try:
+        for name, measure in planned(asked).items():
+            console.print(f"{name} …")
             results[name] = measure()
-        except Missing as reason:
-            print(reason, file=sys.stderr)
-            return 2
-        record.keep({name: results[name]}, measured, asked.results)
-    record.log(results, measured, asked.results)
+            record.keep({name: results[name]}, measured, asked.results)
+    except Missing as reason:
+        print(reason, file=sys.stderr)
+        return 2
+    finally:  # an interrupted run leaves its line too
+        if results:
+            record.log(results, measured, asked.results)
     console.print(measured, bars.table(results))
     console.print("kept in results.json; a line added to history.jsonl")
     return 0

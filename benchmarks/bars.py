@@ -110,7 +110,7 @@ ROWS = {
 
 def table(results: Mapping[str, Any]) -> Table:
     made = Table(
-        "what", "measured", "bar", "", title="× are ratios to the minimal loop, medians of interleaved rounds"
+        "what", "measured", "bar", "", title="× of steps are by the minimal loop's, medians of interleaved rounds"
     )
     for row in rows(results):
         made.add_row(row.what, row.measured, row.bar, {True: "✓", False: "✗", None: ""}[row.met])

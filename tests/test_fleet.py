@@ -97,6 +97,8 @@ def test_named_networks_are_the_same_in_fleets(stream: Stream, network: str) -> 
     alone = Fleet(stream, network, learners[1:], [0], training, dtype=DOUBLE)
     alone.train()
     torch.testing.assert_close(alone.theta[0], together.theta[1], rtol=0, atol=1e-10)
+    for key, buffer in alone.net.buffers.items():
+        torch.testing.assert_close(buffer[0], together.net.buffers[key][1], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("sampler", samplers.SAMPLERS)

@@ -67,7 +67,7 @@ class Training:
 
 
 class Progress(NamedTuple):
-    """Where a fleet is: step of steps in task of tasks (all from 0), and the mean loss of its runs."""
+    """Where a fleet is: `step` of `steps` done in a task (from 0) of `tasks`, and the mean loss of its runs."""
 
     task: int
     tasks: int

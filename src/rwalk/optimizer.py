@@ -1,4 +1,4 @@
-"""The optimizers, over the whole fleet's vector at once: Adam as the paper trains, and plain SGD."""
+"""The optimizers, over the fleet's vectors or parts of them: Adam as the paper trains, and plain SGD."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class Optimizer(Protocol):
 
 
 class Adam:
-    """Kingma & Ba 2015, with the paper's β: one fused kernel over all runs and parameters."""
+    """Kingma & Ba 2015, with the paper's β: torch's fused kernel, or written out for a compiler to fuse."""
 
     betas = (0.9, 0.999)
 
     def __init__(self, theta: Tensor, lr: float, written_out: bool = False) -> None:
         self.lr = lr
-        self.written_out = written_out or theta.is_cuda  # for a compiler to fuse; else torch's own fused kernel
+        self.written_out = written_out or theta.is_cuda
         self.state = {
-            "mean": torch.zeros_like(theta, requires_grad=False),
-            "square": torch.zeros_like(theta, requires_grad=False),
+            "mean": torch.zeros_like(theta),
+            "square": torch.zeros_like(theta),
             "steps": torch.zeros((), device=theta.device),
         }
         self._log_betas = torch.tensor(self.betas, dtype=torch.float64, device=theta.device).log()

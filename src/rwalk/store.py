@@ -253,6 +253,8 @@ def environment(device: str) -> dict[str, str]:
         "python": platform.python_version(),
         **versions,
     }
+    if torch.device(device).type == "cpu":  # a compiled step rounds otherwise than an eager one
+        found["compiler"] = Path(shutil.which(os.environ.get("CXX", "g++")) or "none").name
     if torch.device(device).type == "cuda":
         found |= {"gpu": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
     return found
