@@ -335,6 +335,24 @@ def test_methods_with_a_memory_each_are_shown_together(browser: Any, tmp_path: P
     page.tab.context.close()
 
 
+def test_published_values_stand_beside_the_papers_runs(browser: Any, tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).parent.parent / "results" / "table1-mnist" / "runs.jsonl", tmp_path)
+    page = Opened(browser, write_report(tmp_path), viewport={"width": 1280, "height": 900})
+
+    def shown(label: str) -> str:
+        rows = page("[...document.querySelectorAll('tbody tr')].map(row => row.innerText.split('\\t'))")
+        return next(str(cells[4]) for cells in rows if cells[0] == label)
+
+    assert shown("rwalk-S") == "82.5"
+    assert shown("rwalk") == "–", "the paper has none of RWalk in single-head evaluation without samples"
+    page.tab.get_by_text("multi-head", exact=True).click()
+    assert shown("rwalk") == "99.3"
+    downloaded = {row["label"]: row["A_paper"] for row in page.table(".results .csv")}
+    assert downloaded["vanilla"] == "0.903" and downloaded["vanilla-S"] == ""
+    assert page.complaints == []
+    page.tab.context.close()
+
+
 def test_strings_from_data_are_shown_as_they_are(opened: Opened) -> None:
     assert opened("window.boom") is None
     assert opened("document.querySelectorAll('img, b').length") == 0

@@ -306,6 +306,7 @@ def reproduce(
         _execute(study, store, show=not quiet, known=paper.known_rows(out), only=wanted, go_on=go_on)
     for path in write_results(out):
         print(path)
+    print(f"interactive, in one page: rwalk report {out}")
 
 
 @app.command()

@@ -137,6 +137,16 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 
 
+def published_accuracies() -> dict[tuple[str, str], float]:
+    """The paper's A in percent, by the hash of a run (of seed 0) and the head it is read by."""
+    found: dict[tuple[str, str], float] = {}
+    for experiment in EXPERIMENTS.values():
+        for entry in experiment.entries():
+            if entry.published:  # where table S2 repeats a run of table 1, it is table 1's
+                found.setdefault((replace(entry.run, seed=0).hash(), entry.head), entry.published.A)
+    return found
+
+
 def runs_of(experiment: Experiment, seeds: int | None = None) -> list[RunSpec]:
     """Every run of an experiment, each once."""
     count = experiment.seeds if seeds is None else seeds

@@ -19,6 +19,7 @@ from typing import Any
 
 from rwalk.errors import InputError
 from rwalk.fleet import HEADS
+from rwalk.paper.experiments import published_accuracies
 from rwalk.report import results, sections
 from rwalk.report.figures import HEAD_NAMES
 from rwalk.report.results import Results
@@ -48,7 +49,7 @@ def render(found: Results, title: str, made: datetime | None = None) -> str:
     except ImportError:
         raise InputError("a report needs plotly and jinja2: pip install 'rwalk[report]'") from None
     summaries = summarise(found.rows)
-    shown = sections.sections(summaries)
+    shown = sections.sections(summaries, published_accuracies())
     plotly = get_plotlyjs()
     script = "\n".join(_part(name) for name in SCRIPTS)
     data = {"methods": sections.methods(summaries), "sections": shown, "titles": TITLES}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,13 @@ from rwalk.fleet import HEADS
 from rwalk.learners import LEARNERS
 from rwalk.report.figures import COLOURS
 from rwalk.report.summary import Summary
-from rwalk.specs import content_hash
+from rwalk.specs import RunSpec, content_hash
 
 DIGITS = 6  # decimals of an accuracy: finer than one example in a test set of 100 000
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star", "hexagon")
 
 Json = dict[str, Any]
+Published = Mapping[tuple[str, str], float]  # (the hash of a run of seed 0, the head) → A
 
 
 def methods(summaries: Iterable[Summary]) -> list[Json]:
@@ -37,23 +39,26 @@ def methods(summaries: Iterable[Summary]) -> list[Json]:
     ]
 
 
-def sections(summaries: Sequence[Summary]) -> list[Json]:
-    """Summaries of the same stream and network, together; in the order of first appearance."""
+def sections(summaries: Sequence[Summary], published: Published = MappingProxyType({})) -> list[Json]:
+    """Summaries of the same stream and network, together; in the order of first appearance.
+
+    `published` is what a paper says of some runs, in percent.
+    """
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
         key = content_hash([summary.spec["stream"], summary.spec["network"], _tasks(summary)])
         groups.setdefault(key, []).append(summary)
-    return [_section(group) for group in groups.values()]
+    return [_section(group, published) for group in groups.values()]
 
 
-def _section(summaries: Sequence[Summary]) -> Json:
+def _section(summaries: Sequence[Summary], published: Published) -> Json:
     first = summaries[0]
     stream = first.spec["stream"]
     settings = [_settings(summary) for summary in summaries]
     told = [_differing(summary.method, settings, summaries) for summary in summaries]
     order = list(LEARNERS)
     configurations = [
-        _configuration(summary, ", ".join(values[name] for name in names if name in values))
+        _configuration(summary, ", ".join(values[name] for name in names if name in values), published)
         for summary, values, names in zip(summaries, settings, told, strict=True)
     ]
     configurations.sort(
@@ -68,8 +73,9 @@ def _section(summaries: Sequence[Summary]) -> Json:
     }
 
 
-def _configuration(summary: Summary, settings: str) -> Json:
+def _configuration(summary: Summary, settings: str, published: Published) -> Json:
     """One method with all its numbers, over its seeds."""
+    run = RunSpec.from_json({**summary.spec, "seed": 0}).hash() if published else ""
     memory = summary.spec["memory"]
     size = None if memory is None else memory["per_class"] if memory["per_class"] is not None else memory["total"]
     unit = None if memory is None else "per class" if memory["per_class"] is not None else "in all"
@@ -83,7 +89,7 @@ def _configuration(summary: Summary, settings: str) -> Json:
         "sampler": memory and memory["sampler"],
         "settings": settings,
         "seeds": list(summary.seeds),
-        **{head: _measured(summary, head) for head in HEADS},
+        **{head: {**_measured(summary, head), "paper": published.get((run, head))} for head in HEADS},
     }
 
 

@@ -38,6 +38,9 @@ function statistic(configuration, measure) {
   return { mean: mean(values), deviation: deviation(values) };
 }
 
+// What the paper says of this configuration under the chosen head, in percent.
+const paper = (configuration) => configuration[chosen.head].paper;
+
 function written({ mean, deviation }, digits) {
   if (mean === null) return "–";
   return minus(mean.toFixed(digits)) + (deviation === null ? "" : ` ± ${deviation.toFixed(digits)}`);

@@ -105,11 +105,13 @@ function columns(section) {
     { name: "method", value: (each) => each.label, cell: methodCell },
     { name: "λ", number: true, value: (each) => each.lam, cell: (each) => each.lam ? String(each.lam) : "–" },
     some("memory") && { name: "memory", value: (each) => each.size ?? 0, cell: (each) => memory(each) || "–" },
-    ...MEASURES.map((measure) => ({
+    ...MEASURES.flatMap((measure) => [{
       name: `${measure.name} ${measure.key}`, index: section.tasks, unit: measure.unit, number: true, measure,
       value: (each) => statistic(each, measure).mean,
       cell: (each) => written(statistic(each, measure), measure.digits),
-    })),
+    }, measure.key === "A" && section.configurations.some((each) => paper(each) !== null) && {
+      name: "paper’s A %", number: true, value: paper, cell: (each) => paper(each)?.toFixed(1) ?? "–",
+    }]),
     { name: "seeds", number: true, value: runs,
       cell: (each) => runs(each) === each.seeds.length ? String(runs(each)) : `${runs(each)} of ${each.seeds.length}` },
     some("settings") && { name: "settings", value: (each) => each.settings, cell: (each) => each.settings },
@@ -173,9 +175,10 @@ function headCell(column, card, section) {
 
 function tableCsv(section) {
   const names = MEASURES.flatMap(({ key }) => [`${key}_mean`, `${key}_sd`]);
-  return csv([...IDENTITY, "head", "seeds", ...names], selected(section).map((each) => [
+  return csv([...IDENTITY, "head", "seeds", ...names, "A_paper"], selected(section).map((each) => [
     ...identifying(each), chosen.head, measured(each[chosen.head].A).length,
     ...MEASURES.flatMap(({ key }) => [mean(each[chosen.head][key]), deviation(each[chosen.head][key])]),
+    paper(each) === null ? null : paper(each) / 100,
   ]));
 }
 
