@@ -99,9 +99,12 @@ def test_compiled_runs_are_the_eager_ones(stream: Stream, name: str, runs: int) 
     ],
     ids=["per-example Fisher", "distillation", "projection"],
 )
-def test_a_step_that_is_more_than_one_gradient_is_not_compiled(stream: Stream, each: Learner) -> None:
+def test_a_step_that_is_more_than_one_gradient_is_not_compiled(
+    stream: Stream, each: Learner, caplog: pytest.LogCaptureFixture
+) -> None:
     wanted, eager = (trained(stream, WithBuffers, each, fuse) for fuse in (True, False))
     assert not wanted.fused and not wanted._programs
+    assert ["is not compiled" in record.getMessage() for record in caplog.records] == [True], "as it was asked for"
     assert torch.equal(wanted.theta, eager.theta)
 
 
