@@ -250,7 +250,7 @@ def report(
 @app.command()
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(help="experiments, or the beginning or end of names; default all")
+        list[str] | None, typer.Argument(help="table1, figure2, mnist, table1-mnist …; all by default")
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="how many seeds (default: the experiment's, 5 or 3)")] = None,
     only: Annotated[str, typer.Option(help="of these methods alone: rwalk,pi (default: all)")] = "",
