@@ -241,9 +241,10 @@ def report(
     out: Annotated[Path | None, typer.Option(help="the page to write (default: FOLDER/report.html)")] = None,
 ) -> None:
     """Make one HTML page of results: tables and interactive plots, complete in itself."""
+    from rwalk.paper.experiments import published_accuracies
     from rwalk.report.html import write_report
 
-    page = write_report(folder, out)
+    page = write_report(folder, out, published_accuracies())
     print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, opens in any browser")
 
 
@@ -302,8 +303,8 @@ def reproduce(
         return
     for experiment, study, store in plan:
         print(f"{experiment.name}: {experiment.title}")
-        go_on = f"rwalk reproduce {experiment.name}"
-        _execute(study, store, show=not quiet, known=paper.known_rows(out), only=wanted, go_on=go_on)
+        known = paper.known_rows(out)
+        _execute(study, store, show=not quiet, known=known, only=wanted, go_on="the same command")
     for path in write_results(out):
         print(path)
     print(f"interactive, in one page: rwalk report {out}")
@@ -350,7 +351,7 @@ def _execute(
 ) -> list[Row]:
     """Run what is missing, watched; `known` rows of other studies, by hash, need not be run again.
 
-    `go_on` is the command that goes on where this is interrupted, if it is not `rwalk resume`.
+    `go_on` names what goes on where this is interrupted, if it is not `rwalk resume`.
     """
     from rich.console import Console
 
@@ -378,7 +379,7 @@ def _execute(
             print(
                 f"rwalk: {str(error) or 'stopped'}; {len(store.rows())} of {len(study.runs)} runs are kept in "
                 f"{store.folder}, and those at work are saved: "
-                f"`{go_on or f'rwalk resume {store.folder}'}` goes on from there",
+                f"{go_on or f'`rwalk resume {store.folder}`'} goes on from there",
                 file=sys.stderr,
             )
             code = 1 if isinstance(error, WorkerDied) else 128 + (interrupts.caught or 2)

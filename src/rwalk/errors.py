@@ -22,7 +22,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     "unknown method 'rwlk': did you mean 'rwalk'? (known: rwalk, pi)"
     """
     names = list(known)
-    near = get_close_matches(name.lower(), names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    written = {each.lower(): each for each in names}
+    near = get_close_matches(name.lower(), written, n=1)
+    hint = f"did you mean {written[near[0]]!r}? " if near else ""
     listed = ", ".join(each if each.isprintable() else repr(each) for each in names)
     return InputError(f"unknown {kind} {name!r}: {hint}(known: {listed})")

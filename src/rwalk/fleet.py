@@ -132,7 +132,7 @@ class Fleet:
         self.learners = list(learners)
         self.learner = first
         self.fused = self._can_fuse() and (self._worth_fusing() if fuse is None else fuse)
-        self._asked = logging.WARNING if fuse else logging.INFO  # how loud it is said that something stays eager
+        self._loudness = logging.WARNING if fuse else logging.INFO  # of saying that something stays eager
         if fuse and not self.fused:
             logger.warning("a step of more than one loss's gradient is not compiled on a CPU")
         self._records_gradient = self._worth_recording() if fuse is None else fuse
@@ -362,7 +362,7 @@ class Fleet:
             try:
                 self._programs[key] = program(function, *example)
             except Exception as error:  # whatever a compiler says: what cannot be compiled can still be trained
-                logger.log(self._asked, "the network is not compiled: %s", error)
+                logger.log(self._loudness, "the network is not compiled: %s", error)
                 self._programs[key] = None
         return self._programs[key]
 
@@ -395,7 +395,8 @@ class Fleet:
         """On CUDA an update compiled for fleets of any width; a CPU's is part of its step's program."""
         if not (self.fused and self.net.theta.is_cuda):
             return function
-        # Every method, before and after its first consolidation, is a variant of its own (a limit of the process).
+        # Every method, before and after its first consolidation, is a variant of its own. The limit is for the
+        # whole process.
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         return torch.compile(function, dynamic=True)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from rwalk.paper.budgets import METHODS, load
 from rwalk.paper.experiments import LAMBDA_DECADES, SAMPLE_SIZES, SAMPLERS
@@ -19,6 +20,7 @@ DATASETS = {"mnist": "MNIST", "cifar100": "CIFAR-100"}
 REGULARISED = tuple(method for method in METHODS if method != "vanilla")
 CATCHES_UP = {"mnist": 20, "cifar100": 200}  # samples a class, by the paper's text
 
+T = TypeVar("T")
 Verdict = tuple[str, str]  # "yes", "**no**" or "undecided"; what we saw
 Judge = Callable[[Measured, str], Verdict | None]  # None: not all of it has been run
 
@@ -38,8 +40,9 @@ def verdict(margins: Iterable[Mean], seen: str) -> Verdict:
     return "yes" if all(margin.value > 2 * margin.error for margin in margins) else "undecided", seen
 
 
-def _all(found: Mapping[str, Mean | None]) -> dict[str, Mean] | None:
-    there = {name: mean for name, mean in found.items() if mean is not None}
+def _all(found: Mapping[str, T | None]) -> dict[str, T] | None:
+    """None, unless everything was found."""
+    there = {name: each for name, each in found.items() if each is not None}
     return there if len(there) == len(found) else None
 
 
@@ -92,40 +95,43 @@ def _icarl_falls_behind(measured: Measured, dataset: str) -> Verdict | None:
     return verdict([scores["ewc++"] - scores["icarl"], scores["pi"] - scores["icarl"]], _listed(scores))
 
 
-def _by_sampler(measured: Measured, dataset: str, method: str) -> dict[str, Mean] | None:
-    return _all({each: measured.mean("A", f"figure5-{dataset}", each, f"{method}-S") for each in SAMPLERS})
+def _by_sampler(measured: Measured, dataset: str) -> dict[str, dict[str, Mean]] | None:
+    """Of every method, its A by every sampler."""
+    return _all(
+        {
+            method: _all(
+                {each: measured.mean("A", f"figure5-{dataset}", each, f"{method}-S") for each in SAMPLERS}
+            )
+            for method in METHODS
+        }
+    )
 
 
 def _mof_is_best(measured: Measured, dataset: str) -> Verdict | None:
-    seen, margins = [], []
-    for method in METHODS:
-        scores = _by_sampler(measured, dataset, method)
-        if scores is None:
-            return None
-        others = [score for sampler, score in scores.items() if sampler != "mof"]
-        margins.append(scores["mof"] - _largest(others))
-        seen.append(f"{method} by {margins[-1].value:.1f}")
-    return verdict(margins, "ahead of the next: " + ", ".join(seen))
+    scores = _by_sampler(measured, dataset)
+    if scores is None:
+        return None
+    leads = {
+        method: by["mof"] - _largest(by[sampler] for sampler in SAMPLERS if sampler != "mof")
+        for method, by in scores.items()
+    }
+    return verdict(leads.values(), f"points ahead of the next: {_listed(leads)}")
 
 
 def _uniform_is_enough(measured: Measured, dataset: str) -> Verdict | None:
-    seen, margins = [], []
-    for method in METHODS:
-        scores = _by_sampler(measured, dataset, method)
-        if scores is None:
-            return None
-        margins.append(Mean(3) - (scores["mof"] - scores["uniform"]))
-        seen.append(f"{method} {scores['mof'].value:.1f} and {scores['uniform'].value:.1f}")
-    return verdict(margins, "MoF and uniform: " + ", ".join(seen) + " (within 3 points?)")
+    scores = _by_sampler(measured, dataset)
+    if scores is None:
+        return None
+    seen = ", ".join(f"{m} {by['mof'].value:.1f} and {by['uniform'].value:.1f}" for m, by in scores.items())
+    margins = [Mean(3) - (by["mof"] - by["uniform"]) for by in scores.values()]
+    return verdict(margins, f"MoF and uniform: {seen} (within 3 points?)")
 
 
 def _only_vanilla_minds_the_sampler(measured: Measured, dataset: str) -> Verdict | None:
-    spreads = {}
-    for method in METHODS:
-        scores = _by_sampler(measured, dataset, method)
-        if scores is None:
-            return None
-        spreads[method] = _spread(list(scores.values()))
+    scores = _by_sampler(measured, dataset)
+    if scores is None:
+        return None
+    spreads = {method: _spread(list(by.values())) for method, by in scores.items()}
     margins = [spreads["vanilla"] - spreads[method] for method in REGULARISED]
     return verdict(margins, f"best less worst sampler: {_listed(spreads)} points")
 

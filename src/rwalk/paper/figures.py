@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,15 @@ from rwalk.report.summary import Summary, mean_and_deviation
 Entries = Callable[[str], list[tuple[Entry, Summary | None]]]
 DATASETS = ("mnist", "cifar100")
 
+logger = logging.getLogger(__name__)
+
 
 def draw_all(entries: Entries, folder: Path) -> list[Path]:
     """Every figure whose rows are there; nothing, and a word about it, where matplotlib is not installed."""
     try:
         import matplotlib as _  # noqa: F401
     except ImportError:
-        warnings.warn("no figures are drawn: pip install 'rwalk[plots]'", stacklevel=2)
+        logger.warning("no figures are drawn: pip install 'rwalk[plots]'")
         return []
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []

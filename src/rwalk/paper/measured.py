@@ -36,12 +36,16 @@ class Measured:
     def __init__(self, folder: Path) -> None:
         summaries = summarise(list(known_rows(folder).values()))
         self.summaries = {RunSpec.from_json({**each.spec, "seed": 0}).hash(): each for each in summaries}
-
-    def of(self, run: RunSpec) -> Summary | None:
-        return self.summaries.get(replace(run, seed=0).hash())
+        self._entries: dict[str, list[tuple[Entry, Summary | None]]] = {}  # of experiments that were asked for
 
     def entries(self, name: str) -> list[tuple[Entry, Summary | None]]:
-        return [(entry, self.of(entry.run)) for entry in EXPERIMENTS[name].entries()]
+        """The cells of an experiment, each with its rows, if there are any."""
+        if name not in self._entries:
+            self._entries[name] = [
+                (entry, self.summaries.get(replace(entry.run, seed=0).hash()))
+                for entry in EXPERIMENTS[name].entries()
+            ]
+        return self._entries[name]
 
     def mean(self, measure: str, name: str, block: str, label: str) -> Mean | None:
         """A (in percent), F or I of a cell of an experiment; None where it was not run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,8 @@ def find(names: Sequence[str]) -> list[Experiment]:
         name = re.sub("^figure[23]", "table1", asked)
         here = {n: e for n, e in EXPERIMENTS.items() if name in ("all", n, *n.split("-"))}
         if not here:
-            raise unknown("experiment", asked, ["all", "figure2", "figure3", *EXPERIMENTS])
+            short = dict.fromkeys(part for each in EXPERIMENTS for part in each.split("-"))
+            raise unknown("experiment", asked, ["all", "figure2", "figure3", *(short | EXPERIMENTS)])
         found |= here
     return list(found.values())
 
@@ -81,19 +82,18 @@ def tune(
 
 
 def dry_run(
-    plan: Iterable[tuple[Experiment, Study, Store]], known: Collection[str], only: Collection[str] = ()
+    plan: Sequence[tuple[Experiment, Study, Store]], known: Collection[str], only: Collection[str] = ()
 ) -> Iterator[str]:
     """What would run, and about how long, from rates measured now on this machine.
 
     A run that two experiments share is counted once; what is `known` by its hash, or in an experiment's store,
     need not run.
     """
-    planned, total, lines = set(known), 0.0, 0
+    planned, total = set(known), 0.0
     for experiment, study, store in plan:
         missing = study.missing(planned | {row["hash"] for row in store.rows()}, only)
         planned |= {run.hash() for run in missing}
         line = f"{experiment.name}: {len(missing)} of {len(study.runs)} runs to do"
-        lines += 1
         if not missing:
             yield line
             continue
@@ -105,7 +105,7 @@ def dry_run(
         total += seconds
         with_them = f" and {len(references)} reference models" if references else ""
         yield f"{line}{with_them}, {steps:,} steps, about {_minutes(seconds)} of training ({experiment.cost})"
-    if lines > 1:
+    if len(plan) > 1:
         yield f"together: about {_minutes(total)} of training"
 
 

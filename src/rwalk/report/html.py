@@ -19,10 +19,10 @@ from typing import Any
 
 from rwalk.errors import InputError
 from rwalk.fleet import HEADS
-from rwalk.paper.experiments import published_accuracies
 from rwalk.report import results, sections
 from rwalk.report.figures import HEAD_NAMES
 from rwalk.report.results import Results
+from rwalk.report.sections import NOTHING, Published
 from rwalk.report.summary import summarise
 from rwalk.report.tables import TITLES
 from rwalk.store import write_atomically
@@ -30,9 +30,9 @@ from rwalk.store import write_atomically
 SCRIPTS = ("model.js", "plots.js", "page.js")
 
 
-def write_report(folder: Path, out: Path | None = None) -> Path:
+def write_report(folder: Path, out: Path | None = None, published: Published = NOTHING) -> Path:
     """Make the report of a folder of results; `report.html` in it unless told otherwise."""
-    page = render(results.read(folder), title=folder.resolve().name)
+    page = render(results.read(folder), folder.resolve().name, published=published)
     out = folder / "report.html" if out is None else out
     try:
         write_atomically(out, page)
@@ -41,15 +41,15 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     return out
 
 
-def render(found: Results, title: str, made: datetime | None = None) -> str:
-    """The page as text."""
+def render(found: Results, title: str, made: datetime | None = None, published: Published = NOTHING) -> str:
+    """The page as text; `published` accuracies stand beside ours."""
     try:
         from jinja2 import Environment, StrictUndefined
         from plotly.offline import get_plotlyjs, get_plotlyjs_version
     except ImportError:
         raise InputError("a report needs plotly and jinja2: pip install 'rwalk[report]'") from None
     summaries = summarise(found.rows)
-    shown = sections.sections(summaries, published_accuracies())
+    shown = sections.sections(summaries, published)
     plotly = get_plotlyjs()
     script = "\n".join(_part(name) for name in SCRIPTS)
     data = {"methods": sections.methods(summaries), "sections": shown, "titles": TITLES}

@@ -25,6 +25,7 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross
 
 Json = dict[str, Any]
 Published = Mapping[tuple[str, str], float]  # (the hash of a run of seed 0, the head) → A
+NOTHING: Published = MappingProxyType({})
 
 
 def methods(summaries: Iterable[Summary]) -> list[Json]:
@@ -39,7 +40,7 @@ def methods(summaries: Iterable[Summary]) -> list[Json]:
     ]
 
 
-def sections(summaries: Sequence[Summary], published: Published = MappingProxyType({})) -> list[Json]:
+def sections(summaries: Sequence[Summary], published: Published = NOTHING) -> list[Json]:
     """Summaries of the same stream and network, together; in the order of first appearance.
 
     `published` is what a paper says of some runs, in percent.
