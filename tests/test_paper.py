@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,10 +23,9 @@ from rwalk.paper.claims import CLAIMS, verdict
 from rwalk.paper.experiments import EXPERIMENTS, Entry, Experiment, runs_of
 from rwalk.paper.measured import Mean, Measured
 from rwalk.paper.published import TABLE1, TABLE_S1
-from rwalk.paper.reproduce import _weight, dry_run, find, study_of, tune
+from rwalk.paper.reproduce import Planned, _weight, dry_run, find, plan, study_of
 from rwalk.paper.results import _page
 from rwalk.specs import RunSpec, StreamSpec
-from rwalk.store import Store
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -93,23 +93,6 @@ def test_what_was_chosen_reads_back_and_is_a_line_a_try() -> None:
     text = budgets.written(chosen)
     assert json.loads(text) == chosen
     assert sum(line.lstrip().startswith('["') for line in text.splitlines()) == 6
-
-
-def test_tuning_writes_what_the_rule_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real runs; two settings that differ in their head share them."""
-    settings = {"digits-single": setting("single", seeds=1), "digits-multi": setting("multi", seeds=1)}
-    monkeypatch.setattr(budgets, "SETTINGS", settings)
-    said: list[str] = []
-    tune("digits", workers=1, file=tmp_path / "budgets.json", say=said.append)
-    assert [line for line in said if "runs" in line] == [
-        "tuning digits-single: 6 runs",
-        "tuning digits-multi: 0 runs",
-    ]
-    chosen = json.loads((tmp_path / "budgets.json").read_text())
-    assert set(chosen) == set(settings)
-    for each in chosen.values():
-        best = max(a for steps, _, _, a in each["tried"] if steps == f"{each['training']['steps']} steps")
-        assert best == max(each["validation"].values())
 
 
 def test_an_unknown_setting_is_named() -> None:
@@ -258,7 +241,7 @@ def test_reproduce_runs_what_is_missing_and_writes_the_page(
         (("--only=rwlak",), "did you mean 'rwalk'"),
         (("--seeds=0",), "--seeds must be at least 1, not 0"),
         (("--tune=mnits",), "did you mean 'mnist'"),
-        (("--tune=mnist", "--dry-run"), "--tune chooses budgets and runs nothing else"),
+        (("--tune=mnist", "--seeds=2"), "--tune chooses budgets and runs nothing else"),
     ],
 )
 def test_what_cannot_be_reproduced_is_said_in_one_line(
@@ -274,6 +257,39 @@ def test_what_cannot_be_reproduced_is_said_in_one_line(
     assert not Path("results").exists()
 
 
+def test_tuning_writes_what_the_rule_chose_and_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Real runs; two settings that differ in their head share them."""
+
+    def to_do() -> list[str]:
+        capsys.readouterr()
+        assert reproduce(monkeypatch, "--tune=digits", "--dry-run") == 0
+        return re.findall(r"(.*) runs to do", capsys.readouterr().out)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(budgets, "FILE", tmp_path / "budgets.json")
+    settings = {"digits-single": setting("single", seeds=1), "digits-multi": setting("multi", seeds=1)}
+    monkeypatch.setattr(budgets, "SETTINGS", settings)
+    assert to_do() == ["digits-single: 6 of 6", "digits-multi: 0 of 6"]
+    assert not Path("results").exists() and not budgets.FILE.exists()
+    assert reproduce(monkeypatch, "--tune=digits") == 0
+    assert to_do() == ["digits-single: 0 of 6", "digits-multi: 0 of 6"]
+    chosen = budgets.load()
+    assert set(chosen) == set(settings)
+    for each in chosen.values():
+        best = max(a for steps, _, _, a in each["tried"] if steps == f"{each['training']['steps']} steps")
+        assert best == max(each["validation"].values())
+
+    (kept,) = Path("results/tuning").glob("digits-single-*/runs.jsonl")
+    kept.write_text("".join(kept.read_text().splitlines(keepends=True)[:4]))
+    shutil.rmtree(next(Path("results/tuning").glob("digits-multi-*")))
+    assert to_do()[0] == "digits-single: 2 of 6", "as after an interruption"
+    assert reproduce(monkeypatch, "--tune=digits") == 0 and budgets.load() == chosen
+    monkeypatch.setitem(settings, "digits-single", setting("single", seeds=2))
+    assert to_do()[0] == "digits-single: 6 of 12", "another seed is all that is new"
+
+
 def test_gems_constraints_count_in_the_estimate(tiny: Experiment, tmp_path: Path) -> None:
     study = study_of(tiny)
     run = replace(study.runs[0], memory=MemorySpec(4), training=Training(steps=3, batch=16))
@@ -283,8 +299,7 @@ def test_gems_constraints_count_in_the_estimate(tiny: Experiment, tmp_path: Path
         "gem": 1.0 + 2.0 * 8 / 16,
         "a-gem": 2.0,
     }  # five tasks of two classes: two past
-    planned = (find(["tableS1"])[0], study, Store(tmp_path / "none"))
-    (line,) = dry_run([planned], (), only=("rwalk",))
+    (line,) = dry_run(plan(["tableS1"], tmp_path / "none"), (), only=("rwalk",))
     assert line.startswith("tableS1: 2 of 4 runs to do, 30 steps, about 1 min of training (seconds)")
 
 
@@ -293,8 +308,8 @@ def test_a_dry_run_counts_shared_runs_once_and_references_too(
 ) -> None:
     monkeypatch.setenv("RWALK_CACHE", str(tmp_path / "cache"))
     measured = study_of(replace(tiny, reference="final"))
-    store = Store(tmp_path / "none")
-    first, second, together = dry_run([(tiny, measured, store), (tiny, measured, store)], ())
+    planned = Planned("tableS1", tiny.title, tiny.cost, measured, tmp_path / "none")
+    first, second, together = dry_run([planned, planned], ())
     assert first.startswith("tableS1: 4 of 4 runs to do and 2 reference models, 90 steps, about 1 min")
     assert second == "tableS1: 0 of 4 runs to do" and together == "together: about 1 min of training"
 

@@ -257,7 +257,9 @@ def reproduce(
     only: Annotated[str, typer.Option(help="of these methods alone: rwalk,pi (default: all)")] = "",
     tune: Annotated[
         str,
-        typer.Option(help="choose the budgets of a dataset, or of one setting, anew on validation data"),
+        typer.Option(
+            help="choose the budgets of a dataset, or of one setting, on validation data: what is missing runs"
+        ),
     ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="say what would run and how long, from a measured rate")
@@ -276,6 +278,7 @@ def reproduce(
     """Regenerate the paper's tables and figures, beside the published values; only what is missing runs."""
     from rwalk.errors import InputError, unknown
     from rwalk.learners import LEARNERS
+    from rwalk.paper import budgets
     from rwalk.paper import reproduce as paper
     from rwalk.paper.results import write_results
     from rwalk.store import Store
@@ -287,24 +290,24 @@ def reproduce(
         if name not in LEARNERS:
             raise unknown("method", name, LEARNERS)
     if tune:
-        if names or seeds or only or dry_run:
-            raise InputError(
-                "--tune chooses budgets and runs nothing else: drop experiments, --seeds, --only, --dry-run"
-            )
-        paper.tune(tune, say=print, **where)
-        return
-    plan = [
-        (experiment, paper.study_of(experiment, seeds, **where), Store(paper.folder_of(experiment, out, seeds)))
-        for experiment in paper.find(names or [])
-    ]
+        if names or seeds or only:
+            raise InputError("--tune chooses budgets and runs nothing else: drop experiments, --seeds, --only")
+        out /= "tuning"
+        plan = paper.plan_tuning(tune, out, **where)
+    else:
+        plan = paper.plan(names or [], out, seeds, **where)
     if dry_run:
         for line in paper.dry_run(plan, paper.known_rows(out), wanted):
             print(line)
         return
-    for experiment, study, store in plan:
-        print(f"{experiment.name}: {experiment.title}")
+    for name, title, _, study, folder in plan:
+        print(f"{name}: {title}")
         known = paper.known_rows(out)
-        _execute(study, store, show=not quiet, known=known, only=wanted, go_on="the same command")
+        rows = _execute(study, Store(folder), show=not quiet, known=known, only=wanted, go_on="the same command")
+        if tune:
+            print(budgets.decide(name, rows))
+    if tune:
+        return
     for path in write_results(out):
         print(path)
     print(f"interactive, in one page: rwalk report {out}")

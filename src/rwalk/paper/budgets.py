@@ -37,7 +37,7 @@ from rwalk.errors import InputError, unknown
 from rwalk.fleet import Training
 from rwalk.memory import MemorySpec
 from rwalk.specs import DT, NETWORK, RunSpec, StreamSpec
-from rwalk.store import Row
+from rwalk.store import Row, write_atomically
 
 FILE = Path(__file__).with_name("budgets.json")
 METHODS = ("vanilla", "ewc++", "pi", "rwalk")
@@ -189,6 +189,14 @@ def brief(training: Mapping[str, Any]) -> str:
     """How long one trains."""
     epochs = training["epochs"]
     return f"{training['steps']} steps" if training["steps"] else f"{epochs} epoch{'s' * (epochs != 1)}"
+
+
+def decide(name: str, rows: Iterable[Row]) -> str:
+    """Write down what the rule chooses of a setting's rows, and say it."""
+    chosen = load() if FILE.exists() else {}
+    chosen[name] = choose(SETTINGS[name], rows)
+    write_atomically(FILE, written(chosen))
+    return f"chosen: {brief(chosen[name]['training'])} {chosen[name]['numbers']} {chosen[name]['validation']}"
 
 
 def load() -> dict[str, Any]:

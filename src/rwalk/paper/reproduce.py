@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from rwalk.errors import unknown
 from rwalk.paper import budgets
 from rwalk.paper.experiments import EXPERIMENTS, Experiment, runs_of
-from rwalk.specs import RunSpec
-from rwalk.store import Row, Store, write_atomically
+from rwalk.specs import RunSpec, content_hash
+from rwalk.store import Row, Store
 from rwalk.studies import Study, fleet_of
 from rwalk.workers import available_cores
 
-Say = Callable[[str], None]
 
+class Planned(NamedTuple):
+    """A study to run, where its rows are kept, and what one is told of it."""
 
-def _silent(anything: object) -> None:
-    pass
+    name: str
+    title: str
+    cost: str
+    study: Study
+    folder: Path
 
 
 def find(names: Sequence[str]) -> list[Experiment]:
@@ -58,42 +61,39 @@ def study_of(experiment: Experiment, seeds: int | None = None, **where: Any) -> 
     return Study(tuple(runs_of(experiment, seeds)), experiment.reference, **where)
 
 
-def tune(
-    name: str,
-    *,
-    data: Path | str | None = None,
-    device: str = "cpu",
-    workers: int | None = None,
-    file: Path = budgets.FILE,
-    say: Say = _silent,
-) -> None:
-    """Apply the rule of `budgets` to a dataset's settings, or to one of them, and write down what it chose."""
-    known: dict[str, Row] = {}  # blocks that differ in their head alone share their runs
+def plan(names: Sequence[str], results: Path, seeds: int | None = None, **where: Any) -> list[Planned]:
+    """Experiments by their names, each a study under `results`."""
+    return [
+        Planned(each.name, each.title, each.cost, study_of(each, seeds, **where), folder_of(each, results, seeds))
+        for each in find(names)
+    ]
+
+
+def plan_tuning(name: str, folder: Path, **where: Any) -> list[Planned]:
+    """What the rule of `budgets` compares in a dataset's settings, or in one of them.
+
+    Another grid is another study: of a grid that was widened, what is new is run.
+    """
+    planned = []
     for each, setting in budgets.find(name).items():
-        runs = {run.hash(): run for run in setting.candidates()}
-        missing = tuple(run for known_as, run in runs.items() if known_as not in known)
-        say(f"tuning {each}: {len(missing)} runs")
-        if missing:
-            known |= {row["hash"]: row for row in Study(missing, "none", data, device, workers).execute()}
-        chosen = json.loads(file.read_text()) if file.exists() else {}
-        chosen[each] = budgets.choose(setting, [known[known_as] for known_as in runs])
-        write_atomically(file, budgets.written(chosen))
-        say(f"chosen: {chosen[each]['training']} {chosen[each]['numbers']} {chosen[each]['validation']}")
+        study = Study(tuple(setting.candidates()), "none", **where)
+        grid = content_hash([run.hash() for run in study.runs])[:8]
+        title = f"which budget suits {each}, on validation data"
+        planned.append(Planned(each, title, "tuning", study, folder / f"{each}-{grid}"))
+    return planned
 
 
-def dry_run(
-    plan: Sequence[tuple[Experiment, Study, Store]], known: Collection[str], only: Collection[str] = ()
-) -> Iterator[str]:
+def dry_run(plan: Sequence[Planned], known: Collection[str], only: Collection[str] = ()) -> Iterator[str]:
     """What would run, and about how long, from rates measured now on this machine.
 
-    A run that two experiments share is counted once; what is `known` by its hash, or in an experiment's store,
-    need not run.
+    A run that two studies share is counted once; what is `known` by its hash, or in a study's folder, need not
+    run.
     """
-    planned, total = set(known), 0.0
-    for experiment, study, store in plan:
-        missing = study.missing(planned | {row["hash"] for row in store.rows()}, only)
-        planned |= {run.hash() for run in missing}
-        line = f"{experiment.name}: {len(missing)} of {len(study.runs)} runs to do"
+    there, total = set(known), 0.0
+    for name, _, cost, study, folder in plan:
+        missing = study.missing(there | {row["hash"] for row in Store(folder).rows()}, only)
+        there |= {run.hash() for run in missing}
+        line = f"{name}: {len(missing)} of {len(study.runs)} runs to do"
         if not missing:
             yield line
             continue
@@ -104,7 +104,7 @@ def dry_run(
         seconds /= _steps_per_second(study, missing[0])
         total += seconds
         with_them = f" and {len(references)} reference models" if references else ""
-        yield f"{line}{with_them}, {steps:,} steps, about {_minutes(seconds)} of training ({experiment.cost})"
+        yield f"{line}{with_them}, {steps:,} steps, about {_minutes(seconds)} of training ({cost})"
     if len(plan) > 1:
         yield f"together: about {_minutes(total)} of training"
 
