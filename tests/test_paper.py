@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from rwalk import cli
 from rwalk.errors import InputError
@@ -170,23 +171,36 @@ def test_a_claim_is_not_judged_on_half_of_its_rows(tmp_path: Path) -> None:
     folder = tmp_path / "table1-mnist"
     folder.mkdir()
     rows = (RESULTS / "table1-mnist" / "runs.jsonl").read_text().splitlines(keepends=True)
-    (folder / "runs.jsonl").write_text("".join(row for row in rows if json.loads(row)["method"] != "rwalk"))
+    (folder / "runs.jsonl").write_text("".join(row for row in rows if json.loads(row)["method"] != "pi"))
     for claim in CLAIMS:
         for dataset in claim.datasets:
             assert claim.judge(Measured(tmp_path), dataset) is None
             assert claim.judge(Measured(RESULTS), dataset) is not None
 
 
-def test_a_claim_is_decided_by_more_than_two_standard_errors() -> None:
+def test_means_are_compared_by_welchs_t_test() -> None:
+    draw = np.random.default_rng(0)
+    for sizes in ((5, 5), (3, 5), (3, 3), (2, 9), (20, 30)):
+        a, b = (draw.normal(size=size) * scale for size, scale in zip(sizes, (1.0, 3.0), strict=True))
+        gap, exact = Mean.over(a) - Mean.over(b), stats.ttest_ind(a, b, equal_var=False)
+        interval = exact.confidence_interval(0.95)
+        assert gap.freedom == pytest.approx(exact.df)
+        assert gap.reach == pytest.approx((interval.high - interval.low) / 2, rel=0.02)
     spread = Mean.over(np.array([1.0, 3.0, np.nan]))
     assert (spread.value, spread.error) == (2.0, 1.0), "a deviation of √2 over two seeds"
-    assert spread - Mean(5.0, 1.0) == Mean(-3.0, np.sqrt(2.0))
+    assert spread - Mean(5.0) == Mean(-3.0, 1.0, freedom=1.0)
+
+
+def test_a_claim_is_decided_by_its_confidence_interval() -> None:
     for margins, expected in (
-        ([Mean(2.1, 1.0), Mean(0.1)], "yes"),
-        ([Mean(2.1, 1.0), Mean(1.9, 1.0)], "undecided"),
+        ([Mean(2.0, 1.0), Mean(0.1)], "yes"),
+        ([Mean(2.0, 1.0), Mean(1.9, 1.0)], "undecided"),
+        ([Mean(2.7, 1.0, freedom=4)], "undecided"),
+        ([Mean(2.8, 1.0, freedom=4)], "yes"),
         ([Mean(-1.9, 1.0)], "undecided"),
         ([Mean(2.1, 1.0), Mean(-2.1, 1.0)], "**no**"),
         ([Mean.over(np.array([9.0]))], "undecided"),  # one seed decides nothing
+        ([], "undecided"),
     ):
         assert verdict(margins, "seen") == (expected, "seen")
 

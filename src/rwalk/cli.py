@@ -406,9 +406,10 @@ def _show(rows: list[Row], folder: Path) -> None:
             console.print(f"[red]stopped[/red]: {escape(row['method'])}, seed {row['seed']}: {reason}")
     written = "study.json, runs.jsonl"
     try:
-        from rwalk.report.figures import HEAD_NAMES, accuracy_over_time
+        from rwalk.report.figures import HEAD_NAMES, Block, accuracy_over_time
 
-        accuracy_over_time(dict.fromkeys(HEAD_NAMES, summaries), folder / "accuracy.png")
+        blocks = [Block(head, summaries, f"{name} accuracy %") for head, name in HEAD_NAMES.items()]
+        accuracy_over_time(blocks, folder / "accuracy.png")
         written += ", accuracy.png"
     except ImportError:
         written += " (for a picture too: pip install 'rwalk[plots]')"

@@ -25,7 +25,7 @@ class RWalk(Method):
     """
 
     name: ClassVar[str] = "rwalk"
-    summary: ClassVar[str] = "Riemannian walk: the Fisher and the path, both normalised; insensitive to λ"
+    summary: ClassVar[str] = "Riemannian walk: the Fisher and the path, both normalised"
     wants: ClassVar[frozenset[str]] = frozenset({"move", "square"})
 
     lam: Number = 1.0

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rwalk import metrics
+from rwalk.paper.budgets import BLOCKS, METHODS
 from rwalk.paper.experiments import SAMPLE_SIZES, SAMPLERS, Entry
-from rwalk.report.figures import COLOURS, MARKERS, STYLE, accuracy_over_time, save
+from rwalk.report.figures import COLOURS, HEAD_NAMES, MARKERS, STYLE, Block, accuracy_over_time, save
 from rwalk.report.summary import Summary, mean_and_deviation
 
 Entries = Callable[[str], list[tuple[Entry, Summary | None]]]
@@ -28,14 +31,7 @@ def draw_all(entries: Entries, folder: Path) -> list[Path]:
     drawn = []
     for dataset in DATASETS:
         table = _there(entries(f"table1-{dataset}"))
-        # Each head from the block that was trained to be read by it.
-        for blocks, suffix in ({"multi": "multi", "single": "single"}, ""), ({"single": "samples"}, "-samples"):
-            chosen = {head: [s for e, s in table if e.block == block] for head, block in blocks.items()}
-            if all(chosen.values()):
-                path = folder / f"figure2-{dataset}{suffix}.png"
-                accuracy_over_time(chosen, path)
-                accuracy_over_time(chosen, path.with_suffix(".svg"))
-                drawn.append(path)
+        drawn += _over_time(table, folder / f"figure2-{dataset}") if table else []
         singles = [(e, s) for e, s in table if e.head == "single"]
         drawn += _plane(singles, folder / f"figure3-{dataset}") if singles else []
         sizes = _complete(entries(f"figure4-{dataset}"))
@@ -73,6 +69,20 @@ def _save(figure: Any, path: Path) -> list[Path]:
 
 def _colour(method: str) -> str:
     return COLOURS[STYLE.get(method, 7)]
+
+
+def _over_time(entries: list[tuple[Entry, Summary]], path: Path) -> list[Path]:
+    """Figure 2 and its twin for CIFAR-100: a row a block of table 1, a column a task, and A_k last."""
+    blocks = []
+    for block, head in BLOCKS.items():
+        title = f"{HEAD_NAMES[head]}{', samples' * (block == 'samples')}: accuracy %"
+        # The row says that there are samples; a method is the same in every row.
+        if chosen := [replace(s, label=s.method) for entry, s in entries if entry.block == block]:
+            blocks.append(Block(head, chosen, title))
+    tasks = entries[0][1].accuracy["single"].shape[-1]
+    for suffix in (".svg", ".png"):
+        accuracy_over_time(blocks, path.with_suffix(suffix), columns=tasks + 1)
+    return [path.with_suffix(".png")]
 
 
 def _plane(entries: list[tuple[Entry, Summary]], path: Path) -> list[Path]:
@@ -122,17 +132,28 @@ def _sizes(entries: list[tuple[Entry, Summary]], dataset: str, path: Path) -> li
 
 
 def _samplers(entries: list[tuple[Entry, Summary]], path: Path) -> list[Path]:
-    """Figure 5: average accuracy by sampling strategy, a group of bars a method."""
-    figure, axes = _figure(6.4, 3.8)
-    methods = list(dict.fromkeys(summary.method for _, summary in entries))
-    width = 0.8 / len(SAMPLERS)
-    for number, sampler in enumerate(SAMPLERS):
-        chosen = {s.method: mean_and_deviation(s.A["single"]) for e, s in entries if e.block == sampler}
-        places = [x + width * (number - (len(SAMPLERS) - 1) / 2) for x in range(len(methods))]
-        means, spreads = zip(*(chosen[method] for method in methods), strict=True)
-        heights, errors = [100 * m for m in means], [100 * s for s in spreads]
-        axes.bar(places, heights, width * 0.92, yerr=errors, capsize=2, label=sampler, color=COLOURS[number + 1])
-    axes.set_xticks(range(len(methods)), [f"{method}-S" for method in methods])
-    axes.set_ylabel("average accuracy $A_K$ %")
-    axes.legend(frameon=False, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 1.12))
+    """Figure 5: A_k over the tasks by sampling strategy, a panel a method."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.0, 2.9), layout="constrained")
+    panels = figure.subplots(1, len(METHODS), sharex=True, sharey=True)
+    for axes, method in zip(panels, METHODS, strict=True):
+        for number, sampler in enumerate(SAMPLERS):
+            (curves,) = (
+                100 * metrics.average_accuracies(summary.accuracy["single"])
+                for entry, summary in entries
+                if (entry.block, summary.method) == (sampler, method)
+            )
+            means, spreads = zip(*(mean_and_deviation(curves[:, k]) for k in range(curves.shape[1])), strict=True)
+            steps = range(1, curves.shape[1] + 1)
+            style = {"color": COLOURS[number + 1], "marker": MARKERS[number], "ms": 4, "lw": 1.3}
+            axes.errorbar(steps, means, spreads, capsize=2, elinewidth=0.8, label=sampler, **style)
+        axes.set_title(f"{method}-S", fontsize=10)
+        axes.set_xticks(steps)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("tasks learned", fontsize=10)
+    figure.supylabel("average accuracy $A_k$ %", fontsize=10)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
     return _save(figure, path)

@@ -12,6 +12,13 @@ from rwalk.paper.experiments import EXPERIMENTS, Entry
 from rwalk.paper.reproduce import known_rows
 from rwalk.report.summary import Summary, mean_and_deviation, summarise
 from rwalk.specs import RunSpec
+from rwalk.store import Store
+
+# Student's t at 97.5 %, by one over the degrees of freedom (∞ … 1): nearly straight lines between them.
+STUDENT = (
+    (0.0, 1 / 20, 1 / 10, 1 / 8, 1 / 6, 1 / 5, 1 / 4, 1 / 3, 1 / 2, 1.0),
+    (1.960, 2.086, 2.228, 2.306, 2.447, 2.571, 2.776, 3.182, 4.303, 12.706),
+)
 
 
 @dataclass(frozen=True)
@@ -20,23 +27,42 @@ class Mean:
 
     value: float
     error: float = 0.0
+    freedom: float = np.inf  # degrees of
 
     @classmethod
     def over(cls, values: NDArray[np.float64]) -> Mean:
         value, deviation = mean_and_deviation(values)
-        return cls(value, deviation / float(np.sqrt(np.isfinite(values).sum())))
+        count = int(np.isfinite(values).sum())
+        return cls(value, deviation / float(np.sqrt(count)), max(1.0, count - 1.0))
 
     def __sub__(self, other: Mean) -> Mean:
-        return Mean(self.value - other.value, float(np.hypot(self.error, other.error)))
+        """Welch's: the two need not scatter alike."""
+        error = float(np.hypot(self.error, other.error))
+        shares = self.error**4 / self.freedom + other.error**4 / other.freedom
+        return Mean(self.value - other.value, error, error**4 / shares if shares else np.inf)
+
+    @property
+    def reach(self) -> float:
+        """Half the width of its 95 % confidence interval."""
+        return self.error * float(np.interp(1 / self.freedom, *STUDENT))
 
 
 class Measured:
     """All rows under a results folder, summed up over their seeds."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         summaries = summarise(list(known_rows(folder).values()))
         self.summaries = {RunSpec.from_json({**each.spec, "seed": 0}).hash(): each for each in summaries}
         self._entries: dict[str, list[tuple[Entry, Summary | None]]] = {}  # of experiments that were asked for
+
+    def machine(self, name: str) -> str:
+        """What an experiment was trained on; nothing, where it was not."""
+        store = Store(self.folder / name)
+        if not store.study_file.exists():
+            return ""
+        there = store.study()["environment"]
+        return f"Trained on {there.get('gpu') or there['processor']}, torch {there['torch']}."
 
     def entries(self, name: str) -> list[tuple[Entry, Summary | None]]:
         """The cells of an experiment, each with its rows, if there are any."""

@@ -17,6 +17,8 @@ class Published(NamedTuple):
     lam: float | None = None
 
 
+BETTER = {"A": "higher", "F": "lower", "I": "lower"}
+
 # Table 1: (dataset, block) → method → values. Blocks: multi-head, single-head, single-head with samples.
 TABLE1: dict[tuple[str, str], dict[str, Published]] = {
     ("mnist", "multi"): {

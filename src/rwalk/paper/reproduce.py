@@ -97,7 +97,8 @@ def dry_run(plan: Sequence[Planned], known: Collection[str], only: Collection[st
         if not missing:
             yield line
             continue
-        references = study.unknown_references(missing)
+        references = [spec for spec in study.unknown_references(missing) if spec.hash() not in there]
+        there |= {spec.hash() for spec in references}
         steps = sum(study.steps(run) for run in [*missing, *references])
         seconds = sum(study.steps(run) * _weight(study, run) for run in missing)
         seconds += sum(study.steps(run) for run in references)
@@ -105,7 +106,7 @@ def dry_run(plan: Sequence[Planned], known: Collection[str], only: Collection[st
         total += seconds
         with_them = f" and {len(references)} reference models" if references else ""
         yield f"{line}{with_them}, {steps:,} steps, about {_minutes(seconds)} of training ({cost})"
-    if len(plan) > 1:
+    if len(plan) > 1 and total:
         yield f"together: about {_minutes(total)} of training"
 
 

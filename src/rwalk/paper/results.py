@@ -12,7 +12,7 @@ from rwalk.paper import budgets, figures
 from rwalk.paper.claims import CLAIMS, DATASETS
 from rwalk.paper.experiments import EXPERIMENTS, Entry, Experiment
 from rwalk.paper.measured import Measured
-from rwalk.paper.published import Published
+from rwalk.paper.published import BETTER, Published
 from rwalk.report.summary import Summary, mean_and_deviation
 from rwalk.store import write_atomically
 
@@ -20,13 +20,13 @@ OPENING = """
 # The paper, reproduced
 
 Made by `rwalk reproduce`; do not edit. Ours is mean ± standard deviation over the seeds, A in percent; Δ is ours
-less the paper's. A cell of ours that says – has not been run. Budgets were chosen without a look at test sets or
-published values.
+less the paper's. A cell of ours that says – has not been run. Budgets were chosen by one rule, on validation data
+and without a look at published values; what narrows it stands with them.
 
 ## The claims of the paper's text
 
-Yes and no are by more than two standard errors over our seeds, and undecided is what is nearer. Thresholds,
-where the paper names none, are ours: they stand in parentheses.
+Yes and no are with 95 % confidence over our seeds (Welch's t-test, each margin by itself), and undecided is what
+is nearer. Thresholds, where the paper names none, are ours: they stand in parentheses.
 """.strip()
 
 
@@ -65,8 +65,8 @@ def _page(measured: Measured, drawn: list[Path]) -> Iterator[str]:
         yield ""
         yield f"## {experiment.title}"
         yield ""
-        if experiment.note:
-            yield experiment.note
+        if said := " ".join(filter(None, (measured.machine(experiment.name), experiment.note))):
+            yield said
             yield ""
         yield from _table(experiment, measured)
     yield ""
@@ -108,7 +108,10 @@ def _table(experiment: Experiment, measured: Measured) -> Iterator[str]:
         yield f"Not run yet: `rwalk reproduce {experiment.name}`."
         return
     compared = any(entry.published for entry, _ in rows)
-    columns = [[name, f"{name} paper", "Δ"] if compared else [name] for name in ("A", "F", "I")]
+    columns = [
+        [f"{name} {'↑' if better == 'higher' else '↓'}", *([f"{name} paper", "Δ"] if compared else [])]
+        for name, better in BETTER.items()
+    ]
     yield from _row("", "", "trained", "λ (paper's)", "seeds", *(name for names in columns for name in names))
     for entry, summary in rows:
         yield from _row(*_cells(entry, summary, compared), head=False)

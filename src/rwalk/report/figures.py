@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,18 +19,29 @@ MARKERS = "osD^vPX*h"
 STYLE = {"vanilla": 0, "ewc": 1, "ewc++": 2, "pi": 3, "rwalk": 4, "icarl": 5, "icarl-hb1": 6, "gem": 7, "a-gem": 8}
 
 
-def accuracy_over_time(shown: Mapping[str, Sequence[Summary]], path: Path) -> None:
-    """Panels for each head that is shown: accuracy of task 1 … K while later tasks are learned, and A_k last."""
+class Block(NamedTuple):
+    """What is read by one head, together."""
+
+    head: str
+    summaries: Sequence[Summary]
+    title: str
+
+
+def accuracy_over_time(blocks: Sequence[Block], path: Path, columns: int | None = None) -> None:
+    """Of each block panels in a row: accuracy of task 1 … K while later tasks are learned, and A_k last.
+
+    A row of more than six is broken, unless the number of columns is given.
+    """
     from matplotlib.figure import Figure
 
-    tasks = next(iter(shown.values()))[0].accuracy["single"].shape[-1]
-    columns = min(tasks + 1, 6)
+    tasks = blocks[0].summaries[0].accuracy["single"].shape[-1]
+    columns = columns or min(tasks + 1, 6)
     rows = -(-(tasks + 1) // columns)
-    figure = Figure(figsize=(2.2 * columns, 2.3 * len(shown) * rows + 0.6), layout="constrained")
-    # A figure within the figure for each head: its panels share their height, and no empty ones are left over.
-    parts: Any = figure.subfigures(len(shown), 1, squeeze=False)[:, 0]
+    figure = Figure(figsize=(2.2 * columns, 2.3 * len(blocks) * rows + 0.6), layout="constrained")
+    # A figure within the figure for each block: its panels share their height, and no empty ones are left over.
+    parts: Any = figure.subfigures(len(blocks), 1, squeeze=False)[:, 0]
     legend: dict[str, Any] = {}
-    for part, (head, summaries) in zip(parts, shown.items(), strict=True):
+    for part, (head, summaries, title) in zip(parts, blocks, strict=True):
         shared: Any = None
         for j in range(tasks + 1):
             axes = shared = part.add_subplot(rows, columns, j + 1, sharex=shared, sharey=shared)
@@ -43,7 +54,7 @@ def accuracy_over_time(shown: Mapping[str, Sequence[Summary]], path: Path) -> No
             axes.set_title("Average $A_k$" if last else f"Task {j + 1}", fontsize=9)
             axes.set_xticks(range(1, tasks + 1))
             axes.tick_params(labelbottom=j + columns > tasks, labelleft=j % columns == 0, labelsize=8)
-        part.supylabel(f"{HEAD_NAMES[head]} accuracy %", fontsize=9)
+        part.supylabel(title, fontsize=9)
         part.supxlabel("tasks learned", fontsize=9)
         handles, labels = axes.get_legend_handles_labels()
         legend |= dict(zip(labels, handles, strict=True))
