@@ -20,7 +20,7 @@ from rwalk.cli import app
 from rwalk.errors import InputError
 from rwalk.fleet import Training
 from rwalk.memory import MemorySpec
-from rwalk.paper.experiments import published_accuracies
+from rwalk.paper.experiments import published_values
 from rwalk.report import results, sections
 from rwalk.report.html import render, write_report
 from rwalk.report.summary import summarise
@@ -338,21 +338,35 @@ def test_methods_with_a_memory_each_are_shown_together(browser: Any, tmp_path: P
 
 def test_published_values_stand_beside_the_papers_runs(browser: Any, tmp_path: Path) -> None:
     shutil.copy(Path(__file__).parent.parent / "results" / "table1-mnist" / "runs.jsonl", tmp_path)
-    file = write_report(tmp_path, published=published_accuracies())
+    file = write_report(tmp_path, published=published_values())
     page = Opened(browser, file, viewport={"width": 1280, "height": 900})
 
-    def shown(label: str) -> str:
+    def shown(label: str) -> list[str]:
         rows = page("[...document.querySelectorAll('tbody tr')].map(row => row.innerText.split('\\t'))")
-        return next(str(cells[4]) for cells in rows if cells[0] == label)
+        return next([str(cells[n]) for n in (4, 6, 8)] for cells in rows if cells[0] == label)
 
-    assert shown("rwalk-S") == "82.5"
-    assert shown("rwalk") == "–", "the paper has none of RWalk in single-head evaluation without samples"
+    assert shown("rwalk-S") == ["82.5", "0.150", "0.140"]
+    assert shown("rwalk") == ["–"] * 3, "the paper has none of RWalk in single-head evaluation without samples"
     page.tab.get_by_text("multi-head", exact=True).click()
-    assert shown("rwalk") == "99.3"
+    assert shown("rwalk")[0] == "99.3"
     downloaded = {row["label"]: row["A_paper"] for row in page.table(".results .csv")}
     assert downloaded["vanilla"] == "0.903" and downloaded["vanilla-S"] == ""
     assert page.complaints == []
     page.tab.context.close()
+
+
+def test_what_leads_by_the_paper_is_shown_before_what_scored_best(browser: Any, tmp_path: Path) -> None:
+    base = RunSpec(stream=StreamSpec("digits"), method="rwalk")
+    rows = [made_row(replace(base, numbers={"lam": lam})) for lam in (0.1, 1.0, 10.0)]
+    worst, *_, best = sorted(rows, key=lambda row: row["single"]["A"])
+    write_rows(tmp_path / "runs.jsonl", rows)
+    for published, expected in (({}, best), ({(worst["hash"], "single"): {"leads": True}}, worst)):
+        page = Opened(
+            browser, write_report(tmp_path, published=published), viewport={"width": 1280, "height": 900}
+        )
+        shown = page("[...document.querySelectorAll('tbody tr')].map(row => row.innerText.split('\\t')[1])")
+        assert shown == [f"{expected['lam']:g}"] and page.complaints == []
+        page.tab.context.close()
 
 
 def test_strings_from_data_are_shown_as_they_are(opened: Opened) -> None:

@@ -241,10 +241,10 @@ def report(
     out: Annotated[Path | None, typer.Option(help="the page to write (default: FOLDER/report.html)")] = None,
 ) -> None:
     """Make one HTML page of results: tables and interactive plots, complete in itself."""
-    from rwalk.paper.experiments import published_accuracies
+    from rwalk.paper.experiments import published_values
     from rwalk.report.html import write_report
 
-    page = write_report(folder, out, published_accuracies())
+    page = write_report(folder, out, published_values())
     print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, opens in any browser")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from rwalk.paper.budgets import BLOCKS, EXEMPLARS, METHODS, budgeted, resnet, under_budget
 from rwalk.paper.published import TABLE1, TABLE_S1, TABLE_S2, Published
@@ -188,13 +189,19 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 
 
-def published_accuracies() -> dict[tuple[str, str], float]:
-    """The paper's A in percent, by the hash of a run (of seed 0) and the head it is read by."""
-    found: dict[tuple[str, str], float] = {}
+def published_values() -> dict[tuple[str, str], dict[str, Any]]:
+    """By the hash of a run (of seed 0) and the head it is read by: the paper's A, F and I, as far as it has them.
+
+    A cell of tables 1 and S1 leads: it is what stands for its method. Where table S2 repeats one, it is theirs.
+    """
+    found: dict[tuple[str, str], dict[str, Any]] = {}
     for experiment in EXPERIMENTS.values():
+        leads = experiment.name.startswith(("table1", "tableS1"))
         for entry in experiment.entries():
-            if entry.published:  # where table S2 repeats a run of table 1, it is table 1's
-                found.setdefault((replace(entry.run, seed=0).hash(), entry.head), entry.published.A)
+            if leads or entry.published:
+                paper = entry.published
+                values = {"A": paper.A / 100, "F": paper.F, "I": paper.I} if paper else {}
+                found.setdefault((replace(entry.run, seed=0).hash(), entry.head), {**values, "leads": leads})
     return found
 
 

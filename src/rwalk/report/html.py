@@ -42,7 +42,7 @@ def write_report(folder: Path, out: Path | None = None, published: Published = N
 
 
 def render(found: Results, title: str, made: datetime | None = None, published: Published = NOTHING) -> str:
-    """The page as text; `published` accuracies stand beside ours."""
+    """The page as text; `published` values stand beside ours."""
     try:
         from jinja2 import Environment, StrictUndefined
         from plotly.offline import get_plotlyjs, get_plotlyjs_version

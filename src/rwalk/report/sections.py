@@ -24,7 +24,9 @@ DIGITS = 6  # decimals of an accuracy: finer than one example in a test set of 1
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star", "hexagon")
 
 Json = dict[str, Any]
-Published = Mapping[tuple[str, str], float]  # (the hash of a run of seed 0, the head) → A
+# (the hash of a run of seed 0, the head) → what is published of it: A, F, I, where they are, and whether it leads:
+# stands for its method where one configuration of each is shown.
+Published = Mapping[tuple[str, str], Mapping[str, Any]]
 NOTHING: Published = MappingProxyType({})
 
 
@@ -43,7 +45,7 @@ def methods(summaries: Iterable[Summary]) -> list[Json]:
 def sections(summaries: Sequence[Summary], published: Published = NOTHING) -> list[Json]:
     """Summaries of the same stream and network, together; in the order of first appearance.
 
-    `published` is what a paper says of some runs, in percent.
+    `published` is what a paper says of some runs.
     """
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
@@ -71,6 +73,7 @@ def _section(summaries: Sequence[Summary], published: Published) -> Json:
         "tasks": _tasks(first),
         "classes": [", ".join(map(str, task)) for task in stream["tasks"] or []],
         "configurations": configurations,
+        "published": any(each[head]["paper"] for each in configurations for head in HEADS),
     }
 
 

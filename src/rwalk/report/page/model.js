@@ -38,8 +38,11 @@ function statistic(configuration, measure) {
   return { mean: mean(values), deviation: deviation(values) };
 }
 
-// What the paper says of this configuration under the chosen head, in percent.
-const paper = (configuration) => configuration[chosen.head].paper;
+// What the paper says of this configuration under the chosen head, in the measure's own unit.
+function paper(configuration, measure) {
+  const value = configuration[chosen.head].paper?.[measure.key] ?? null;
+  return value === null ? null : value * measure.scale;
+}
 
 function written({ mean, deviation }, digits) {
   if (mean === null) return "–";
@@ -75,11 +78,12 @@ function selected(section) {
   return section.chosen.variants === "all" ? all : best(all, (each) => identity(each.method, each.memory));
 }
 
-// Of each group the configuration of highest mean A under the chosen head; the first, where none was measured.
+// Of each group the configuration that leads by the paper; else that of highest mean A under the chosen head, or the
+// first, where none was measured.
 function best(configurations, key) {
-  const accuracy = (each) => mean(each[chosen.head].A) ?? -1;
+  const rank = (each) => (each[chosen.head].paper?.leads ? 2 : 0) + (mean(each[chosen.head].A) ?? -1);
   return [...grouped(configurations, key).values()]
-    .map((group) => group.reduce((leader, each) => accuracy(each) > accuracy(leader) ? each : leader));
+    .map((group) => group.reduce((leader, each) => rank(each) > rank(leader) ? each : leader));
 }
 
 // ── names ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -109,8 +109,9 @@ function columns(section) {
       name: `${measure.name} ${measure.key}`, index: section.tasks, unit: measure.unit, number: true, measure,
       value: (each) => statistic(each, measure).mean,
       cell: (each) => written(statistic(each, measure), measure.digits),
-    }, measure.key === "A" && section.configurations.some((each) => paper(each) !== null) && {
-      name: "paper’s A %", number: true, value: paper, cell: (each) => paper(each)?.toFixed(1) ?? "–",
+    }, selected(section).some((each) => paper(each, measure) !== null) && {
+      name: `paper’s ${measure.key}${measure.unit}`, number: true, value: (each) => paper(each, measure),
+      cell: (each) => written({ mean: paper(each, measure), deviation: null }, measure.digits),
     }]),
     { name: "seeds", number: true, value: runs,
       cell: (each) => runs(each) === each.seeds.length ? String(runs(each)) : `${runs(each)} of ${each.seeds.length}` },
@@ -174,12 +175,12 @@ function headCell(column, card, section) {
 }
 
 function tableCsv(section) {
-  const names = MEASURES.flatMap(({ key }) => [`${key}_mean`, `${key}_sd`]);
-  return csv([...IDENTITY, "head", "seeds", ...names, "A_paper"], selected(section).map((each) => [
-    ...identifying(each), chosen.head, measured(each[chosen.head].A).length,
-    ...MEASURES.flatMap(({ key }) => [mean(each[chosen.head][key]), deviation(each[chosen.head][key])]),
-    paper(each) === null ? null : paper(each) / 100,
-  ]));
+  const names = MEASURES.flatMap(({ key }) => [`${key}_mean`, `${key}_sd`, `${key}_paper`]);
+  return csv([...IDENTITY, "head", "seeds", ...names], selected(section).map((each) => {
+    const { paper, ...values } = each[chosen.head];
+    return [...identifying(each), chosen.head, measured(values.A).length, ...MEASURES.flatMap(
+      ({ key }) => [mean(values[key]), deviation(values[key]), paper?.[key] ?? null])];
+  }));
 }
 
 // ── downloads, theme, printing ───────────────────────────────────────────────────────────────────────────────
