@@ -235,6 +235,9 @@ def test_reproduce_runs_what_is_missing_and_writes_the_page(
     rows = Path("results/tableS1/runs.jsonl")
     assert [json.loads(line)["method"] for line in rows.read_text().splitlines()] == ["rwalk", "rwalk"]
     before = rows.read_text().splitlines()
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamSpec, "build", None)
+        assert reproduce(monkeypatch, "tableS1", "--only=rwalk") == 0, "what is drawn again needs no data"
     assert reproduce(monkeypatch, "tableS1") == 0
     after = rows.read_text().splitlines()
     assert set(before) < set(after) and len(after) == 4, "rows that are there stay as they are"
@@ -253,6 +256,7 @@ def test_reproduce_runs_what_is_missing_and_writes_the_page(
     [
         (("tabelS1",), "did you mean 'tableS1'"),
         (("--only=rwlak",), "did you mean 'rwalk'"),
+        (("tableS1", "--only=gem"), "unknown method here 'gem'"),
         (("--seeds=0",), "--seeds must be at least 1, not 0"),
         (("--tune=mnits",), "did you mean 'mnist'"),
         (("--tune=mnist", "--seeds=2"), "--tune chooses budgets and runs nothing else"),

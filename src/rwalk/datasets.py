@@ -142,7 +142,7 @@ def _obtained(source: _Official, name: str, md5: str, folders: Sequence[Path], d
     cache = _cache() / source.name
     content = _found(name, md5, [cache], replaceable=download)
     if content is None and download:
-        _download(source, name, md5, cache)
+        _download(source, name, md5, cache, f" is not in {str(folders[-1])!r}, and" if folders else "")
         content = _found(name, md5, [cache])
     if content is None:
         raise InputError(
@@ -156,7 +156,7 @@ def _cache() -> Path:
     return Path(_optional("pooch", "pooch").os_cache("rwalk"))
 
 
-def _download(source: _Official, name: str, md5: str, folder: Path) -> None:
+def _download(source: _Official, name: str, md5: str, folder: Path, because: str) -> None:
     """Bring the file into the folder from the first mirror that has it right."""
     pooch = _optional("pooch", "pooch")
     # A console of our own: the caller may be drawing on another.
@@ -175,8 +175,8 @@ def _download(source: _Official, name: str, md5: str, folder: Path) -> None:
             except (OSError, ValueError) as error:
                 failures.append(f"{mirror}: {_reason(error)}")
     raise InputError(
-        f"{source.name}: {name} could not be downloaded ({'; '.join(failures)}): try again later, or put the "
-        "official file into a folder and name that (data, or RWALK_DATA)"
+        f"{source.name}: {name}{because} could not be downloaded ({'; '.join(failures)}): try again later, or "
+        "put the official file into a folder and name that (data, or RWALK_DATA)"
     )
 
 
