@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,7 +144,8 @@ def test_a_second_call_runs_nothing_again(
 
 def test_ctrl_c_ends_all_workers_and_resume_goes_on(surroundings: Path, rwalk: Rwalk) -> None:
     options = [*LITTLE, "--methods=rwalk,pi", "--memory=2", "--epochs=4", "--batch=16", "--checkpoint-every=3"]
-    command = [*PROGRAM, *options, "--workers=2", "--out=parts"]
+    Path("my data").mkdir()
+    command = [*PROGRAM, *options, "--workers=2", "--out=parts", "--data=my data"]
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not any(Path("parts").glob("checkpoints/*/*.json")):  # a worker is inside a run
@@ -154,7 +158,9 @@ def test_ctrl_c_ends_all_workers_and_resume_goes_on(surroundings: Path, rwalk: R
     while group_is_alive(process.pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert rwalk("resume", "parts", "--network=little:Network", "--workers=1", "--quiet").code == 0
+    (told,) = re.findall("`(.*)`", said)
+    assert told == "rwalk resume parts --data 'my data' --network little:Network"
+    assert rwalk(*shlex.split(told)[1:], "--workers=1", "--quiet").code == 0
     assert rwalk(*options, "--out=whole", "--quiet").code == 0
     assert Path("parts/runs.jsonl").read_bytes() == Path("whole/runs.jsonl").read_bytes()
     assert rwalk("diff", "parts", "whole") == (0, "no difference: parts and whole hold the same results\n", "")
@@ -193,6 +199,31 @@ def test_without_out_the_folder_is_named_by_its_content(rwalk: Rwalk) -> None:
     assert rwalk(*options).code == rwalk(*options).code == 0
     assert rwalk(*options, "--lr=0.1").code == 0
     assert len(list(Path("rwalk-studies").glob("digits-*"))) == 2
+
+
+def test_a_study_may_grow(rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [*LITTLE[:2], *LITTLE[3:], "--epochs=1", "--quiet", "--out=study"]
+    assert rwalk(*options, "--methods=vanilla", "--seeds=1").code == 0
+    (first,) = Path("study/runs.jsonl").read_text().splitlines()
+    refused(rwalk(*options, "--methods=rwalk", "--seeds=2"), "which this one does not contain")
+    assert rwalk(*options, "--methods=rwalk,vanilla", "--seeds=2").code == 0
+    rows = Path("study/runs.jsonl").read_text().splitlines()
+    assert len(rows) == 4 and rows[2] == first, "what was there is not trained again"
+    monkeypatch.setattr(Fleet, "train", None)
+    assert rwalk("resume", "study", "--network=little:Network", "--workers=1", "--quiet").code == 0
+    refused(rwalk(*options, "--methods=vanilla", "--seeds=1"), "which this one does not contain")
+
+
+def test_a_network_of_ones_own_lies_where_one_works(rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    Path("mine.py").write_text("from little import Network")
+    options = ["--methods=vanilla", "--epochs=1", "--seeds=1", "--reference=none", "--workers=1", "--quiet"]
+    assert rwalk("run", "--network=mine:Network", *options, "--out=study").code == 0
+    assert rwalk("resume", "study", "--network=mine:Network").code == 0
+
+
+def test_the_version_is_told(rwalk: Rwalk) -> None:
+    assert rwalk("--version") == (0, f"rwalk {version('rwalk')}\n", "")
 
 
 def test_a_stopped_run_is_reported(rwalk: Rwalk) -> None:
@@ -254,14 +285,16 @@ REFUSED = {
     "--set=alfa=1": "did you mean 'alpha'",
     "--set=rwlk.alpha=1": "did you mean 'rwalk'",
     "--set=alpha": "NAME=VALUE",
+    "--set=xi=1": "unknown setting of rwalk 'xi'",
+    "--set=pi.xi=1": "unknown method here 'pi'",
     "--penalty=proximate": "penalty must be one of gradient, proximal",
     "--seeds=0": "--seeds must be at least 1",
     "--epochs=0": "epochs must be a whole number, at least 1",
     "--epochs=1 --steps=1": "give --epochs or --steps, not both",
     "--steps=-1": "steps must be a whole number, at least 1",
-    "--batch=0": "batch must be a whole number, at least 1",
-    "--lr=0": "lr must be greater than 0",
-    "--lr=nan": "lr must be greater than 0",
+    "--batch=0": "the batch size must be a whole number, at least 1",
+    "--lr=0": "the learning rate must be greater than 0",
+    "--lr=nan": "the learning rate must be greater than 0",
     "--optimizer=adm": "did you mean 'adam'",
     "--memory=0": "at least 1 exemplar",
     "--memory=1 --memory-total=1": "one of them",

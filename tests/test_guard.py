@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -501,9 +502,9 @@ def test_loading_into_a_grown_model_leaves_the_new_rows_free(tmp_path: Path) -> 
 def test_numbers_may_be_changed_on_loading_the_method_may_not(tmp_path: Path) -> None:
     path, model = saved(tmp_path)
     optimizer = Adam(model.parameters(), lr=0.02)
-    assert Guard.load(path, model, optimizer, replace(RWALK, lam=9.0)).method.lam == 9.0
     with pytest.raises(InputError, match="what was saved is rwalk's, this guard's method is pi"):
         Guard.load(path, model, optimizer, PI())
+    assert Guard.load(path, model, optimizer, replace(RWALK, lam=9.0)).method.lam == 9.0
 
 
 def test_files_that_do_not_match_are_refused(tmp_path: Path) -> None:
@@ -587,6 +588,45 @@ def test_a_second_guard_takes_over_from_the_first() -> None:
     second.consolidate()
     with pytest.raises(InputError, match="no guarded parameter took a step"):
         first.consolidate()
+
+
+def test_two_guards_of_one_optimizer_would_both_pull(tmp_path: Path) -> None:
+    """As when a notebook's cell is run again."""
+    model, optimizer, first = made()
+    with pytest.raises(InputError, match=r"Guard\(RWalk.*guards these parameters already, .*detach\(\) it before"):
+        Guard(model, optimizer, RWALK)
+    first.detach()
+    assert_same(walk(*made()), walk(model, optimizer, Guard(model, optimizer, RWALK)))
+    model, optimizer, _ = made(params="0.*")
+    Guard(model, optimizer, RWALK, params="2.*")  # other parameters: nothing is pulled twice
+
+
+@pytest.mark.parametrize("method", [RWALK, PI(), EWC()])
+def test_what_is_not_finite_is_never_consolidated(method: Method, tmp_path: Path) -> None:
+    model, optimizer, guard = made(method)
+    walk(model, optimizer, guard, tasks=(0,))
+    guard.save(tmp_path / "good")
+    weights = copy.deepcopy(model.state_dict())
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, torch.inf)
+    optimizer.step()
+    model.load_state_dict(weights)
+    losses = (model(x).sum() * torch.inf for x, _ in data(1)) if method.data_pass else None
+    with pytest.raises(InputError, match=r"a gradient of this task was not finite.*\(Guard\.load\)"):
+        guard.consolidate(losses)
+    assert guard.tasks == 1
+    guard.detach()
+    if not method.data_pass:
+        guard.save(tmp_path / "bad")
+        with pytest.raises(InputError, match="is not finite: it was saved after a gradient was not"):
+            Guard.load(tmp_path / "bad", model, optimizer)
+    assert Guard.load(tmp_path / "good", model, optimizer).tasks == 1
+
+
+def test_a_file_has_the_rights_of_any_new_one(tmp_path: Path) -> None:
+    path, _ = saved(tmp_path)
+    (tmp_path / "new").touch()
+    assert path.stat().st_mode == (tmp_path / "new").stat().st_mode
 
 
 def test_an_optimizer_around_another_may_step_it() -> None:
@@ -689,8 +729,18 @@ def test_the_pass_over_the_data_leaves_no_trace() -> None:
 def test_what_cannot_work_is_refused_at_once() -> None:
     model = network()
     optimizer = Adam(model.parameters())
-    with pytest.raises(InputError, match="method must be a method on vectors"):
-        Guard(model, optimizer, "rwalk")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="did you mean 'rwalk'"):
+        Guard(model, optimizer, "rwlk")
+    with pytest.raises(InputError, match=r"or one made like rwalk\.RWalk\(lam=1\.0\), not <class"):
+        Guard(model, optimizer, RWalk)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"Guard\(model, optimizer\), not Adam and Sequential"):
+        Guard(optimizer, model)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="params takes names of parameters"):
+        Guard(model, optimizer, params=model.parameters())  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"give what guard\.state_dict\(\) returned"):
+        made()[2].load_state_dict({})
+    with pytest.raises(InputError, match="wants each batch's loss"):
+        made(EWC())[2].consolidate(torch.zeros(()))
     with pytest.raises(InputError, match=r"use fisher='batch'$"):
         Guard(model, optimizer, RWalk(fisher="example"))
     with pytest.raises(InputError, match="use fisher='batch' and give consolidate"):

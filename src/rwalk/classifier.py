@@ -191,6 +191,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """The accuracy."""
         # Not scikit-learn's own, which sorts the labels: not all can be.
         predicted, labels = self.predict(X), _labels(y)
+        _merged(self.classes_, labels)  # 1 is not "1": who mixes them is told
         if len(predicted) != len(labels):
             raise InputError(f"{len(predicted)} inputs but {len(labels)} labels: give one label per example")
         right = np.array([guess == label for guess, label in zip(predicted, labels, strict=True)], dtype=float)

@@ -97,15 +97,23 @@ def check_tensors(saved: Saved, network: str | Factory, method: Method) -> None:
     if isinstance(network, str) and network in NETWORKS:
         # Measured where nothing is allocated: the file must hold as much as it makes us build.
         with torch.device("meta"):
-            size = Layout.of(networks.find(network)(saved.shape, classes)).size
-        _expect(tensors["theta"].shape == (1, size), "theta")
+            _check_network(tensors["theta"], Layout.of(networks.find(network)(saved.shape, classes)).size)
     check_method(method, saved.knowledge)
     net = Networks(networks.builder(network, saved.shape, classes), [saved.knowledge.seed])
+    _check_network(tensors["theta"], net.layout.size)
     expected = {name: net.theta for name in tensors if name == "theta" or name.startswith("method.")}
     expected |= {f"buffer.{name}": buffer for name, buffer in net.buffers.items()}
     _expect(expected.keys() == tensors.keys(), "the list of tensors")
     for name, like in expected.items():
         _expect(tensors[name].shape == like.shape and tensors[name].dtype == like.dtype, name)
+
+
+def _check_network(theta: Tensor, size: int) -> None:
+    """What was written is whole, by its checksum: if the network does not fit, it is another."""
+    if theta.shape != (1, size):
+        raise InputError(
+            f"the network has {size:,} parameters, its own {theta.numel():,}: give the one it was trained with"
+        )
 
 
 def _contents(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

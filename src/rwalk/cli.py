@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="rwalk",
-    help="Learn new classes without the old data, and measure honestly what was forgotten.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -67,6 +66,23 @@ def _friendly_errors() -> Iterator[None]:
         else:
             print(f"rwalk: {message} (see {context.command_path if context else 'rwalk'} --help)", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"rwalk {version('rwalk')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="which rwalk this is")
+    ] = False,
+) -> None:
+    """Learn new classes without the old data, and measure honestly what was forgotten."""
 
 
 @app.command()
@@ -143,6 +159,7 @@ def run(
     from rwalk.studies import Study
 
     _check_seeds(seeds)
+    _let_import(network)
     if steps is not None and epochs is not None:
         raise InputError("give --epochs or --steps, not both")
     base = RunSpec(
@@ -165,11 +182,15 @@ def run(
         ),
         autocast=bf16,
     )
-    chosen = _settings(settings or [])
     specs = []
-    for name in methods.split(","):
-        name = name.strip().lower()
-        fields = set(vars(learner(name, base.memory or MemorySpec(per_class=1)).method))
+    names = [name.strip().lower() for name in methods.split(",")]
+    compared = {}
+    for name in names:
+        made = learner(name, base.memory or MemorySpec(per_class=1))
+        compared[name] = {*vars(made.method), *(vars(made.projector) if made.projector else ())}
+    chosen = _settings(settings or [], compared)
+    for name in names:
+        fields = compared[name]
         numbers: dict[str, Any] = {"dt": DT[dataset]} if "dt" in fields and dataset in DT else {}
         if name in METHODS and name != "vanilla" and penalty != "gradient":
             numbers["penalty"] = penalty
@@ -204,6 +225,7 @@ def resume(
     from rwalk.store import Store
     from rwalk.studies import Study
 
+    _let_import(network)
     store = Store(folder)
     record = store.study()
     began = record.get("environment")
@@ -384,11 +406,28 @@ def _execute(
             print(
                 f"rwalk: {str(error) or 'stopped'}; {len(store.rows())} of {len(study.runs)} runs are kept in "
                 f"{store.folder}, and those at work are saved: "
-                f"{go_on or f'`rwalk resume {store.folder}`'} goes on from there",
+                f"{go_on or f'`{_resuming(study, store)}`'} goes on from there",
                 file=sys.stderr,
             )
             code = 1 if isinstance(error, WorkerDied) else 128 + (interrupts.caught or 2)
             raise SystemExit(code) from None
+
+
+def _resuming(study: Study, store: Store) -> str:
+    """The command that goes on with a study: a file says neither where the data are nor which code to trust."""
+    import shlex
+
+    words = ["rwalk", "resume", str(store.folder)]
+    words += [] if study.data is None else ["--data", str(study.data)]
+    for network in dict.fromkeys(run.network for run in study.runs if ":" in run.network):
+        words += ["--network", network]
+    return shlex.join(words)
+
+
+def _let_import(network: str) -> None:
+    """A network of the user's own may lie in the folder that the command is given in."""
+    if ":" in network and (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
 
 
 def _show(rows: list[Row], folder: Path) -> None:
@@ -432,26 +471,24 @@ def _memory(per_class: int | None, total: int | None, sampler: str, replay: str)
     return None if absent else spec  # made all the same: a wrong name is wrong without a memory too
 
 
-def _settings(given: list[str]) -> dict[str, dict[str, Any]]:
-    """["alpha=0.1", "rwalk.dt=50"] → {"": {"alpha": 0.1}, "rwalk": {"dt": 50}}."""
-    from dataclasses import fields
+def _settings(given: list[str], compared: Mapping[str, Collection[str]]) -> dict[str, dict[str, Any]]:
+    """["alpha=0.1", "rwalk.dt=50"] → {"": {"alpha": 0.1}, "rwalk": {"dt": 50}}.
 
+    `compared` are the methods that are run, each with what can be set of it.
+    """
     from rwalk.errors import InputError, unknown
-    from rwalk.learners import LEARNERS
-    from rwalk.methods import METHODS
-    from rwalk.methods.gem import GEM
 
-    known = sorted({field.name for kind in (*METHODS.values(), GEM) for field in fields(kind)})
     chosen: dict[str, dict[str, Any]] = {}
     for item in given:
         key, equals, value = item.partition("=")
         method, _, name = key.rpartition(".")
         if not equals or not name:
             raise InputError(f"--set takes NAME=VALUE or METHOD.NAME=VALUE, not {item!r}")
-        if method and method not in LEARNERS:
-            raise unknown("method", method, LEARNERS)
+        if method and method not in compared:
+            raise unknown("method here", method, compared)
+        known = {each for one in ([method] if method else compared) for each in compared[one]}
         if name not in known:
-            raise unknown("setting", name, known)
+            raise unknown(f"setting of {method or ', '.join(compared)}", name, sorted(known))
         chosen.setdefault(method, {})[name] = _value(name, value)
     return chosen
 

@@ -56,12 +56,12 @@ class Training:
     optimizer: str = "adam"
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "steps", "batch"):
+        for name, words in (("epochs", "epochs"), ("steps", "steps"), ("batch", "the batch size")):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise InputError(f"{name} must be a whole number, at least 1, not {value!r}")
+                raise InputError(f"{words} must be a whole number, at least 1, not {value!r}")
         if not (isinstance(self.lr, int | float) and 0 < self.lr < math.inf):
-            raise InputError(f"lr must be greater than 0, not {self.lr!r}")
+            raise InputError(f"the learning rate must be greater than 0, not {self.lr!r}")
         if self.optimizer not in OPTIMIZERS:
             raise unknown("optimizer", self.optimizer, OPTIMIZERS)
 
@@ -472,7 +472,7 @@ class Fleet:
                 lam = self.learners[run].method.lam
                 self.stopped[run] = (
                     f"the loss is not finite at step {step} of task {self.task + 1} (λ = {lam:g}, learning rate "
-                    f"= {self.training.lr:g}): lower one of them, or use penalty='proximal'"
+                    f"= {self.training.lr:g}): lower one of them, or take the proximal penalty"
                 )
         return float(losses[-1].nanmean())
 
@@ -621,5 +621,6 @@ class Fleet:
         )
         if wanted and not self.net.has_features:
             raise InputError(
-                "the network's features cannot be found: give it a last nn.Linear with one output a class"
+                "the network's features cannot be found: give it a last nn.Linear with one output a class, or use "
+                "the sampler 'uniform' (iCaRL cannot do without features)"
             )

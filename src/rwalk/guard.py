@@ -35,6 +35,10 @@ from rwalk.pieces import Group, Piece
 
 Params = str | Iterable[str] | Callable[[str, nn.Parameter], bool]
 FORMAT = "rwalk.guard.1"
+WANTS_LOSSES = (
+    "consolidate() wants each batch's loss, one number with its graph, in a generator: "
+    "guard.consolidate(criterion(model(x), y) for x, y in loader)"
+)
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # what torch's wrappers put into parameters' names
 
 
@@ -43,7 +47,7 @@ class Guard:
 
     model      any nn.Module; wrap it (DistributedDataParallel, fully_shard) before
     optimizer  any torch optimizer of its parameters that evaluates a closure at most once a step
-    method     any method on vectors: RWalk, EWCpp, PI, EWC, Vanilla
+    method     RWalk, EWCpp, PI, EWC or Vanilla, or the name of one
     params     which parameters to guard: patterns such as "*lora_*", or a function of name and parameter; all
     dtype      what the state is kept in: float32 (float64 for float64 parameters) or torch.bfloat16
     offload    "cpu" keeps the state, and works the equations out, on the CPU
@@ -66,15 +70,15 @@ class Guard:
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        method: Method = RWalk(),  # noqa: B008 - frozen
+        method: Method | str = RWalk(),  # noqa: B008 - frozen
         *,
         params: Params | None = None,
         dtype: torch.dtype | None = None,
         offload: Literal["cpu"] | None = None,
         hooks: bool = True,
     ) -> None:
-        _check_arguments(method, dtype, offload)
-        self.method = method
+        self.method = _method(method)
+        _check_arguments(model, optimizer, self.method, dtype, offload)
         self.model = model
         self.tasks = 0  # consolidated so far
         self._steps = 0  # observed in the current task
@@ -114,6 +118,13 @@ class Guard:
         self.optimizer = optimizer
         self.model = self.model if model is None else model
         self._match()
+        for other in _ATTACHED:
+            shared = any(other._pieces.get(parameter) for parameter, piece in self._pieces.items() if piece)
+            if shared and other.optimizer is optimizer:
+                raise InputError(
+                    f"{other} guards these parameters already, and both would pull: go on with that one, or "
+                    "detach() it before"
+                )
         if self._hooked:
             self._handles = [
                 optimizer.register_step_pre_hook(self._before_hook),
@@ -250,6 +261,8 @@ class Guard:
                 f"{self.method.name} measures importance in a pass over the task's data: "
                 "guard.consolidate(criterion(model(x), y) for x, y in loader)"
             )
+        if isinstance(losses, Tensor):
+            raise InputError(WANTS_LOSSES)
         if losses is not None and not self.method.data_pass:
             raise InputError(f"{self.method.name} measured while training: call consolidate() without losses")
         if not self.method.data_pass and not (self._steps and self._started()):
@@ -259,7 +272,7 @@ class Guard:
             )
         fishers = self._data_fisher(losses) if losses is not None else {}
         self._score()  # what is left of the last window; the ranges must see it
-        ranges = self._ranges()
+        ranges = self._ranges(fishers.values())
         for piece in fishers or self._started():
             piece.consolidate(self.method, fishers.get(piece), ranges)
         self.tasks += 1
@@ -274,18 +287,26 @@ class Guard:
             for piece in self._started():
                 piece.score(self.method)
 
-    def _ranges(self) -> Ranges:
-        """Extrema of the vectors to normalise, over the whole network; and a look at the penalty on the way.
+    def _ranges(self, fishers: Iterable[Tensor]) -> Ranges:
+        """Extrema of the vectors to normalise, over the whole network; and a look at all that was measured.
 
         All as minima, the largest negated, so that ranks that share a network out have to talk only once.
         """
         pieces = self._started()
-        minima = [-sum(piece.cost(self.method) for piece in pieces)]
+        finite = all(
+            bool(vector.isfinite().all()) for vector in (*fishers, *(v for p in pieces for v in p.state.values()))
+        )
+        minima = [float(finite), -sum(piece.cost(self.method) for piece in pieces)]
         for name in self.method.scales:
             pairs = [piece.extrema(name) for piece in pieces]
             minima += [min(low for low, _ in pairs), min(-high for _, high in pairs)]
         groups = dict.fromkeys(group for piece in self._guarded() for group in piece.groups)
-        penalty, *bounds = _reduced(minima, groups, "MIN")
+        finite_everywhere, penalty, *bounds = _reduced(minima, groups, "MIN")
+        if not finite_everywhere:
+            raise InputError(
+                "a gradient of this task was not finite, so what was measured of it is not either: go back to "
+                "weights and guard as they were saved before (Guard.load), and train the task again"
+            )
         if penalty == 0 and self._steps and any(self.method.springs(piece.state) for piece in pieces):
             _warn(
                 "the penalty stayed exactly 0 through the whole task, so nothing was protected: set lam above 0, "
@@ -307,10 +328,7 @@ class Guard:
             with torch.enable_grad():
                 for loss in losses:
                     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-                        raise InputError(
-                            "consolidate() wants each batch's loss, one number with its graph, in a generator: "
-                            "guard.consolidate(criterion(model(x), y) for x, y in loader)"
-                        )
+                        raise InputError(WANTS_LOSSES)
                     loss.backward()
                     batches += 1
                     self._add_squares(total)
@@ -351,14 +369,19 @@ class Guard:
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict` or a file; the model has its weights already, and may have grown since."""
-        name = state["method"]["name"]
+        try:
+            name, tensors = state["method"]["name"], state["tensors"]
+        except (KeyError, TypeError):
+            raise InputError("this is no guard's state: give what guard.state_dict() returned") from None
         if name != self.method.name:
             raise InputError(
                 f"what was saved is {name}'s, this guard's method is {self.method.name}: use the same"
             )
         vectors: dict[str, dict[str, Tensor]] = {}
-        for key, tensor in state["tensors"].items():
+        for key, tensor in tensors.items():
             vector, _, parameter = key.partition("/")
+            if not tensor.isfinite().all():
+                raise InputError(f"{key} is not finite: it was saved after a gradient was not; take an older copy")
             vectors.setdefault(parameter, {})[vector] = tensor
         pieces = {piece.name: piece for piece in self._guarded()}
         strangers = [name for name in vectors if name not in pieces]
@@ -395,7 +418,10 @@ class Guard:
             path.parent.mkdir(parents=True, exist_ok=True)
             beside = path.with_name(f".{path.name}.{os.getpid()}")
             try:
+                beside.touch()  # with the rights that new files have here; safetensors' own are its owner's alone
+                rights = beside.stat().st_mode
                 save_file(tensors, beside, {FORMAT: json.dumps(state)})
+                beside.chmod(rights)
                 os.replace(beside, path)
             finally:
                 beside.unlink(missing_ok=True)
@@ -408,7 +434,7 @@ class Guard:
         path: str | os.PathLike[str],
         model: nn.Module,
         optimizer: Optimizer,
-        method: Method | None = None,
+        method: Method | str | None = None,
         **options: Any,
     ) -> Guard:
         """A guard that goes on from a file; `options` are those of `Guard`, the method's numbers the file's."""
@@ -428,7 +454,11 @@ class Guard:
         if name not in METHODS:
             raise unknown("method", name, METHODS)
         guard = cls(model, optimizer, method or METHODS[name](**numbers), **options)
-        guard.load_state_dict({**state, "tensors": tensors})
+        try:
+            guard.load_state_dict({**state, "tensors": tensors})
+        except InputError:
+            guard.detach()  # or the optimizer's hooks would keep it at work
+            raise
         return guard
 
 
@@ -457,9 +487,24 @@ def _watch_all_optimizers() -> None:
     register_optimizer_step_pre_hook(_meet)
 
 
-def _check_arguments(method: Method, dtype: torch.dtype | None, offload: str | None) -> None:
+def _method(method: Any) -> Method:
+    if isinstance(method, str):
+        if method not in METHODS:
+            raise unknown("method", method, METHODS)
+        return METHODS[method]()
     if not isinstance(method, Method):
-        raise InputError(f"method must be a method on vectors, such as rwalk.RWalk(lam=1.0), not {method!r}")
+        raise InputError(
+            f"method must be {', '.join(METHODS)}, or one made like rwalk.RWalk(lam=1.0), not {method!r}"
+        )
+    return method
+
+
+def _check_arguments(
+    model: Any, optimizer: Any, method: Method, dtype: torch.dtype | None, offload: str | None
+) -> None:
+    if not isinstance(model, nn.Module) or not hasattr(optimizer, "param_groups"):
+        given = f"{type(model).__name__} and {type(optimizer).__name__}"
+        raise InputError(f"Guard takes a model and its optimizer, Guard(model, optimizer), not {given}")
     if method.fisher == "example" and ("square" in method.wants or method.data_pass):
         hint = " and give consolidate() batches of one example" if method.data_pass else ""
         raise InputError(f"Guard sees the gradients of batches, not of examples: use fisher='batch'{hint}")
@@ -495,6 +540,8 @@ def _selected(named: Mapping[str, nn.Parameter], params: Params | None) -> dict[
     else:
         patterns = [params] if isinstance(params, str) else list(params)
         for pattern in patterns:
+            if not isinstance(pattern, str):
+                raise InputError("params takes names of parameters, or patterns of names, not parameters")
             if not any(fnmatchcase(name, pattern) for name in named):
                 raise InputError(
                     f"params: {pattern!r} matches none of the model's parameters ({_some(named)}): "

@@ -26,7 +26,7 @@ class Learner:
 
     def __post_init__(self) -> None:
         if self.memory is None and (self.projector or self.distills):
-            raise InputError("iCaRL and GEM need exemplars: give them a memory (for instance --memory 10)")
+            raise InputError("iCaRL and GEM need exemplars: give them a memory (memory=10, --memory 10)")
 
 
 LEARNERS: dict[str, str] = {
@@ -40,6 +40,8 @@ LEARNERS: dict[str, str] = {
 
 def learner(name: str, memory: MemorySpec | None = None, **numbers: Any) -> Learner:
     """A learner by name; `numbers` are fields of its method (lam, alpha …) or of its projector (margin …)."""
+    if not isinstance(name, str):
+        raise InputError(f"method must be a name, or a method such as RWalk(lam=1.0), not {name!r}")
     if name in METHODS:
         return Learner(_made(METHODS[name], name, numbers), memory)
     if name in ("icarl", "icarl-hb1"):

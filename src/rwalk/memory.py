@@ -28,7 +28,7 @@ class MemorySpec:
 
     def __post_init__(self) -> None:
         if (self.per_class is None) == (self.total is None):
-            raise InputError("a memory is sized by per_class or by total, one of them")
+            raise InputError("a memory is sized per class or in total, one of them (memory or memory_total)")
         size = self.per_class if self.per_class is not None else self.total
         if not isinstance(size, int) or size < 1:
             raise InputError(f"a memory must hold at least 1 exemplar, not {size!r}")

@@ -214,7 +214,9 @@ def find(name: str | Factory) -> Factory:
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise InputError(f"network {name!r} cannot be imported: {error}") from error
+        raise InputError(
+            f"network {name!r} cannot be imported ({error}): name a module that Python finds"
+        ) from error
     if not callable(found):
         raise InputError(f"network {name!r} is not callable: it must take (input_shape, classes)")
     return found  # type: ignore[no-any-return]

@@ -84,7 +84,7 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._locked():
                 self._check_is_ours(study)
-                if not self.study_file.exists():
+                if not self.study_file.exists() or self.study()["hash"] != study["hash"]:
                     write_atomically(self.study_file, json.dumps(study, indent=1, default=list) + "\n")
                 yield self
         except OSError as error:
@@ -97,8 +97,10 @@ class Store:
             raise InputError(f"{self.folder} is a file: choose another --out")
         if self.study_file.exists():
             there = self.study()
-            if there["hash"] != study["hash"]:
-                raise InputError(f"{self.folder} holds another study: choose another --out, or remove it")
+            if there["hash"] != study["hash"] and not _contains(study, there):
+                raise InputError(
+                    f"{self.folder} holds another study, which this one does not contain: choose another --out"
+                )
             if there.get("data", study["data"]) != study["data"]:
                 raise InputError(f"the data of {self.folder} has changed since it was begun: choose another --out")
         elif self.folder.is_dir() and not all(_is_litter(path) for path in self.folder.iterdir()):
@@ -180,6 +182,13 @@ def read_rows(path: Path) -> list[Row]:
             raise InputError(f"{path}, line {number}, is no result of a run ({fault}): remove that line")
         rows.append(row)
     return rows
+
+
+def _contains(study: Mapping[str, Any], smaller: Mapping[str, Any]) -> bool:
+    """Whether a study only grows, by seeds or methods or λ's: what it is and where it runs are the same."""
+    now, then = (json.loads(json.dumps(each, default=list)) for each in (study, smaller))
+    same = all(now.get(key) == then.get(key) for key in ("reference", "environment"))
+    return same and all(run in now["runs"] for run in then["runs"]) and bool(then["runs"])
 
 
 def _is_litter(path: Path) -> bool:
