@@ -221,6 +221,17 @@ def test_examples_remember_five_tasks(name: str) -> None:
     assert len(accuracies) == 5 and sum(accuracies) / 5 > 0.95
 
 
+@pytest.mark.usefixtures("examples")
+def test_with_one_head_masks_and_old_examples_do_what_the_example_says() -> None:
+    found = importlib.import_module("guard_one_head").compare(seeds=range(1))
+    old = {key: accuracy for key, (accuracy, _) in found.items()}
+    both = {key: (before + now) / 2 for key, (before, now) in found.items()}
+    everything, own, replayed = dict.fromkeys(loop for loop, _ in found)
+    assert old[everything, "without"] < 0.05 < old[everything, "Guard(RWalk)"] < 0.5
+    assert old[own, "without"] + 0.05 < old[own, "Guard(RWalk)"]
+    assert min(both[replayed, name] for name in ("without", "Guard(RWalk)")) > 0.9
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("examples")
 def test_a_guarded_loop_forgets_at_most_a_quarter() -> None:
