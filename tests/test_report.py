@@ -86,6 +86,12 @@ def test_a_real_study_is_read_whole(tmp_path: Path) -> None:
     assert found.environments[0]["torch"]
     page = write_report(tmp_path / "study").read_text()
     assert page.count("<title>study · rwalk</title>") == 1 and found.environments[0]["torch"] in page
+    assert "2 runs · 2 configurations · 1 seed<" in page
+    write_rows(tmp_path / "study" / "runs.jsonl", rows[:1])
+    assert (
+        "1 run · 1 configuration · 1 seed · unfinished: 1 more to run<"
+        in write_report(tmp_path / "study").read_text()
+    )
 
 
 def test_a_folder_may_hold_many_files_or_many_studies(tmp_path: Path) -> None:

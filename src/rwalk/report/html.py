@@ -79,8 +79,9 @@ def _part(name: str) -> str:
 def _counts(found: Results, configurations: int) -> str:
     runs = len(found.rows)
     seeds = len({row["seed"] for row in found.rows})
+    unfinished = f" · unfinished: {found.missing} more to run" if found.missing else ""
     counted = ((runs, "run"), (configurations, "configuration"), (seeds, "seed"))
-    return " · ".join(f"{number} {noun}{'s' * (number != 1)}" for number, noun in counted)
+    return " · ".join(f"{number} {noun}{'s' * (number != 1)}" for number, noun in counted) + unfinished
 
 
 def _stopped(found: Results) -> list[dict[str, Any]]:

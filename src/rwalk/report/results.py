@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rwalk.errors import InputError
 from rwalk.fleet import HEADS
@@ -14,10 +16,11 @@ from rwalk.store import Row, Store, read_rows
 
 @dataclass(frozen=True)
 class Results:
-    """Rows, each run once, and the distinct environments their studies were made in."""
+    """Rows, each run once; the distinct environments of their studies, and how many runs these still lack."""
 
     rows: list[Row]
     environments: list[dict[str, str]]
+    missing: int = 0
 
 
 def read(folder: Path) -> Results:
@@ -28,7 +31,10 @@ def read(folder: Path) -> Results:
     rows = {row["hash"]: row for path in files for row in _checked(path)}
     if not rows:
         raise InputError(f"{folder} holds no finished run: there is no row in any *.jsonl file in it")
-    return Results(list(rows.values()), _environments({path.parent for path in files}))
+    studies = [
+        store.study() for store in map(Store, sorted({path.parent for path in files})) if store.study_file.exists()
+    ]
+    return Results(list(rows.values()), _environments(studies), len(_planned(studies) - rows.keys()))
 
 
 def _checked(path: Path) -> list[Row]:
@@ -45,12 +51,19 @@ def _checked(path: Path) -> list[Row]:
     return rows
 
 
-def _environments(folders: Iterable[Path]) -> list[dict[str, str]]:
-    """What the studies in these folders say of themselves; gathered files may come without a study."""
-    studies = [Store(folder) for folder in sorted(folders)]
-    described = [store.study().get("environment") for store in studies if store.study_file.exists()]
+def _planned(studies: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The hashes of all runs of these studies; of one that this version cannot read, none."""
+    found = set()
+    for study in studies:
+        with suppress(InputError, KeyError, TypeError, ValueError):
+            found |= {RunSpec.from_json(run).hash() for run in study["runs"]}
+    return found
+
+
+def _environments(studies: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """What the studies say of themselves; gathered files may come without a study."""
     distinct: list[dict[str, str]] = []
-    for environment in described:
+    for environment in (study.get("environment") for study in studies):
         if isinstance(environment, dict) and environment not in distinct:
             distinct.append(environment)
     return distinct
