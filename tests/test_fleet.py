@@ -316,8 +316,8 @@ def test_fleets_that_cannot_be_one_are_refused(stream: Stream) -> None:
         ({"epochs": 0}, "epochs"),
         ({"steps": -1}, "steps"),
         ({"batch": 1.5}, "batch"),
-        ({"lr": 0.0}, "lr"),
-        ({"lr": float("nan")}, "lr"),
+        ({"lr": 0.0}, "learning rate"),
+        ({"lr": float("nan")}, "learning rate"),
         ({"optimizer": "adm"}, "did you mean 'adam'"),
     ],
 )
