@@ -9,29 +9,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
 from rwalk.paper.budgets import METHODS, load
 from rwalk.paper.experiments import LAMBDA_DECADES, SAMPLE_SIZES, SAMPLERS
-from rwalk.paper.measured import Mean, Measured
+from rwalk.paper.measured import Mean, Measured, NotRun
 from rwalk.paper.published import TABLE_S2
 
 DATASETS = {"mnist": "MNIST", "cifar100": "CIFAR-100"}
 REGULARISED = tuple(method for method in METHODS if method != "vanilla")
 CATCHES_UP = {"mnist": 20, "cifar100": 200}  # samples a class, by the paper's text
 
-T = TypeVar("T")
 Verdict = tuple[str, str]  # "yes", "**no**" or "undecided"; what we saw
-Judge = Callable[[Measured, str], Verdict | None]  # None: not all of it has been run
+Judge = Callable[[Measured, str], Verdict]
 
 
 @dataclass(frozen=True)
 class Claim:
     text: str
-    judge: Judge
+    by: Judge
     datasets: tuple[str, ...] = tuple(DATASETS)
+
+    def judge(self, measured: Measured, dataset: str) -> Verdict | None:
+        """None, unless everything it is judged by has been run."""
+        try:
+            return self.by(measured, dataset)
+        except NotRun:
+            return None
 
 
 def verdict(margins: Iterable[Mean], seen: str) -> Verdict:
@@ -41,12 +46,6 @@ def verdict(margins: Iterable[Mean], seen: str) -> Verdict:
         return "**no**", seen
     held = margins and all(margin.value > margin.reach for margin in margins)
     return "yes" if held else "undecided", seen
-
-
-def _all(found: Mapping[str, T | None]) -> dict[str, T] | None:
-    """None, unless everything was found."""
-    there = {name: each for name, each in found.items() if each is not None}
-    return there if len(there) == len(found) else None
 
 
 def _largest(means: Iterable[Mean]) -> Mean:
@@ -61,119 +60,92 @@ def _listed(means: Mapping[str, Mean], digits: int = 1) -> str:
     return ", ".join(f"{name} {mean.value:.{digits}f}" for name, mean in means.items())
 
 
-def _best_of_block(block: str, measured: Measured, dataset: str, within: float = 0) -> Verdict | None:
+def _best_of_block(block: str, measured: Measured, dataset: str, within: float = 0) -> Verdict:
     suffix = "-S" if block == "samples" else ""
-    scores = _all({m: measured.mean("A", f"table1-{dataset}", block, m + suffix) for m in METHODS})
-    if scores is None:
-        return None
+    scores = {m: measured.mean("A", f"table1-{dataset}", block, m + suffix) for m in METHODS}
     others = [score for method, score in scores.items() if method != "rwalk"]
     seen = _listed(scores) + f" (within {within:g} points of the best?)" * (within > 0)
     return verdict([scores["rwalk"] - _largest(others) - Mean(-within)], seen)
 
 
-def _hardly_anything_is_lost(measured: Measured, dataset: str) -> Verdict | None:
-    lost = _all(
-        {
-            f"{measure} of {method}": measured.mean(measure, f"table1-{dataset}", "multi", method)
-            for method in REGULARISED
-            for measure in ("F", "I")
-        }
-    )
-    if lost is None:
-        return None
+def _hardly_anything_is_lost(measured: Measured, dataset: str) -> Verdict:
+    lost = {
+        f"{measure} of {method}": measured.mean(measure, f"table1-{dataset}", "multi", method)
+        for method in REGULARISED
+        for measure in ("F", "I")
+    }
     return verdict([Mean(0.1) - each for each in lost.values()], f"{_listed(lost, 3)} (below 0.1?)")
 
 
-def _single_head_is_worse(measured: Measured, dataset: str) -> Verdict | None:
+def _single_head_is_worse(measured: Measured, dataset: str) -> Verdict:
     """Forgetting and intransigence of the methods that the paper has in both blocks."""
     grows: dict[str, Mean] = {}
     for m in ("vanilla", "ewc++", "pi"):
         for measure in ("F", "I"):
             multi, single = (measured.mean(measure, f"table1-{dataset}", head, m) for head in ("multi", "single"))
-            if multi is None or single is None:
-                return None
             grows[f"{measure} of {m}"] = single - multi
     seen = ", ".join(f"{name} {mean.value:+.2f}" for name, mean in grows.items())
     return verdict(grows.values(), seen)
 
 
-def _multi_head_hides(measured: Measured, dataset: str) -> Verdict | None:
+def _multi_head_hides(measured: Measured, dataset: str) -> Verdict:
     """The same networks, read by both heads."""
-    gaps = {
-        entry.label: Mean.over(100 * (summary.A["multi"] - summary.A["single"]))
-        for entry, summary in measured.entries(f"table1-{dataset}")
-        if entry.block == "multi" and entry.label in REGULARISED and summary
-    }
-    if len(gaps) < len(REGULARISED):
-        return None
+    read = {method: measured.cell(f"table1-{dataset}", "multi", method)[1].A for method in REGULARISED}
+    gaps = {method: Mean.over(100 * (a["multi"] - a["single"])) for method, a in read.items()}
     return verdict([gap - Mean(20) for gap in gaps.values()], f"points lost: {_listed(gaps)} (more than 20?)")
 
 
-def _samples_cure(measured: Measured, dataset: str) -> Verdict | None:
-    without = _all({m: measured.mean("I", f"table1-{dataset}", "single", m) for m in REGULARISED})
-    within = _all({m: measured.mean("I", f"table1-{dataset}", "samples", f"{m}-S") for m in REGULARISED})
-    if without is None or within is None:
-        return None
+def _samples_cure(measured: Measured, dataset: str) -> Verdict:
+    without = {m: measured.mean("I", f"table1-{dataset}", "single", m) for m in REGULARISED}
+    within = {m: measured.mean("I", f"table1-{dataset}", "samples", f"{m}-S") for m in REGULARISED}
     seen = ", ".join(f"{m} {without[m].value:.2f} → {within[m].value:.2f}" for m in REGULARISED)
     return verdict([without[m] - within[m] for m in REGULARISED], f"I: {seen} (each block at its own budget)")
 
 
-def _plane(measured: Measured, dataset: str) -> dict[str, tuple[Mean, Mean, Mean]] | None:
+def _plane(measured: Measured, dataset: str) -> dict[str, tuple[Mean, Mean, Mean]]:
     """Figure 3: F, I and the distance from (0, 0) of everything in single-head evaluation."""
-    shown = _all({entry.label: s for entry, s in measured.entries(f"table1-{dataset}") if entry.head == "single"})
-    if shown is None:
-        return None
-    planes = {label: (each.F["single"], each.I["single"]) for label, each in shown.items()}
-    return {label: (Mean.over(f), Mean.over(i), Mean.over(np.hypot(f, i))) for label, (f, i) in planes.items()}
+    plane = {}
+    for entry, _ in measured.entries(f"table1-{dataset}"):
+        if entry.head == "single":
+            _, rows = measured.cell(f"table1-{dataset}", entry.block, entry.label)
+            f, i = rows.F["single"], rows.I["single"]
+            plane[entry.label] = Mean.over(f), Mean.over(i), Mean.over(np.hypot(f, i))
+    return plane
 
 
-def _nearest_to_zero(measured: Measured, dataset: str) -> Verdict | None:
+def _nearest_to_zero(measured: Measured, dataset: str) -> Verdict:
     plane = _plane(measured, dataset)
-    if plane is None:
-        return None
     far = {label: distance for label, (_, _, distance) in plane.items()}
     return verdict([far[label] - far["rwalk-S"] for label in far if label != "rwalk-S"], _listed(far, 2))
 
 
-def _top_right_but_hybrid(measured: Measured, dataset: str) -> Verdict | None:
+def _top_right_but_hybrid(measured: Measured, dataset: str) -> Verdict:
     plane = _plane(measured, dataset)
-    if plane is None:
-        return None
     margins = [each for label, (f, i, _) in plane.items() if label != "icarl-hb1" for each in (f, i)]
     margins.append(Mean(0) - plane["icarl-hb1"][1])
     return verdict(margins, "I: " + _listed({label: i for label, (_, i, _) in plane.items()}, 2))
 
 
-def _samples_give_forward_transfer(measured: Measured, dataset: str) -> Verdict | None:
-    refused = _all({m: measured.mean("I", f"table1-{dataset}", "samples", f"{m}-S") for m in REGULARISED})
-    if refused is None:
-        return None
+def _samples_give_forward_transfer(measured: Measured, dataset: str) -> Verdict:
+    refused = {m: measured.mean("I", f"table1-{dataset}", "samples", f"{m}-S") for m in REGULARISED}
     return verdict([Mean(0) - each for each in refused.values()], f"I: {_listed(refused, 3)} (below 0?)")
 
 
-def _icarl_falls_behind(measured: Measured, dataset: str) -> Verdict | None:
-    scores = _all({m: measured.mean("A", f"table1-{dataset}", "single", m) for m in ("ewc++", "pi", "icarl")})
-    if scores is None:
-        return None
+def _icarl_falls_behind(measured: Measured, dataset: str) -> Verdict:
+    scores = {m: measured.mean("A", f"table1-{dataset}", "single", m) for m in ("ewc++", "pi", "icarl")}
     return verdict([scores["ewc++"] - scores["icarl"], scores["pi"] - scores["icarl"]], _listed(scores))
 
 
-def _by_sampler(measured: Measured, dataset: str) -> dict[str, dict[str, Mean]] | None:
+def _by_sampler(measured: Measured, dataset: str) -> dict[str, dict[str, Mean]]:
     """Of every method, its A by every sampler."""
-    return _all(
-        {
-            method: _all(
-                {each: measured.mean("A", f"figure5-{dataset}", each, f"{method}-S") for each in SAMPLERS}
-            )
-            for method in METHODS
-        }
-    )
+    return {
+        method: {each: measured.mean("A", f"figure5-{dataset}", each, f"{method}-S") for each in SAMPLERS}
+        for method in METHODS
+    }
 
 
-def _mof_is_best(measured: Measured, dataset: str) -> Verdict | None:
+def _mof_is_best(measured: Measured, dataset: str) -> Verdict:
     scores = _by_sampler(measured, dataset)
-    if scores is None:
-        return None
     leads = {
         method: by["mof"] - _largest(by[sampler] for sampler in SAMPLERS if sampler != "mof")
         for method, by in scores.items()
@@ -181,32 +153,25 @@ def _mof_is_best(measured: Measured, dataset: str) -> Verdict | None:
     return verdict(leads.values(), f"points ahead of the next: {_listed(leads)}")
 
 
-def _uniform_is_enough(measured: Measured, dataset: str) -> Verdict | None:
+def _uniform_is_enough(measured: Measured, dataset: str) -> Verdict:
     scores = _by_sampler(measured, dataset)
-    if scores is None:
-        return None
     seen = ", ".join(f"{m} {by['mof'].value:.1f} and {by['uniform'].value:.1f}" for m, by in scores.items())
     margins = [Mean(3) - (by["mof"] - by["uniform"]) for by in scores.values()]
     return verdict(margins, f"MoF and uniform: {seen} (within 3 points?)")
 
 
-def _only_vanilla_minds_the_sampler(measured: Measured, dataset: str) -> Verdict | None:
+def _only_vanilla_minds_the_sampler(measured: Measured, dataset: str) -> Verdict:
     scores = _by_sampler(measured, dataset)
-    if scores is None:
-        return None
     spreads = {method: _spread(list(by.values())) for method, by in scores.items()}
     margins = [spreads["vanilla"] - spreads[method] for method in REGULARISED]
     return verdict(margins, f"best less worst sampler: {_listed(spreads)} points")
 
 
-def _insensitive(measured: Measured, dataset: str) -> Verdict | None:
+def _insensitive(measured: Measured, dataset: str) -> Verdict:
     spreads = {}
     for form in ("gradient", "proximal"):
-        labels = [f"rwalk λ={lam:g}" for lam in LAMBDA_DECADES]
-        scores = _all({label: measured.mean("A", f"tableS2-{dataset}", form, label) for label in labels})
-        if scores is None:
-            return None
-        spreads[f"{form} form"] = _spread(list(scores.values()))
+        scores = [measured.mean("A", f"tableS2-{dataset}", form, f"rwalk λ={lam:g}") for lam in LAMBDA_DECADES]
+        spreads[f"{form} form"] = _spread(scores)
     published = [each.A for each in TABLE_S2[dataset, "rwalk"].values()]
     paper = f"paper: {max(published) - min(published):.1f}"
     seen = f"spread of A over λ = 0.1 … 10⁴: {_listed(spreads)} points (within 2 in both? {paper})"
@@ -219,7 +184,7 @@ def _change(means: Sequence[Mean]) -> Mean:
     return replace(change, value=abs(change.value))
 
 
-def _less_sensitive_than(other: str, measured: Measured, dataset: str) -> Verdict | None:
+def _less_sensitive_than(other: str, measured: Measured, dataset: str) -> Verdict:
     """As the paper measures it: how F and I change over the λ's of its table, from the first of them, each method
     in the form that its budget chose."""
     changes: dict[str, dict[str, Mean]] = {}
@@ -227,23 +192,19 @@ def _less_sensitive_than(other: str, measured: Measured, dataset: str) -> Verdic
         form = load()[f"{dataset}-samples"]["numbers"][method]["penalty"]
         for measure in ("F", "I"):
             labels = [f"{method} λ={lam:g}" for lam in TABLE_S2[dataset, method]]
-            means = _all({label: measured.mean(measure, f"tableS2-{dataset}", form, label) for label in labels})
-            if means is None:
-                return None
-            changes.setdefault(measure, {})[method] = _change(list(means.values()))
+            means = [measured.mean(measure, f"tableS2-{dataset}", form, label) for label in labels]
+            changes.setdefault(measure, {})[method] = _change(means)
     margins = [by[other] - by["rwalk"] for by in changes.values()]
     return verdict(margins, "; ".join(f"change of {measure}: {_listed(by, 2)}" for measure, by in changes.items()))
 
 
-def _by_size(measured: Measured, dataset: str, size: int) -> dict[str, Mean] | None:
-    return _all({m: measured.mean("A", f"figure4-{dataset}", f"{size} a class", f"{m}-S") for m in METHODS})
+def _by_size(measured: Measured, dataset: str, size: int) -> dict[str, Mean]:
+    return {m: measured.mean("A", f"figure4-{dataset}", f"{size} a class", f"{m}-S") for m in METHODS}
 
 
-def _vanilla_catches_up(at: Mapping[str, int], measured: Measured, dataset: str) -> Verdict | None:
+def _vanilla_catches_up(at: Mapping[str, int], measured: Measured, dataset: str) -> Verdict:
     few, many = SAMPLE_SIZES[dataset][0], at[dataset]
     first, then = _by_size(measured, dataset, few), _by_size(measured, dataset, many)
-    if first is None or then is None:
-        return None
     seen = "; ".join(
         f"{size} a class: {scores['vanilla'].value:.1f} against RWalk's {scores['rwalk'].value:.1f}"
         for size, scores in ((few, first), (many, then))
@@ -252,12 +213,10 @@ def _vanilla_catches_up(at: Mapping[str, int], measured: Measured, dataset: str)
     return verdict([behind, Mean(1) - ahead], seen + " (within 1 point?)")
 
 
-def _best_where_vanilla_is_poor(measured: Measured, dataset: str) -> Verdict | None:
+def _best_where_vanilla_is_poor(measured: Measured, dataset: str) -> Verdict:
     seen, margins = [], []
     for size in SAMPLE_SIZES[dataset]:
         scores = _by_size(measured, dataset, size)
-        if scores is None:
-            return None
         others = _largest([scores["ewc++"], scores["pi"]])
         if scores["vanilla"].value < min(scores["rwalk"].value, others.value):
             margins.append(scores["rwalk"] - others)
@@ -265,13 +224,10 @@ def _best_where_vanilla_is_poor(measured: Measured, dataset: str) -> Verdict | N
     return verdict(margins, "ahead of the better of EWC and PI: " + ", ".join(seen))
 
 
-def _beats_gem(measured: Measured, dataset: str) -> Verdict | None:
+def _beats_gem(measured: Measured, dataset: str) -> Verdict:
     """All on the same images, the mean taken off; on plain pixels, as GEM's authors have them, others are seen."""
     blocks = {"icarl": 5120, "icarl, pixels": 5120, "gem": 5120, "gem, pixels": 5120, "rwalk": 5000}
-    cells = {name: measured.mean("A", "tableS1", f"{total} samples", name) for name, total in blocks.items()}
-    scores = _all(cells)
-    if scores is None:
-        return None
+    scores = {name: measured.mean("A", "tableS1", f"{total} samples", name) for name, total in blocks.items()}
     rwalk = scores["rwalk"]
     seen = ", ".join(f"{name} {mean.value:.1f}" for name, mean in scores.items() if "," not in name)
     pixels = ", ".join(f"{name} {scores[f'{name}, pixels'].value:.1f}" for name in ("icarl", "gem"))

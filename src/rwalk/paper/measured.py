@@ -47,6 +47,10 @@ class Mean:
         return self.error * float(np.interp(1 / self.freedom, *STUDENT))
 
 
+class NotRun(LookupError):
+    """A cell without rows."""
+
+
 class Measured:
     """All rows under a results folder, summed up over their seeds."""
 
@@ -73,10 +77,15 @@ class Measured:
             ]
         return self._entries[name]
 
-    def mean(self, measure: str, name: str, block: str, label: str) -> Mean | None:
-        """A (in percent), F or I of a cell of an experiment; None where it was not run."""
+    def cell(self, name: str, block: str, label: str) -> tuple[Entry, Summary]:
+        """One cell of an experiment and its rows; NotRun where there are none."""
         for entry, summary in self.entries(name):
             if summary and (entry.block, entry.label) == (block, label):
-                values: NDArray[np.float64] = getattr(summary, measure)[entry.head]
-                return Mean.over(100 * values if measure == "A" else values)
-        return None
+                return entry, summary
+        raise NotRun(f"{name}: {block}, {label}")
+
+    def mean(self, measure: str, name: str, block: str, label: str) -> Mean:
+        """A (in percent), F or I of a cell, by the head it is read by."""
+        entry, summary = self.cell(name, block, label)
+        values: NDArray[np.float64] = getattr(summary, measure)[entry.head]
+        return Mean.over(100 * values if measure == "A" else values)

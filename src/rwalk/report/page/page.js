@@ -98,7 +98,7 @@ function preparePanels(element, section) {
 
 // ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-function columns(section) {
+function columns(section, shown) {
   const some = (key) => section.configurations.some((each) => each[key] && each[key] !== "none");
   const runs = (each) => measured(each[chosen.head].A).length;
   return [
@@ -109,7 +109,7 @@ function columns(section) {
       name: `${measure.name} ${measure.key}`, index: section.tasks, unit: measure.unit, number: true, measure,
       value: (each) => statistic(each, measure).mean,
       cell: (each) => written(statistic(each, measure), measure.digits),
-    }, selected(section).some((each) => paper(each, measure) !== null) && {
+    }, shown.some((each) => paper(each, measure) !== null) && {
       name: `paper’s ${measure.key}${measure.unit}`, number: true, value: (each) => paper(each, measure),
       cell: (each) => written({ mean: paper(each, measure), deviation: null }, measure.digits),
     }]),
@@ -127,7 +127,7 @@ function methodCell(each) {
 
 function showTable(card, section) {
   const shown = selected(section);
-  const all = columns(section);
+  const all = columns(section, shown);
   const { sort } = section.chosen;
   const by = sort && all.find((column) => column.name === sort.name);
   if (by) shown.sort((a, b) => compared(by.value(a), by.value(b), sort.descending));
