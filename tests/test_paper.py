@@ -27,6 +27,7 @@ from rwalk.paper.published import TABLE1, TABLE_S1
 from rwalk.paper.reproduce import Planned, _weight, dry_run, find, plan, study_of
 from rwalk.paper.results import _page
 from rwalk.specs import RunSpec, StreamSpec
+from rwalk.store import Store
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -151,7 +152,7 @@ def test_every_published_value_has_its_cell() -> None:
 @pytest.mark.parametrize("folder", sorted(path.parent.name for path in RESULTS.glob("*/runs.jsonl")))
 def test_the_rows_kept_are_those_of_their_experiment(folder: str) -> None:
     wanted = {run.hash(): run for run in runs_of(EXPERIMENTS[folder])}
-    kept = [json.loads(line) for line in (RESULTS / folder / "runs.jsonl").read_text().splitlines()]
+    kept = Store(RESULTS / folder).rows()
     assert kept
     for row in kept:
         assert wanted[row["hash"]] == replace(RunSpec.from_json(row["spec"]), seed=row["seed"])

@@ -25,7 +25,7 @@ from rwalk.report import results, sections
 from rwalk.report.html import render, write_report
 from rwalk.report.summary import summarise
 from rwalk.specs import RunSpec, StreamSpec
-from rwalk.store import Row, Store
+from rwalk.store import SCHEMA, Row, Store
 from rwalk.studies import Study
 
 HOSTILE = "<img src=x onerror='window.boom=1'></script><script>window.boom=1</script>&amp;<b>bold</b>"
@@ -35,7 +35,7 @@ HEADS = ("single", "multi")
 def made_row(spec: RunSpec, tasks: int = 3, stopped: str | None = None) -> Row:
     """A row as a study writes it, with accuracies drawn instead of trained."""
     draw = np.random.default_rng(int(spec.hash()[:8], 16))
-    row: Row = {"hash": spec.hash(), "method": spec.method, "seed": spec.seed}
+    row: Row = {"schema": SCHEMA, "hash": spec.hash(), "method": spec.method, "seed": spec.seed}
     row["lam"] = spec.numbers.get("lam", 0.0)
     row["accuracy"] = {}
     for head in HEADS:
@@ -46,7 +46,8 @@ def made_row(spec: RunSpec, tasks: int = 3, stopped: str | None = None) -> Row:
         row[head] = {name: None if np.isnan(value) else float(value) for name, value in measures.items()}
         row["accuracy"][head] = [[None if np.isnan(value) else value for value in line] for line in a.tolist()]
     row["stopped"] = stopped
-    row["spec"] = json.loads(json.dumps(spec.to_json()))
+    row["spec"] = spec.to_json()
+    row["made"] = {"rwalk": "0.1.0", "numerics": 1}
     return row
 
 

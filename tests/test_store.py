@@ -13,16 +13,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import little
-from rwalk import InputError
-from rwalk.store import Store, read_rows, write_atomically
+from rwalk import InputError, provenance
+from rwalk.specs import RunSpec
+from rwalk.store import SCHEMA, Store, read_rows, write_atomically
 from rwalk.studies import Study
 
 
 def row(number: int = 0, tasks: int = 3) -> dict[str, Any]:
     matrix = [[0.5 if j <= k else None for j in range(tasks)] for k in range(tasks)]
     measures = {"A": 0.5, "F": 0.1, "I": None}
+    run = RunSpec(method="rwalk", seed=number)
     return {
-        "hash": f"{number:032x}",
+        "schema": SCHEMA,
+        "hash": run.hash(),
         "method": "rwalk",
         "lam": 1.0,
         "seed": number,
@@ -31,12 +34,14 @@ def row(number: int = 0, tasks: int = 3) -> dict[str, Any]:
         "accuracy": {"single": matrix, "multi": matrix},
         "reference": {"single": [None] * tasks, "multi": [None] * tasks},
         "stopped": None,
-        "spec": {"seed": number},
+        "spec": run.to_json(),
+        "made": {"rwalk": "0.1.0", "numerics": 1},
     }
 
 
 def description(**changes: Any) -> dict[str, Any]:
-    return {"hash": "a" * 32, "runs": [], "data": [], **changes}
+    runs = [RunSpec(method="rwalk").to_json()]
+    return {"schema": SCHEMA, "hash": "a" * 32, "runs": runs, "reference": "none", "data": [], **changes}
 
 
 @pytest.fixture
@@ -76,7 +81,7 @@ def test_a_whole_last_line_without_an_end_is_kept(store: Store) -> None:
     ("damage", "reason"),
     [
         ("{", "no JSON"),
-        ("[1]", "no object"),
+        ("[1]", "no JSON object"),
         ('{"hash": "x"}', "no method"),
         (json.dumps({**row(), "lam": "1"}), "no lam"),
         (json.dumps({**row(), "lam": float("nan")}), "no JSON"),
@@ -84,6 +89,10 @@ def test_a_whole_last_line_without_an_end_is_kept(store: Store) -> None:
         (json.dumps({**row(), "single": {"A": 1}}), "single head"),
         (json.dumps({**row(), "stopped": 3}), "no stopped"),
         (json.dumps({**row(), "method": "\x1b[2J"}), "printable"),
+        (json.dumps({**row(), "schema": SCHEMA + 1}), "newer version"),
+        (json.dumps({**row(), "made": "by hand"}), "what made it"),
+        (json.dumps({**row(), "spec": {"seed": 7}}), "not those of its hash"),
+        (json.dumps({**row(), "spec": {"unheard": "of"}}), "newer version"),
         ("[" * 100_000, "no JSON"),
         ("9" * 10_000, "no JSON"),
     ],
@@ -116,7 +125,9 @@ def test_a_study_of_2000_rows_opens_at_once(tmp_path: Path) -> None:
     study = little.study(seeds=1000)
     store = Store(tmp_path)
     with store.opened(study.describe()):
-        rows = [{**row(tasks=10), "hash": run.hash(), "spec": run.to_json()} for run in study.runs]
+        code = provenance.code_of(study.runs[0])
+        made = {"numerics": 1, "code": code}
+        rows = [{**row(tasks=10), "hash": run.hash(), "spec": run.to_json(), "made": made} for run in study.runs]
         store.add(*rows)
         begun = time.process_time()  # a busy machine is not the study's fault
         assert len(study.execute(store)) == 2000
@@ -142,13 +153,16 @@ def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_another_study_is_refused(store: Store) -> None:
-    with pytest.raises(InputError, match="holds another study"), store.opened(description(hash="b" * 32)):
+    other = description(hash="b" * 32, runs=[RunSpec(method="pi").to_json()])
+    with pytest.raises(InputError, match="holds another study"), store.opened(other):
         pass
 
 
 def test_changed_data_is_refused(store: Store) -> None:
-    changed = description(data=[{"dataset": "folder:x", "sha256": "c" * 64}])
-    with pytest.raises(InputError, match=r"data of .* has changed"), store.opened(changed):
+    before, after = (description(data=[{"dataset": "folder:x", "sha256": each * 64}]) for each in "bc")
+    with store.opened(before):
+        write_atomically(store.study_file, json.dumps(before))
+    with pytest.raises(InputError, match=r"data of .* has changed"), store.opened(after):
         pass
 
 

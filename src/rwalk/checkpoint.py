@@ -21,9 +21,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rwalk import batches
+from rwalk.environment import environment
 from rwalk.errors import InputError
 from rwalk.fleet import HEADS, Fleet
-from rwalk.store import environment, parse_json, write_atomically
+from rwalk.store import parse_json, write_atomically
 
 FORMAT = 1
 KEPT = 2

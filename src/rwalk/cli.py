@@ -122,8 +122,11 @@ def run(
     ] = None,
     sampler: Annotated[str, typer.Option(help="uniform, plane, entropy, mof, plane-top, entropy-top")] = "mof",
     replay: Annotated[
-        str, typer.Option(help="balanced, concat or half: how batches mix exemplars in")
-    ] = "balanced",
+        str,
+        typer.Option(
+            help="how batches mix exemplars in: balanced (default), concat, half; iCaRL and GEM have their own way"
+        ),
+    ] = "",
     penalty: Annotated[str, typer.Option(help="gradient (the paper) or proximal (stable for any λ)")] = "gradient",
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="a method's number: alpha=0.1 or rwalk.dt=50; repeatable")
@@ -151,7 +154,7 @@ def run(
 
     from rwalk.errors import InputError
     from rwalk.fleet import Training
-    from rwalk.learners import learner
+    from rwalk.learners import OWN_REPLAY, learner
     from rwalk.memory import MemorySpec
     from rwalk.methods import METHODS
     from rwalk.specs import DT, NETWORK, RunSpec, StreamSpec
@@ -160,6 +163,8 @@ def run(
 
     _check_seeds(seeds)
     _let_import(network)
+    if replay and (memory is None and memory_total is None):
+        raise InputError("--replay says how exemplars are mixed in: give --memory or --memory-total too")
     if steps is not None and epochs is not None:
         raise InputError("give --epochs or --steps, not both")
     base = RunSpec(
@@ -172,7 +177,7 @@ def run(
             validation=validation,
         ),
         network=network or NETWORK.get(dataset, "mlp"),
-        memory=_memory(memory, memory_total, sampler, replay),
+        memory=_memory(memory, memory_total, sampler, replay or "balanced"),
         training=Training(
             epochs=DEFAULT_EPOCHS.get(dataset, 1) if epochs is None else epochs,
             steps=steps,
@@ -190,6 +195,8 @@ def run(
         compared[name] = {*vars(made.method), *(vars(made.projector) if made.projector else ())}
     chosen = _settings(settings or [], compared)
     for name in names:
+        if replay and OWN_REPLAY.get(name, replay) != replay:
+            print(f"rwalk: {name} is not {name} with --replay {replay}: it runs as it is defined", file=sys.stderr)
         fields = compared[name]
         numbers: dict[str, Any] = {"dt": DT[dataset]} if "dt" in fields and dataset in DT else {}
         if name in METHODS and name != "vanilla" and penalty != "gradient":
@@ -326,7 +333,7 @@ def reproduce(
         print(f"{name}: {title}")
         store, known = Store(folder), paper.known_rows(out)
         rows = store.rows()
-        if study.missing({row["hash"] for row in rows}, wanted):  # otherwise no data are needed
+        if study.missing(study.current(rows), wanted):  # otherwise no data are needed
             rows = _execute(study, store, show=not quiet, known=known, only=wanted, go_on="the same command")
         if tune:
             print(budgets.decide(name, rows))
@@ -383,17 +390,19 @@ def _execute(
     from rich.console import Console
 
     from rwalk.interrupts import Interrupts
+    from rwalk.provenance import strangers
     from rwalk.report.live import Live
     from rwalk.workers import WorkerDied
 
     study.prepare()  # whatever is wrong with it is said before anything is written
     with store.opened(study.describe()), Interrupts() as interrupts:
-        there = {row["hash"] for row in store.rows()}
-        if shared := [
-            known[h] for h in (run.hash() for run in study.runs) if known and h in known and h not in there
-        ]:
+        there = study.current(store.rows())
+        shared = [row for key, row in study.current((known or {}).values()).items() if key not in there]
+        if shared:
             store.add(*shared)
-            there |= {row["hash"] for row in shared}
+            there |= {row["hash"]: row for row in shared}
+            for line in strangers(shared, study.device):
+                print(f"rwalk: {line}", file=sys.stderr)
         todo = study.missing(there, only)
         live = Live(study, len(todo), Console(stderr=True))
         try:
@@ -434,11 +443,14 @@ def _show(rows: list[Row], folder: Path) -> None:
     from rich.console import Console
     from rich.markup import escape
 
+    from rwalk.provenance import mixture
     from rwalk.report.summary import summarise
     from rwalk.report.tables import result_table
 
     console = Console()
     summaries = summarise(rows)
+    if said := mixture(rows):
+        console.print(escape(said), style="yellow", highlight=False)
     for head in ("single", "multi"):
         console.print(result_table(summaries, head))
     for row in rows:

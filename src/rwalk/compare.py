@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from rwalk import provenance
+from rwalk.specs import RunSpec
 from rwalk.store import HEADS, Row, Store
 
 Spec = Mapping[str, Any]
@@ -17,7 +19,8 @@ Flat = dict[str, str]  # a setting's dotted name → its value, as JSON
 def compare(a: Store, b: Store) -> list[str]:
     """A line for every difference; none where the studies hold the same results."""
     first, second = a.study(), b.study()
-    settings = list(_settings(first["runs"], second["runs"]))
+    specs = ([RunSpec.from_json(run).to_json() for run in each["runs"]] for each in (first, second))
+    settings = list(_settings(*specs))
     changed = {name for name, one, other in settings if len(one) == len(other) == 1}
     lines = [f"setting {name}: {_listed(one)} → {_listed(other)}" for name, one, other in settings]
     for part in ("reference", "data", "environment"):
@@ -27,7 +30,13 @@ def compare(a: Store, b: Store) -> list[str]:
             for name in dict.fromkeys([*one, *other])
             if one.get(name) != other.get(name)
         ]
-    return lines + list(_rows(_paired(a.rows(), changed), _paired(b.rows(), changed)))
+    ours, theirs = a.rows(), b.rows()
+    before, after = provenance.makers(ours), provenance.makers(theirs)
+    if before != after:
+        lines.append(f"made by: {'; '.join(before) or 'nobody yet'} → {'; '.join(after) or 'nobody yet'}")
+    elif len(before) > 1:
+        lines.append(f"made by, in both: {'; '.join(before)}")
+    return lines + list(_rows(_paired(ours, changed), _paired(theirs, changed)))
 
 
 def _flat(value: Any, name: str = "") -> Flat:

@@ -511,17 +511,23 @@ class Fleet:
             return self.net.example_squares(x, loss, y)
 
     def _data_fisher(self) -> Tensor:
-        """The Fisher of the task's data at θ, eq. (1): mean squared gradient, in evaluation mode."""
+        """The Fisher of the task's data at θ, eq. (1): mean squared gradient, in evaluation mode.
+
+        In shuffled batches, as a user's own loader gives them: gradients of one class add up, those of several
+        partly cancel.
+        """
         fisher = torch.zeros_like(self.theta)
-        everything = torch.cat(self.current).to(self.theta.device)
-        for index in everything.split(self.training.batch):
-            x, y = self.stream.batch(index.expand(self.runs, -1))
+        everything = torch.cat(self.current)
+        draws = [seeds.generator(seed, "fisher", self.past + self.task) for seed in self.seeds]
+        orders = torch.stack([everything[torch.randperm(len(everything), generator=g)] for g in draws])
+        for index in orders.to(self.theta.device).split(self.training.batch, dim=1):
+            x, y = self.stream.batch(index)
             if self.method.fisher == "example":
                 square = self._example_squares(x, y, self.head)
             else:
                 losses = heads.cross_entropy(self.net.forward(x, train=False) + self.head, y)
                 square = self.net.gradient(losses).square()
-            fisher.add_(square, alpha=len(index) / len(everything))
+            fisher.add_(square, alpha=index.shape[1] / len(everything))
         return fisher
 
     def _memory_gradients(self) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from rwalk.batches import Replay
 from rwalk.errors import InputError, unknown
 from rwalk.memory import MemorySpec
 from rwalk.methods import METHODS, Method, Vanilla
@@ -38,24 +39,40 @@ LEARNERS: dict[str, str] = {
 }
 
 
+PROJECTORS: dict[str, type[GEM | AGEM]] = {"gem": GEM, "a-gem": AGEM}
+
+# Rebuffi et al. train on the union of new data and exemplars. GEM's exemplars only constrain: training on them as
+# well would be another algorithm.
+OWN_REPLAY: dict[str, Replay] = {"icarl": "concat", "icarl-hb1": "concat", "gem": "none", "a-gem": "none"}
+
+
 def learner(name: str, memory: MemorySpec | None = None, **numbers: Any) -> Learner:
     """A learner by name; `numbers` are fields of its method (lam, alpha …) or of its projector (margin …)."""
     if not isinstance(name, str):
         raise InputError(f"method must be a name, or a method such as RWalk(lam=1.0), not {name!r}")
     if name in METHODS:
         return Learner(_made(METHODS[name], name, numbers), memory)
+    memory = memory_of(name, memory)
     if name in ("icarl", "icarl-hb1"):
         _made(Vanilla, name, numbers)
         classifier: Literal["logits", "nearest-mean"] = "nearest-mean" if name == "icarl" else "logits"
-        if memory is not None:
-            # Rebuffi et al. train on the union of new data and exemplars.
-            memory = replace(memory, replay="concat")
         return Learner(memory=memory, distills=True, classifier=classifier)
     if name in ("gem", "a-gem"):
-        projector = _made(GEM if name == "gem" else AGEM, name, numbers)
-        # Exemplars only constrain: training on them as well would be another algorithm.
-        return Learner(memory=memory and replace(memory, replay="none"), projector=projector)
+        return Learner(memory=memory, projector=_made(PROJECTORS[name], name, numbers))
     raise unknown("method", name, LEARNERS)
+
+
+def memory_of(name: str, memory: MemorySpec | None) -> MemorySpec | None:
+    """The memory as a learner uses it: some say themselves how exemplars are replayed."""
+    if memory is None or name not in OWN_REPLAY or memory.replay == OWN_REPLAY[name]:
+        return memory
+    return replace(memory, replay=OWN_REPLAY[name])
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """The numbers of a learner that need not be given; none of one that is not known by name."""
+    kind: Any = METHODS.get(name) or PROJECTORS.get(name)
+    return {} if kind is None else {each.name: each.default for each in fields(kind)}
 
 
 def _made(kind: Any, name: str, numbers: dict[str, Any]) -> Any:

@@ -7,6 +7,7 @@ in the training loop, draws from global random state.
 from __future__ import annotations
 
 import hashlib
+from numbers import Integral
 
 import torch
 
@@ -17,7 +18,9 @@ def derive(*parts: int | str) -> int:
     >>> derive(0, "order", 1) == derive(0, "order", 1) != derive(0, "order", 2)
     True
     """
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    # NumPy's integers are the same numbers under another repr.
+    plain = tuple(int(part) if isinstance(part, Integral) else str(part) for part in parts)
+    digest = hashlib.blake2b(repr(plain).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from rwalk import datasets, streams
+import numpy as np
+
+from rwalk import datasets, learners, streams
 from rwalk.errors import InputError
 from rwalk.fleet import Training
 from rwalk.learners import Learner, learner
@@ -77,6 +79,12 @@ class RunSpec:
     autocast: bool = False
     reference: int | None = None
 
+    def __post_init__(self) -> None:
+        """What a run says of itself is what it does: plain values, and the way its learner replays."""
+        object.__setattr__(self, "seed", _plain(self.seed))
+        object.__setattr__(self, "numbers", {name: _plain(value) for name, value in self.numbers.items()})
+        object.__setattr__(self, "memory", learners.memory_of(self.method, self.memory))
+
     def learner(self) -> Learner:
         return learner(self.method, self.memory, **self.numbers)
 
@@ -85,10 +93,13 @@ class RunSpec:
         return float(self.learner().method.lam)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """All settings, as they are read back: a row that was just made looks like one from a file."""
+        record: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return record
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> RunSpec:
+        """The run of a record; what was not a setting yet when that was written has its default."""
         parts = dict(record)
         stream = dict(parts.get("stream") or {})
         if stream.get("tasks"):
@@ -106,8 +117,17 @@ class RunSpec:
 
     @cached_property
     def _hash(self) -> str:
-        """Asked for many times a run: a study of thousands would spend its time on it."""
-        return content_hash(self.to_json())
+        """Of all that differs from the defaults, so that a new setting changes the name of no old run.
+
+        Asked for many times per run: a study of thousands would spend its time on it.
+        """
+        usual = learners.defaults(self.method)
+        numbers = {
+            name: float(value) if isinstance(usual.get(name), float) and type(value) is int else value
+            for name, value in self.numbers.items()
+        }
+        unusual = {name: value for name, value in numbers.items() if name not in usual or value != usual[name]}
+        return content_hash({**_unusual(self), "numbers": unusual, "method": self.method})
 
     def fleet_key(self) -> str:
         """Runs with equal keys can share a fleet: they differ in seed and in their method's numbers only."""
@@ -130,17 +150,39 @@ def content_hash(record: Any) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True, default=list).encode()).hexdigest()[:32]
 
 
+def _unusual(record: Any) -> dict[str, Any]:
+    """The settings of a record that differ from its defaults, and of the records in it."""
+    different = {}
+    for each in fields(record):
+        value = getattr(record, each.name)
+        if is_dataclass(value):
+            different[each.name] = _unusual(value)
+        elif value != each.default:
+            different[each.name] = value
+    return different
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers, which sweeps hand out, as Python's."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def _made(kind: type[Record], settings: Mapping[str, Any]) -> Record:
     """A record from settings that come from a file: the names must be known and plain values of the right type."""
-    types = get_type_hints(kind)
+    types = _types_of(kind)  # type: ignore[arg-type]
     for name, value in settings.items():
         if name not in types:
-            raise InputError(f"a run has no setting {name!r}: it was written by another version of rwalk")
+            raise InputError(f"a run has no setting {name!r}: it was written by a newer version of rwalk")
         kinds = get_args(types[name]) or (types[name],)
         plain = set(kinds) <= {int, float, str, bool, type(None)}  # the rest is checked where it is made
         if plain and not isinstance(value, (*kinds, int) if float in kinds else kinds):
             raise InputError(f"a run's {name} cannot be {value!r}: study.json was altered")
     return kind(**settings)
+
+
+@cache
+def _types_of(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _per_run(value: Any) -> bool:

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-import torch
-
 from rwalk.errors import InputError
+from rwalk.specs import RunSpec, content_hash
 
 Row = dict[str, Any]
+MACHINE = ("device", "gpu", "processor", "instructions", "torch")  # what decides how floating point rounds
 HEADS = ("single", "multi")
+# Of study.json and of rows. 1, which files do not name: a hash covers every setting there was; nothing says what
+# made a row. 2: a hash covers what differs from the defaults, and a row says what made it.
+SCHEMA = 2
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -85,6 +85,7 @@ class Store:
             with self._locked():
                 self._check_is_ours(study)
                 if not self.study_file.exists() or self.study()["hash"] != study["hash"]:
+                    self._complete_rows()
                     write_atomically(self.study_file, json.dumps(study, indent=1, default=list) + "\n")
                 yield self
         except OSError as error:
@@ -101,7 +102,7 @@ class Store:
                 raise InputError(
                     f"{self.folder} holds another study, which this one does not contain: choose another --out"
                 )
-            if there.get("data", study["data"]) != study["data"]:
+            if not all(each in study["data"] for each in there.get("data", [])):
                 raise InputError(f"the data of {self.folder} has changed since it was begun: choose another --out")
         elif self.folder.is_dir() and not all(_is_litter(path) for path in self.folder.iterdir()):
             raise InputError(f"{self.folder} is not empty and holds no study: choose another --out")
@@ -136,29 +137,50 @@ class Store:
         runs = record.get("runs") if isinstance(record, dict) else None
         if not isinstance(runs, list) or not all(isinstance(run, dict) for run in runs) or "hash" not in record:
             raise InputError(f"{self.study_file} is no study: restore it or remove the folder")
+        if not isinstance(record.get("data", []), list):
+            raise InputError(f"{self.study_file} does not say which data it is of: restore it")
+        if isinstance(record.get("schema", 1), int) and record.get("schema", 1) > SCHEMA:
+            raise InputError(f"{self.folder} was written by a newer version of rwalk: use that one")
         return dict(record)
 
     def rows(self) -> list[Row]:
-        """All rows; the run of a line torn by a crash is done again."""
-        return read_rows(self.rows_file) if self.rows_file.exists() else []
+        """One row per run, the newest; the run of a line torn by a crash is done again.
+
+        Rows that do not say what made them have the machine that their study was begun on.
+        """
+        rows = {row["hash"]: row for row in read_rows(self.rows_file)} if self.rows_file.exists() else {}
+        if any(not row["made"] for row in rows.values()) and self.study_file.exists():
+            begun = self.study().get("environment")
+            machine = {name: begun[name] for name in MACHINE if name in begun} if isinstance(begun, dict) else {}
+            rows = {key: row if row["made"] else {**row, "made": machine} for key, row in rows.items()}
+        return list(rows.values())
+
+    def _complete_rows(self) -> None:
+        """Before study.json is replaced: what rows have of it has to stand in themselves."""
+        if self.rows_file.exists() and any(not row["made"] for row in read_rows(self.rows_file)):
+            write_atomically(self.rows_file, _lines(self.rows()))
 
     def add(self, *rows: Row) -> None:
         """Append rows in one piece, on the disk before this returns."""
         with open(self.rows_file, "a+b") as file:
             _end_last_line(file)
-            file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+            file.write(_lines(rows))
             file.flush()
             os.fsync(file.fileno())
 
     def settle(self, rows: Sequence[Row]) -> None:
         """The study is complete: its rows in this order, whatever the order they finished in, and nothing else."""
-        content = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+        content = _lines(rows)
         if self.rows_file.read_bytes() != content:
             write_atomically(self.rows_file, content)
         shutil.rmtree(self.checkpoints, ignore_errors=True)
         for path in self.folder.iterdir():
             if _is_litter(path) and path.name != ".lock":
                 path.unlink(missing_ok=True)
+
+
+def _lines(rows: Iterable[Row]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -173,22 +195,40 @@ def read_rows(path: Path) -> list[Row]:
             continue
         try:
             row = parse_json(line)
-            fault = _fault(row)
         except ValueError:
             if number == len(lines):
                 break
-            fault = "no JSON"
-        if fault:
-            raise InputError(f"{path}, line {number}, is no result of a run ({fault}): remove that line")
-        rows.append(row)
+            row = None
+        try:
+            rows.append(_checked(row))
+        except InputError as fault:
+            raise InputError(f"{path}, line {number}, is no result of a run ({fault}): remove that line") from None
     return rows
 
 
+def _checked(row: Any) -> Row:
+    """A row as this version writes it, or InputError with what is wrong with it.
+
+    Settings that were not there yet when it was written have their defaults, and its hash is today's.
+    """
+    if fault := _fault(row):
+        raise InputError(fault)
+    try:
+        run = RunSpec.from_json(row["spec"])
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(f"its settings cannot be read: {error}") from None
+    written_as = content_hash(row["spec"]) if row.get("schema", 1) == 1 else run.hash()
+    if written_as != row["hash"]:
+        raise InputError("its settings are not those of its hash")
+    return {**row, "schema": SCHEMA, "hash": run.hash(), "spec": run.to_json(), "made": row.get("made", {})}
+
+
 def _contains(study: Mapping[str, Any], smaller: Mapping[str, Any]) -> bool:
-    """Whether a study only grows, by seeds or methods or λ's: what it is and where it runs are the same."""
-    now, then = (json.loads(json.dumps(each, default=list)) for each in (study, smaller))
-    same = all(now.get(key) == then.get(key) for key in ("reference", "environment"))
-    return same and all(run in now["runs"] for run in then["runs"]) and bool(then["runs"])
+    """Whether a study is the same or only grows, by seeds or methods or λ's."""
+    if study["reference"] != smaller.get("reference"):
+        return False
+    now, then = ({RunSpec.from_json(run).hash() for run in each["runs"]} for each in (study, smaller))
+    return bool(then) and then <= now
 
 
 def _is_litter(path: Path) -> bool:
@@ -199,7 +239,11 @@ def _is_litter(path: Path) -> bool:
 def _fault(row: Any) -> str | None:
     """What is wrong with a row, as far as whoever reads it relies on."""
     if not isinstance(row, dict):
-        return "no object"
+        return "no JSON object"
+    if row.get("schema", 1) not in range(1, SCHEMA + 1):
+        return "written by a newer version of rwalk"
+    if not isinstance(row.get("made", {}), dict):
+        return "no record of what made it"
     for key, kinds in (("hash", str), ("method", str), ("lam", (int, float)), ("seed", int), ("spec", dict)):
         if not isinstance(row.get(key), kinds):
             return f"no {key}"
@@ -216,6 +260,8 @@ def _fault(row: Any) -> str | None:
             return f"no measures of the {head} head"
         if not isinstance(matrix, list) or not all(_is_line(line, len(matrix)) for line in matrix):
             return f"no square accuracy matrix of the {head} head"
+    if len({len(accuracy[head]) for head in HEADS} - {0}) != 1:
+        return "its heads must have the same tasks"
     return None
 
 
@@ -242,36 +288,3 @@ def _end_last_line(file: BinaryIO) -> None:
         file.write(b"\n")
     except ValueError:
         file.truncate(begin)
-
-
-@cache
-def environment(device: str) -> dict[str, str]:
-    """What is needed to say why two studies differ."""
-    versions = {}
-    for package in ("rwalk", "torch", "numpy", "scikit-learn"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    found = {
-        "device": device,
-        "processor": _processor(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),  # decides which kernels round how
-        "machine": platform.machine(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        **versions,
-    }
-    if torch.device(device).type == "cpu":  # a compiled step rounds otherwise than an eager one
-        found["compiler"] = Path(shutil.which(os.environ.get("CXX", "g++")) or "none").name
-    if torch.device(device).type == "cuda":
-        found |= {"gpu": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
-    return found
-
-
-def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()

@@ -9,7 +9,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,13 +20,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from rwalk import metrics, streams
+from rwalk import metrics, numerics, provenance, streams
 from rwalk.batches import steps_per_epoch
 from rwalk.checkpoint import Keeper
+from rwalk.environment import environment
 from rwalk.errors import InputError, first_line, unknown
 from rwalk.fleet import HEADS, Fleet, Progress
 from rwalk.specs import RunSpec, StreamSpec, content_hash, reference_of
-from rwalk.store import Row, Store, environment, write_atomically
+from rwalk.store import SCHEMA, Row, Store, write_atomically
 from rwalk.streams import Stream
 from rwalk.workers import Pool, Report, Stop, available_cores
 
@@ -83,16 +85,21 @@ class Study:
     def from_json(cls, record: Mapping[str, Any], **where: Any) -> Study:
         """The study that a study.json describes; `where` it is to run (data, device, workers …) is not in it."""
         try:
-            runs = tuple(RunSpec.from_json(run) for run in record["runs"])
-            content = {"runs": [run.to_json() for run in runs], "reference": record["reference"]}
-            study = cls(runs, record["reference"], **where)
+            study = cls(tuple(RunSpec.from_json(run) for run in record["runs"]), record["reference"], **where)
+            # Of a file without a schema the hash covers every setting that there was.
+            as_written = {"runs": record["runs"], "reference": record["reference"]}
+            expected = content_hash(as_written) if record.get("schema", 1) == 1 else study.hash()
         except InputError:
             raise
         except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise InputError(f"study.json is none of this version of rwalk ({error})") from None
-        if content_hash(content) != record.get("hash"):
+            raise InputError(f"study.json cannot be read by this version of rwalk ({error})") from None
+        if record.get("hash") != expected:
             raise InputError("study.json was altered (its settings are not those of its hash): restore it")
         return study
+
+    def hash(self) -> str:
+        """What the study is: its runs and references; not where it runs."""
+        return content_hash({"runs": [run.hash() for run in self.runs], "reference": self.reference})
 
     def stream(self, spec: StreamSpec) -> Stream:
         if spec not in self._streams:
@@ -105,17 +112,36 @@ class Study:
             fleet_of("cpu", self.stream(spec.stream), [spec])
 
     def describe(self) -> dict[str, Any]:
-        """What study.json says; `hash` covers what the results depend on."""
-        runs = [run.to_json() for run in self.runs]
-        content = {"runs": runs, "reference": self.reference}
+        """What study.json says."""
         distinct = dict.fromkeys(run.stream for run in self.runs)
         data = [{"dataset": spec.dataset, "sha256": self.stream(spec).fingerprint()} for spec in distinct]
         return {
-            "hash": content_hash(content),
-            **content,
+            "schema": SCHEMA,
+            "hash": self.hash(),
+            "runs": [run.to_json() for run in self.runs],
+            "reference": self.reference,
             "data": data,  # a folder of images may change under its name
             "environment": environment(self.device),
         }
+
+    def current(self, rows: Iterable[Row], tell: Callable[[str], None] = lambda line: None) -> dict[str, Row]:
+        """Those rows, by hash, that this study's runs would give today; of the others, `tell` why not."""
+        runs = {run.hash(): run for run in self.runs}
+        found, reasons = {}, Counter[str]()
+        for row in rows:
+            if (run := runs.get(row["hash"])) is None:
+                continue
+            # Data are compared where they are at hand: who only looks at finished rows need not have them.
+            loaded = self._streams.get(run.stream)
+            data = None if loaded is None else loaded.fingerprint()
+            outdated = provenance.outdated(row["made"], run, data)
+            if outdated:
+                reasons["; ".join(outdated)] += 1
+            else:
+                found[row["hash"]] = row
+        for reason, count in reasons.items():
+            tell(f"{count} finished run{'s are' if count > 1 else ' is'} trained anew: {reason}")
+        return found
 
     def missing(self, done: Collection[str], only: Collection[str] | None = None) -> list[RunSpec]:
         """The runs whose hashes are not among those done; `only` of these methods, where it is given."""
@@ -161,7 +187,7 @@ class Study:
         work are saved and KeyboardInterrupt is raised. Where `only` is given, runs of these methods alone are run,
         and the rows that are there then are returned.
         """
-        done = {row["hash"]: row for row in (store.rows() if store else [])}
+        done = self.current(store.rows() if store else [], tell=logger.warning)
         missing = self.missing(done, only)
         if missing:
             references = self.references(missing)
@@ -170,8 +196,11 @@ class Study:
             with self._crew(len(lost) + len(missing), store, stop) as crew:
                 for job, outcomes in crew(lost, watch):
                     for spec, outcome in zip(job, outcomes, strict=True):
-                        self._remember(spec, outcome)
-                        cached[spec.hash()] = outcome
+                        if reason := outcome["stopped"]:
+                            logger.warning("%s has no reference, so I is not known: %s", _named(spec), reason)
+                        else:
+                            self._remember(spec, outcome)
+                            cached[spec.hash()] = outcome
                     crew.forget(job)
                 for job, outcomes in crew(missing, watch):
                     rows = [self._row(spec, outcome, cached) for spec, outcome in zip(job, outcomes, strict=True)]
@@ -189,15 +218,17 @@ class Study:
     def _crew(self, jobs: int, store: Store | None, stop: Stop) -> _Crew:
         for spec in self.runs:
             self.stream(spec.stream)
-        workplace = _Workplace(
-            self.device, dict(self._streams), store.checkpoints if store else None, self.checkpoint_every
-        )
         workers = 1 if self.device != "cpu" else min(self.workers or available_cores(), jobs)
-        return _Crew(workplace, workers, stop)
+        return _Crew(self._workplace(store), workers, stop)
+
+    def _workplace(self, store: Store | None) -> _Workplace:
+        checkpoints = store.checkpoints if store else None
+        return _Workplace(self.device, dict(self._streams), checkpoints, self.checkpoint_every)
 
     def _row(self, spec: RunSpec, outcome: Mapping[str, Any], references: Mapping[str, Any]) -> Row:
         tasks = len(outcome["accuracy"]["single"])
-        row: Row = {"hash": spec.hash(), "method": spec.method, "lam": spec.lam, "seed": spec.seed}
+        row: Row = {"schema": SCHEMA, "hash": spec.hash()}
+        row |= {"method": spec.method, "lam": spec.lam, "seed": spec.seed}
         reference = {head: np.full(tasks, np.nan) for head in HEADS}
         for k in range(tasks):
             found = references.get(reference_of(spec, k).hash())
@@ -215,18 +246,17 @@ class Study:
         row["reference"] = {head: [_number(value) for value in reference[head]] for head in HEADS}
         row["stopped"] = outcome["stopped"]
         row["spec"] = spec.to_json()
+        row["made"] = provenance.made(spec, self.device, self.stream(spec.stream).fingerprint())
         return row
 
     # ── references are the same for every method, so they are kept between studies ────────────────────────────
 
     def _reference_file(self, spec: RunSpec) -> Path:
         folder = self.cache or Path(os.environ.get("RWALK_CACHE", Path.home() / ".cache" / "rwalk"))
-        # The data itself is in the key: a folder of images may change under its name.
-        data = self.stream(spec.stream).fingerprint()
-        environ = environment(self.device)
-        return (
-            folder / "references" / f"{content_hash([spec.to_json(), data, environ['torch'], self.device])}.json"
-        )
+        self.stream(spec.stream)
+        around = environment(self.device)
+        key = [self._workplace(None).identity([spec]), around["torch"], self.device, around.get("gpu")]
+        return folder / "references" / f"{content_hash(key)}.json"
 
     def _recall(self, spec: RunSpec) -> Mapping[str, Any] | None:
         try:
@@ -251,8 +281,12 @@ class _Workplace(NamedTuple):
     checkpoint_every: int | None
 
     def identity(self, job: Sequence[RunSpec]) -> str:
-        """What a job's results depend on: its settings and the data itself."""
-        return content_hash([[spec.to_json() for spec in job], self.streams[job[0].stream].fingerprint()])
+        """What a job's results depend on: settings, the code they name, our numerics and the data itself.
+
+        A folder of images may change under its name, and so may a network.
+        """
+        runs = [[spec.hash(), provenance.code_of(spec), numerics.number_of(spec)] for spec in job]
+        return content_hash([runs, self.streams[job[0].stream].fingerprint()])
 
     def folder(self, job: Sequence[RunSpec]) -> Path | None:
         return self.checkpoints / self.identity(job) if self.checkpoints else None
@@ -338,7 +372,10 @@ def _train(
     fleet.train(report, keeper)
     if k is not None:
         accuracy = fleet.evaluate(stream, k)
-        return [{head: float(accuracy[head][run, k]) for head in HEADS} for run in range(len(job))]
+        return [
+            {**{head: float(accuracy[head][run, k]) for head in HEADS}, "stopped": fleet.stopped[run]}
+            for run in range(len(job))
+        ]
     return [
         {
             "accuracy": {head: [[_number(v) for v in row] for row in fleet.accuracy[head][run]] for head in HEADS},
@@ -360,6 +397,10 @@ def fleet_of(device: str, stream: Stream, job: Sequence[RunSpec]) -> Fleet:
         DTYPES[first.dtype],
         first.autocast,
     )
+
+
+def _named(spec: RunSpec) -> str:
+    return f"seed {spec.seed} on {spec.stream.dataset}, tasks 1 to {(spec.reference or 0) + 1},"
 
 
 def _number(value: Any) -> float | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
@@ -158,11 +158,13 @@ def stack(methods: Sequence[SomeMethod], like: Tensor, columns: bool = False) ->
     if any(type(method) is not type(first) for method in methods):
         raise InputError("the runs of one fleet share their method; put different methods into different fleets")
     stacked: dict[str, Any] = {}
+    types = get_type_hints(type(first))  # not the fields' own: those are strings in some modules, types in others
     for field in fields(first):
         values = [getattr(method, field.name) for method in methods]
         differ = any(value != values[0] for value in values)
-        if differ or (columns and field.type == "Number"):
-            if field.type != "Number":
+        is_number = types[field.name] in (Number, float)
+        if differ or (columns and is_number):
+            if not is_number:
                 raise InputError(
                     f"the runs of one fleet must agree on {field.name}, got {values}: "
                     "put them into different fleets"

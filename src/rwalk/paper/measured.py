@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rwalk.paper.experiments import EXPERIMENTS, Entry
+from rwalk import provenance
+from rwalk.paper.experiments import EXPERIMENTS, Entry, runs_of
 from rwalk.paper.reproduce import known_rows
 from rwalk.report.summary import Summary, mean_and_deviation, summarise
 from rwalk.specs import RunSpec
@@ -56,7 +57,8 @@ class Measured:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        summaries = summarise(list(known_rows(folder).values()))
+        self.rows = known_rows(folder)
+        summaries = summarise(list(self.rows.values()))
         self.summaries = {RunSpec.from_json({**each.spec, "seed": 0}).hash(): each for each in summaries}
         self._entries: dict[str, list[tuple[Entry, Summary | None]]] = {}  # of experiments that were asked for
 
@@ -65,8 +67,11 @@ class Measured:
         store = Store(self.folder / name)
         if not store.study_file.exists():
             return ""
-        there = store.study()["environment"]
-        return f"Trained on {there.get('gpu') or there['processor']}, torch {there['torch']}."
+        wanted = {run.hash() for run in runs_of(EXPERIMENTS[name])}
+        rows = [row for row in self.rows.values() if row["hash"] in wanted]
+        if said := provenance.mixture(rows):
+            return said
+        return "".join(f"Trained by {maker}." for maker in provenance.makers(rows))
 
     def entries(self, name: str) -> list[tuple[Entry, Summary | None]]:
         """The cells of an experiment, each with its rows, if there are any."""

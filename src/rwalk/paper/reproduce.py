@@ -91,7 +91,7 @@ def dry_run(plan: Sequence[Planned], known: Collection[str], only: Collection[st
     """
     there, total = set(known), 0.0
     for name, _, cost, study, folder in plan:
-        missing = study.missing(there | {row["hash"] for row in Store(folder).rows()}, only)
+        missing = study.missing(there | study.current(Store(folder).rows()).keys(), only)
         there |= {run.hash() for run in missing}
         line = f"{name}: {len(missing)} of {len(study.runs)} runs to do"
         if not missing:

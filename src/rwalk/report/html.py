@@ -19,6 +19,7 @@ from typing import Any
 
 from rwalk.errors import InputError
 from rwalk.fleet import HEADS
+from rwalk.provenance import mixture
 from rwalk.report import results, sections
 from rwalk.report.figures import HEAD_NAMES
 from rwalk.report.results import Results
@@ -60,6 +61,7 @@ def render(found: Results, title: str, made: datetime | None = None, published: 
         made=(made or datetime.now(UTC)).strftime("%d %B %Y, %H:%M UTC"),
         version=version("rwalk"),
         environments=found.environments,
+        mixture=mixture(found.rows),
         heads={head: HEAD_NAMES[head] for head in HEADS},
         sections=shown,
         stopped=_stopped(found),

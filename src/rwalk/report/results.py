@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rwalk.errors import InputError
-from rwalk.fleet import HEADS
 from rwalk.specs import RunSpec
 from rwalk.store import Row, Store, read_rows
 
@@ -28,7 +27,7 @@ def read(folder: Path) -> Results:
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder: give one that `rwalk run --out` wrote")
     files = sorted(folder.glob("*.jsonl")) or sorted(folder.glob("*/*.jsonl"))
-    rows = {row["hash"]: row for path in files for row in _checked(path)}
+    rows = {row["hash"]: row for path in files for row in _rows(path)}
     if not rows:
         raise InputError(f"{folder} holds no finished run: there is no row in any *.jsonl file in it")
     studies = [
@@ -37,18 +36,10 @@ def read(folder: Path) -> Results:
     return Results(list(rows.values()), _environments(studies), len(_planned(studies) - rows.keys()))
 
 
-def _checked(path: Path) -> list[Row]:
-    """Rows with complete settings: what an older version did not write yet has its default."""
-    rows = []
-    for row in read_rows(path):
-        try:
-            spec = RunSpec.from_json(row["spec"])
-            if len({len(row["accuracy"][head]) for head in HEADS} - {0}) != 1:
-                raise InputError("its heads must have the same tasks")
-        except (InputError, KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path}, run {row.get('hash')}, is no result of a run: {error}") from None
-        rows.append({**row, "spec": spec.to_json()})
-    return rows
+def _rows(path: Path) -> list[Row]:
+    """Of a study, which knows where it was begun, or of a file that was gathered from somewhere."""
+    store = Store(path.parent)
+    return store.rows() if path == store.rows_file else read_rows(path)
 
 
 def _planned(studies: Iterable[Mapping[str, Any]]) -> set[str]:

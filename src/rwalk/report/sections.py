@@ -17,7 +17,7 @@ from rwalk import metrics
 from rwalk.fleet import HEADS
 from rwalk.learners import LEARNERS
 from rwalk.report.figures import COLOURS
-from rwalk.report.summary import Summary
+from rwalk.report.summary import Summary, mean_and_deviation
 from rwalk.specs import RunSpec, content_hash
 
 DIGITS = 6  # decimals of an accuracy: finer than one example in a test set of 100 000
@@ -48,20 +48,27 @@ def sections(summaries: Sequence[Summary], published: Published = NOTHING) -> li
     `published` is what a paper says of some runs.
     """
     groups: dict[str, list[Summary]] = {}
+    held_out = {_tested(each): each for each in summaries if each.spec["stream"]["validation"] is not None}
     for summary in summaries:
         key = content_hash([summary.spec["stream"], summary.spec["network"], _tasks(summary)])
         groups.setdefault(key, []).append(summary)
-    return [_section(group, published) for group in groups.values()]
+    return [_section(group, published, held_out) for group in groups.values()]
 
 
-def _section(summaries: Sequence[Summary], published: Published) -> Json:
+def _tested(summary: Summary) -> str:
+    """The name of a configuration, whatever it was tested on: held-out training data, or the test set."""
+    spec = summary.spec
+    return content_hash({**spec, "stream": {**spec["stream"], "validation": None}})
+
+
+def _section(summaries: Sequence[Summary], published: Published, held_out: Mapping[str, Summary]) -> Json:
     first = summaries[0]
     stream = first.spec["stream"]
     settings = [_settings(summary) for summary in summaries]
     told = [_differing(summary.method, settings, summaries) for summary in summaries]
     order = list(LEARNERS)
     configurations = [
-        _configuration(summary, ", ".join(values[name] for name in names if name in values), published)
+        _configuration(summary, ", ".join(values[name] for name in names if name in values), published, held_out)
         for summary, values, names in zip(summaries, settings, told, strict=True)
     ]
     configurations.sort(
@@ -74,11 +81,31 @@ def _section(summaries: Sequence[Summary], published: Published) -> Json:
         "classes": [", ".join(map(str, task)) for task in stream["tasks"] or []],
         "configurations": configurations,
         "published": any(each[head]["paper"] for each in configurations for head in HEADS),
+        "choice": _choice(configurations, stream["validation"] is not None),
     }
 
 
-def _configuration(summary: Summary, settings: str, published: Published) -> Json:
-    """One method with all its numbers, over its seeds."""
+def _choice(configurations: Sequence[Json], on_validation: bool) -> str:
+    """By what one configuration of each method is chosen, where there are several to choose from."""
+    groups: dict[tuple[str, str], list[Json]] = {}
+    for each in configurations:
+        groups.setdefault((each["method"], each["memory"]), []).append(each)
+    several = [each for group in groups.values() if len(group) > 1 for each in group]
+    if not several:
+        return ""
+    if on_validation:
+        return "Of each method, the configuration with the best A on held-out training data."
+    if all(each[head]["validation"] is not None for each in several for head in HEADS):
+        return "Of each method, the configuration that was best on held-out training data, not on this test data."
+    return (
+        "Of each method, the configuration with the best A on this very test data: a choice that flatters it. "
+        "Runs with --validation in the same folder make it an honest one."
+    )
+
+
+def _configuration(summary: Summary, settings: str, published: Published, held_out: Mapping[str, Summary]) -> Json:
+    """One method with all its numbers, over its seeds; its accuracy on held-out training data, if there is one."""
+    twin = held_out.get(_tested(summary))
     run = RunSpec.from_json({**summary.spec, "seed": 0}).hash() if published else ""
     memory = summary.spec["memory"]
     size = None if memory is None else memory["per_class"] if memory["per_class"] is not None else memory["total"]
@@ -93,7 +120,16 @@ def _configuration(summary: Summary, settings: str, published: Published) -> Jso
         "sampler": memory and memory["sampler"],
         "settings": settings,
         "seeds": list(summary.seeds),
-        **{head: {**_measured(summary, head), "paper": published.get((run, head))} for head in HEADS},
+        **{
+            head: {
+                **_measured(summary, head),
+                "paper": published.get((run, head)),
+                "validation": None
+                if twin is None
+                else _numbers(np.array([mean_and_deviation(twin.A[head])[0]]))[0],
+            }
+            for head in HEADS
+        },
     }
 
 

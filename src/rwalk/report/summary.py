@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rwalk import metrics
 from rwalk.methods import METHODS
+from rwalk.specs import content_hash
 
 Row = dict[str, Any]
 
@@ -34,8 +35,7 @@ def summarise(rows: Sequence[Row]) -> list[Summary]:
     """One summary a configuration, in the order of first appearance."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        spec = {**row["spec"], "seed": None}
-        groups.setdefault(repr(spec), []).append(row)
+        groups.setdefault(content_hash({**row["spec"], "seed": None}), []).append(row)
     return [_summary(group) for group in groups.values()]
 
 

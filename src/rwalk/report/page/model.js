@@ -79,11 +79,14 @@ function selected(section) {
 }
 
 // Of each group the configuration that leads by the paper; else that of highest mean A under the chosen head, or the
-// first, where none was measured.
+// first, where none was measured. A is that of held-out training data where the whole group was measured on such.
 function best(configurations, key) {
-  const rank = (each) => (each[chosen.head].paper?.leads ? 2 : 0) + (mean(each[chosen.head].A) ?? -1);
-  return [...grouped(configurations, key).values()]
-    .map((group) => group.reduce((leader, each) => rank(each) > rank(leader) ? each : leader));
+  return [...grouped(configurations, key).values()].map((group) => {
+    const heldOut = group.every((each) => each[chosen.head].validation !== null);
+    const A = (each) => heldOut ? each[chosen.head].validation : mean(each[chosen.head].A);
+    const rank = (each) => (each[chosen.head].paper?.leads ? 2 : 0) + (A(each) ?? -1);
+    return group.reduce((leader, each) => rank(each) > rank(leader) ? each : leader);
+  });
 }
 
 // ── names ────────────────────────────────────────────────────────────────────────────────────────────────────

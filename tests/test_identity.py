@@ -1,0 +1,307 @@
+"""What a result is of: settings, the code they name, our numerics, the data; and what made it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, make_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import little
+from rwalk import Fleet, MemorySpec, Training, datasets, learner, numerics, provenance, seeds, streams
+from rwalk.compare import compare
+from rwalk.environment import commit
+from rwalk.learners import LEARNERS
+from rwalk.methods import Method, stack
+from rwalk.report.html import render
+from rwalk.report.results import read
+from rwalk.report.summary import summarise
+from rwalk.specs import RunSpec, StreamSpec, content_hash
+from rwalk.store import SCHEMA, Store
+from rwalk.studies import Study
+
+RESULTS = Path(__file__).parents[1] / "results"
+NETWORK = """
+import torch
+from layers import WIDTH
+
+def make(shape, classes):
+    return torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(torch.Size(shape).numel(), WIDTH), torch.nn.Linear(WIDTH, classes)
+    )
+"""
+
+
+def run_in(folder: Path, *options: str) -> tuple[str, list[dict[str, Any]]]:
+    """`rwalk run` as a user gives it, in a new process: what it says, and the rows."""
+    command = [sys.executable, "-m", "rwalk", "run", "--network=mynet:make", "--methods=vanilla", "--seeds=1"]
+    command += ["--steps=5", "--workers=1", "--quiet", "--out=study", *options]
+    environ = {"RWALK_CACHE": str(folder / "cache"), "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stderr, Store(folder / "study").rows()
+
+
+# ── the user's code ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_edited_network_is_trained_anew_and_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / "mynet.py").write_text(NETWORK)
+    (tmp_path / "layers.py").write_text("WIDTH = 32\n")
+    _, (first,) = run_in(tmp_path)
+    references = set((tmp_path / "cache").rglob("*.json"))
+
+    (tmp_path / "layers.py").write_text("WIDTH = 32  # the same\n\n")
+    said, (again,) = run_in(tmp_path)
+    assert again == first and "anew" not in said, "a comment changes nothing"
+
+    (tmp_path / "layers.py").write_text("WIDTH = 2\n")  # in a module that the network imports
+    said, (second,) = run_in(tmp_path)
+    assert "1 finished run is trained anew: the source of mynet:make has changed" in said
+    assert second["accuracy"] != first["accuracy"]
+    assert second["reference"] != first["reference"] and len(set((tmp_path / "cache").rglob("*.json"))) == 2
+    assert references < set((tmp_path / "cache").rglob("*.json"))
+    assert len((tmp_path / "study" / "runs.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_checkpoint_of_an_edited_network_is_not_gone_on_from() -> None:
+    study = little.study(methods=["vanilla"], seeds=1)
+    workplace = study._workplace(None)
+    study.stream(study.runs[0].stream)
+    before = study._workplace(None).identity(study.runs)
+    assert before == study._workplace(None).identity(study.runs) and workplace.streams == {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rwalk.provenance.source_digest", lambda module: "another")
+        assert study._workplace(None).identity(study.runs) != before
+
+
+# ── settings ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_setting_that_is_added_later_changes_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunSpec(method="rwalk", numbers={"lam": 3.0}, memory=MemorySpec(per_class=5), training=Training(lr=0.1))
+    before = run.hash()
+    later = make_dataclass("Training", [("momentum", float, 0.0)], bases=(Training,), frozen=True)
+    assert replace(run, training=later(**asdict(run.training))).hash() == before
+    assert replace(run, training=later(**asdict(run.training), momentum=0.9)).hash() != before
+
+
+def test_the_hash_of_a_run_is_for_ever() -> None:
+    """Rows are found by it: if this fails, every finished study would be trained again."""
+    run = RunSpec(StreamSpec("mnist", 5), "cnn", "pi", {"lam": 3.0}, MemorySpec(total=50), Training(steps=7), 2)
+    assert run.hash() == RunSpec.from_json(json.loads(json.dumps(run.to_json()))).hash()
+    assert run.hash() == "eadfe890569ff01d9a588c890f6361e9"
+
+
+def test_a_number_at_its_default_is_no_other_run() -> None:
+    plain = RunSpec(method="rwalk")
+    for numbers in ({"lam": 1.0}, {"lam": 1}, {"alpha": 0.9, "dt": 10}, {"lam": np.float64(1.0)}):
+        assert RunSpec(method="rwalk", numbers=numbers).hash() == plain.hash()
+    for numbers in ({"lam": 2.0}, {"dt": 11}, {"penalty": "proximal"}):
+        assert RunSpec(method="rwalk", numbers=numbers).hash() != plain.hash()
+
+
+def test_a_study_written_before_a_setting_existed_is_read(tmp_path: Path) -> None:
+    record = json.loads(json.dumps(little.study().describe()))
+    old = {"runs": [{k: v for k, v in run.items() if k != "autocast"} for run in record["runs"]]}
+    old |= {"reference": record["reference"]}
+    study = Study.from_json({**old, "hash": content_hash(old)})
+    assert [run.hash() for run in study.runs] == [run.hash() for run in little.study().runs]
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent.name for path in RESULTS.glob("*/study.json")))
+def test_results_of_the_first_schema_are_read_whole_and_nothing_is_trained_anew(folder: str) -> None:
+    store = Store(RESULTS / folder)
+    study = Study.from_json(store.study())
+    told: list[str] = []
+    done = study.current(store.rows(), told.append)
+    assert told == [] and study.missing(done) == [] and len(done) == len(study.runs)
+    assert all(row["made"]["gpu"] == "NVIDIA H200" for row in done.values())
+
+
+def test_results_of_the_first_schema_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study that another version began on another machine goes on here: only what is new is trained."""
+    before = little.study(methods=["vanilla"], seeds=1)
+    with Store(tmp_path).opened(before.describe()) as store:
+        (row,) = before.execute(store)
+    record = json.loads((tmp_path / "study.json").read_text())
+    content = {"runs": record["runs"], "reference": record["reference"]}
+    elsewhere = {"device": "cuda", "gpu": "NVIDIA H200", "torch": "2.11.0"}
+    old = {"hash": content_hash(content), **content, "data": record["data"], "environment": elsewhere}
+    (tmp_path / "study.json").write_text(json.dumps(old))
+    first = {key: value for key, value in row.items() if key not in ("schema", "made")}
+    first["hash"] = content_hash(row["spec"])
+    (tmp_path / "runs.jsonl").write_text(json.dumps(first) + "\n")
+
+    larger, trained = little.study(methods=["vanilla"], seeds=2), []
+    with Store(tmp_path).opened(larger.describe()) as store:
+        rows = larger.execute(store, watch=lambda event: trained.extend(event.runs))
+    assert {run.seed for run in trained} == {1}
+    assert rows[0]["accuracy"] == row["accuracy"] and rows[0]["hash"] == row["hash"]
+    assert rows[0]["made"] == elsewhere and rows[1]["made"]["torch"] == torch.__version__
+    assert json.loads((tmp_path / "study.json").read_text())["schema"] == SCHEMA
+    assert "not all made alike" in provenance.mixture(rows) and "NVIDIA H200" in provenance.mixture(rows)
+    assert "not all made alike" in render(read(tmp_path), "grown")
+    assert any(line.startswith("made by, in both: ") for line in compare(Store(tmp_path), Store(tmp_path)))
+
+
+# ── our own numerics ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_row_of_older_numerics_is_trained_anew_and_the_reason_is_given() -> None:
+    study = little.study(methods=["ewc", "rwalk"], seeds=1)
+    rows = study.execute()
+    assert [row["made"]["numerics"] for row in rows] == [2, 1]
+    old = [{**row, "made": {**row["made"], "numerics": 1}} for row in rows]
+    told: list[str] = []
+    assert [row["method"] for row in study.current(old, told.append).values()] == ["rwalk"]
+    assert told == [
+        "1 finished run is trained anew: rwalk computes it differently: "
+        "EWC measures its Fisher on shuffled batches, no longer class by class"
+    ]
+
+
+TABLE = Path(__file__).parent / "numerics.json"
+
+
+def trained(name: str, optimizer: str) -> float:
+    """One number that any change of what is computed moves; rounding, of six steps in float64, does not."""
+    memory = MemorySpec(per_class=3)
+    training = Training(steps=6, batch=16, optimizer=optimizer, lr=0.01)
+    numbers = {"lam": 10.0} if name in ("ewc", "ewc++", "pi", "rwalk") else {}
+    fleet = Fleet(little.stream(), "mlp", [learner(name, memory, **numbers)], [3], training, dtype=torch.float64)
+    fleet.train()
+    weights = torch.linspace(-1, 1, fleet.theta.shape[1], dtype=torch.float64)
+    return float((fleet.theta[0] * weights).sum())
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("name", LEARNERS)
+def test_what_is_computed_changes_only_with_its_number(name: str, optimizer: str) -> None:
+    """After a change that is meant: add it to numerics.HISTORY, and run this file to write the table anew."""
+    known = json.loads(TABLE.read_text())
+    number, value = known[f"{name} {optimizer}"]
+    assert number == numerics.number_of(RunSpec(method=name))
+    assert trained(name, optimizer) == pytest.approx(value, rel=1e-6)
+
+
+# ── what made a row ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_row_says_what_made_it() -> None:
+    study = little.study(methods=["vanilla"], seeds=1)
+    (row,) = study.execute()
+    assert row["made"]["rwalk"] and row["made"]["torch"] == torch.__version__ and row["made"]["device"] == "cpu"
+    assert row["made"]["commit"] == commit() and set(row["made"]["code"]) == {"little:Network"}
+    assert study.stream(study.runs[0].stream).fingerprint().startswith(row["made"]["data"])
+
+
+def test_a_commit_is_named_only_of_our_own_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = subprocess.run(["git", "rev-parse", "HEAD"], cwd=RESULTS, capture_output=True, text=True)
+    if here.returncode == 0:
+        assert here.stdout.startswith((commit() or "none").removesuffix("+changes"))
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    monkeypatch.setattr("rwalk.environment.__file__", str(tmp_path / "environment.py"))
+    assert commit.__wrapped__() is None, "rwalk may be installed inside somebody's repository"
+
+
+def test_data_that_changed_are_noticed_in_rows_taken_from_elsewhere() -> None:
+    study = little.study(methods=["vanilla"], seeds=1)
+    (row,) = study.execute()
+    assert study.current([row])
+    other = {**row, "made": {**row["made"], "data": "0" * 16}}
+    told: list[str] = []
+    assert study.current([other], told.append) == {} and "the data of digits have changed" in told[0]
+
+
+def test_rows_taken_over_from_another_kind_of_machine_are_named() -> None:
+    (row,) = little.study(methods=["vanilla"], seeds=1).execute()
+    assert provenance.strangers([row], "cpu") == []
+    (line,) = provenance.strangers([{**row, "made": {"gpu": "NVIDIA H200", "torch": "2.11.0"}}], "cpu")
+    assert "made on NVIDIA H200, torch 2.11.0" in line
+
+
+# ── numbers that are what they say ────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_reference_that_diverged_is_none_and_is_not_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = little.study(methods=["vanilla"], seeds=1, reference="final", cache=tmp_path)
+    wild = [replace(run, training=replace(run.training, lr=1e30)) for run in study.runs]
+    study = Study(tuple(wild), "final", cache=tmp_path, workers=1)
+    with caplog.at_level("WARNING"):
+        (row,) = study.execute()
+    assert set(row["reference"]["single"]) == {None} and row["single"]["I"] is None
+    assert "has no reference" in caplog.text and "the loss is not finite" in caplog.text
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_record_says_how_exemplars_are_replayed() -> None:
+    for name, replay in (("icarl", "concat"), ("gem", "none"), ("rwalk", "half")):
+        run = RunSpec(method=name, memory=MemorySpec(per_class=2, replay="half"))
+        assert run.memory == run.learner().memory
+        assert run.to_json()["memory"]["replay"] == replay
+
+
+def test_seeds_of_a_grown_study_with_tasks_are_pooled(tmp_path: Path) -> None:
+    stream = StreamSpec(tasks=(("0", "1"), ("2", "3")))
+    small, large = (
+        Study(
+            tuple(replace(run, stream=stream) for run in little.study(["vanilla"], seeds).runs), "none", workers=1
+        )
+        for seeds in (1, 2)
+    )
+    for study in (small, large):
+        with Store(tmp_path).opened(study.describe()) as store:
+            rows = study.execute(store)
+    (summary,) = summarise(rows)
+    assert summary.seeds == (0, 1)
+
+
+def test_numpys_integers_draw_the_same() -> None:
+    assert seeds.derive(np.int64(0), "order", np.int32(1)) == seeds.derive(0, "order", 1)
+    assert RunSpec(seed=np.int64(3)).hash() == RunSpec(seed=3).hash()  # type: ignore[arg-type]
+
+
+def test_a_method_whose_annotations_are_types_is_swept() -> None:
+    """As in a module without `from __future__ import annotations`."""
+    for kind in (float, float | torch.Tensor):
+        mine = make_dataclass("Mine", [("rate", kind, 1.0)], bases=(Method,), frozen=True)
+        both = stack([mine(rate=1.0), mine(rate=2.0)], torch.zeros(2, 3))
+        assert both.rate.tolist() == [[1.0], [2.0]]  # type: ignore[attr-defined]
+
+
+def test_ewcs_fisher_is_that_of_shuffled_batches() -> None:
+    """As much, up to the draw, as a shuffled loader gives a Guard; batches of one class give several times that."""
+    stream = streams.split(datasets.load("digits"), classes_per_task=2)
+    fleet = Fleet(stream, "mlp", [learner("ewc")], [0], Training(epochs=3), dtype=torch.float64)
+    fleet._begin_task()
+    fleet._train_task()
+    examples = torch.cat(fleet.current)
+
+    def total(order: torch.Tensor) -> float:
+        """The sum of F, written out."""
+        weighted = 0.0
+        for index in order.split(64):
+            x, y = fleet.stream.batch(index[None])
+            loss = torch.nn.functional.cross_entropy((fleet.net.forward(x, train=False) + fleet.head)[0], y[0])
+            weighted += len(index) * float(fleet.net.gradient(loss[None]).square().sum())
+        return weighted / len(order)
+
+    draws = [total(examples[torch.randperm(len(examples), generator=seeds.generator(n))]) for n in range(20)]
+    ours = float(fleet._data_fisher().sum())
+    assert 0.9 * min(draws) < ours < 1.1 * max(draws)
+    assert total(examples) > 2 * max(draws), "class by class"
+
+
+if __name__ == "__main__":
+    names = [(name, optimizer) for name in LEARNERS for optimizer in ("adam", "sgd")]
+    table = {f"{n} {o}": [numerics.number_of(RunSpec(method=n)), trained(n, o)] for n, o in names}
+    TABLE.write_text(json.dumps(table, indent=1) + "\n")
