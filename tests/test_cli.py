@@ -214,6 +214,15 @@ def test_a_study_may_grow(rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch) -> None
     refused(rwalk(*options, "--methods=vanilla", "--seeds=1"), "which this one does not contain")
 
 
+def test_replay_is_recorded_as_it_is_done_and_a_method_with_its_own_says_so(rwalk: Rwalk) -> None:
+    outcome = rwalk(*LITTLE, "--methods=vanilla,icarl", "--memory=2", "--replay=half", "--steps=1", "--out=study")
+    assert outcome.code == 0
+    assert "icarl is not icarl with --replay half: it runs as it is defined" in outcome.err
+    rows = [json.loads(line) for line in Path("study/runs.jsonl").read_text().splitlines()]
+    assert [row["spec"]["memory"]["replay"] for row in rows] == ["half", "concat"]
+    refused(rwalk(*LITTLE, "--replay=half"), "--memory")
+
+
 def test_a_network_of_ones_own_lies_where_one_works(rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
     Path("mine.py").write_text("from little import Network")

@@ -279,7 +279,7 @@ def test_a_method_whose_annotations_are_types_is_swept() -> None:
 
 
 def test_ewcs_fisher_is_that_of_shuffled_batches() -> None:
-    """As much, up to the draw, as a shuffled loader gives a Guard; batches of one class give several times that."""
+    """As much, up to the draw, as a shuffled loader gives a Guard; class by class it is several times that."""
     stream = streams.split(datasets.load("digits"), classes_per_task=2)
     fleet = Fleet(stream, "mlp", [learner("ewc")], [0], Training(epochs=3), dtype=torch.float64)
     fleet._begin_task()

@@ -376,6 +376,33 @@ def test_what_leads_by_the_paper_is_shown_before_what_scored_best(browser: Any, 
         page.tab.context.close()
 
 
+def test_the_report_says_by_what_a_configuration_is_chosen(browser: Any, tmp_path: Path) -> None:
+    """On test data, which flatters; on held-out training data, where all were measured on such too."""
+
+    def row(lam: float, accuracy: float, validation: float | None = None) -> Row:
+        spec = RunSpec(StreamSpec("digits", validation=validation), method="rwalk", numbers={"lam": lam})
+        made = made_row(spec)
+        flat = [[accuracy if j <= k else None for j in range(3)] for k in range(3)]
+        return {**made, "accuracy": dict.fromkeys(HEADS, flat)}
+
+    tested = [row(0.1, 0.9), row(10.0, 0.8)]
+    held_out = [row(0.1, 0.5, validation=0.1), row(10.0, 0.7, validation=0.1)]
+    for rows, expected, said in (
+        (tested, "0.1", "on this very test data"),
+        ([*tested, held_out[0]], "0.1", "on this very test data"),
+        ([*tested, *held_out], "10", "not on this test data"),
+        (held_out, "10", "on held-out training data"),
+        (tested[:1], "0.1", None),
+    ):
+        write_rows(tmp_path / "runs.jsonl", rows)
+        page = Opened(browser, write_report(tmp_path), viewport={"width": 1280, "height": 900})
+        shown = page("[...document.querySelectorAll('#section-0 tbody tr')].map(r => r.innerText.split('\\t')[1])")
+        notes = page("[...document.querySelectorAll('#section-0 .choice')].map(each => each.innerText)")
+        assert shown == [expected] and len(notes) == (said is not None) and page.complaints == []
+        assert said is None or said in notes[0]
+        page.tab.context.close()
+
+
 def test_strings_from_data_are_shown_as_they_are(opened: Opened) -> None:
     assert opened("window.boom") is None
     assert opened("document.querySelectorAll('img, b').length") == 0

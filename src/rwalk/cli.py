@@ -163,8 +163,6 @@ def run(
 
     _check_seeds(seeds)
     _let_import(network)
-    if replay and (memory is None and memory_total is None):
-        raise InputError("--replay says how exemplars are mixed in: give --memory or --memory-total too")
     if steps is not None and epochs is not None:
         raise InputError("give --epochs or --steps, not both")
     base = RunSpec(
@@ -187,6 +185,8 @@ def run(
         ),
         autocast=bf16,
     )
+    if replay and base.memory is None:
+        raise InputError("--replay says how exemplars are mixed in: give --memory or --memory-total too")
     specs = []
     names = [name.strip().lower() for name in methods.split(",")]
     compared = {}
