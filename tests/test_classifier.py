@@ -6,7 +6,7 @@ import json
 import pickle
 import struct
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 from torch import Tensor, nn
 
-from rwalk import classifier_files, datasets, streams
+from rwalk import classifier_files, datasets, sealed, streams
 from rwalk.classifier import IncrementalClassifier
 from rwalk.errors import InputError
 from rwalk.fleet import Fleet, Training
@@ -680,8 +680,8 @@ def forged(saved: bytes, tmp_path: Path, *keys: str | int, value: Any) -> bytes:
     text = json.dumps(record)
     path = tmp_path / "original"
     path.write_bytes(saved)
-    _, tensors = classifier_files._contents(path)
-    header["__metadata__"] |= {"record": text, "sha256": classifier_files._checksum(text, tensors)}
+    _, tensors = sealed.read(path)
+    header["__metadata__"] = sealed.metadata(classifier_files.FORMAT, text, tensors)
     packed = json.dumps(header).encode()
     packed += b" " * (-len(packed) % 8)
     return struct.pack("<Q", len(packed)) + packed + saved[8 + size :]
@@ -742,19 +742,47 @@ def test_forging_changes_nothing_else(saved: bytes, tmp_path: Path) -> None:
     assert IncrementalClassifier.load(path).epochs == 7
 
 
+def poisoned(name: str, value: float) -> Callable[[dict[str, Tensor]], None]:
+    def poison(tensors: dict[str, Tensor]) -> None:
+        tensors[name].view(-1)[-1] = value
+
+    return poison
+
+
+def replaced(name: str, make: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], None]:
+    def replace_it(tensors: dict[str, Tensor]) -> None:
+        tensors[name] = make(tensors["theta"])
+
+    return replace_it
+
+
 @pytest.mark.parametrize(
-    "change", ["theta2", "method.extra", "buffer.extra", "exemplars.9", "dtype", "shape", "lost"]
+    "change",
+    {
+        "another theta": replaced("theta2", Tensor.clone),
+        "an extra vector": replaced("method.extra", Tensor.clone),
+        "an extra buffer": replaced("buffer.extra", Tensor.clone),
+        "a name that leads elsewhere": replaced("../../evil", Tensor.clone),
+        "exemplars of no class": replaced("exemplars.9", Tensor.clone),
+        "theta in double precision": replaced("theta", Tensor.double),
+        "theta of whole numbers": replaced("theta", Tensor.long),
+        "theta twice": replaced("theta", lambda t: t.repeat(2, 1)),
+        "theta without its row": replaced("theta", lambda t: t[0].clone()),
+        "theta of nothing": replaced("theta", lambda t: t[:0].clone()),
+        "a shorter vector": replaced("method.fisher", lambda t: t[:, 1:].clone()),
+        "no anchor": lambda tensors: tensors.pop("method.anchor"),
+        "no importance": lambda tensors: tensors.pop("method.importance"),
+        "neither": lambda tensors: [tensors.pop(f"method.{name}") for name in ("anchor", "importance")],
+        "no theta": lambda tensors: tensors.pop("theta"),
+        "theta that is no number": poisoned("theta", float("nan")),
+        "an infinite anchor": poisoned("method.anchor", float("-inf")),
+        "an importance that is no number": poisoned("method.importance", float("nan")),
+        "an importance that pushes away": poisoned("method.importance", -1.0),
+    }.items(),
+    ids=lambda change: change[0],
 )
-def test_tensors_that_do_not_belong_are_refused(change: str, tmp_path: Path) -> None:
+def test_tensors_that_do_not_belong_are_refused(change: tuple[str, Any], tmp_path: Path) -> None:
     classifier = quick(epochs=1, memory=2).partial_fit(*blobs("ab"))
-    tensors = classifier._knowledge.tensors
-    if change == "dtype":
-        tensors["theta"] = tensors["theta"].double()
-    elif change == "shape":
-        tensors["method.fisher"] = tensors["method.fisher"][:, 1:].clone()
-    elif change == "lost":
-        del tensors["method.anchor"]
-    else:
-        tensors[change] = tensors["theta"].clone()
+    change[1](classifier._knowledge.tensors)
     classifier.save(tmp_path / "original")
     refused((tmp_path / "original").read_bytes(), tmp_path / "file")

@@ -13,16 +13,17 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import safetensors.torch
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from rwalk import batches
+from rwalk import batches, sealed
 from rwalk.errors import InputError
 from rwalk.fleet import HEADS, Fleet
+from rwalk.sealed import Form
 from rwalk.store import environment, parse_json, write_atomically
 
 FORMAT = 1
@@ -33,18 +34,6 @@ ASSUMED_SPEED = 1e8  # bytes a second, until the first save has shown the real o
 LARGEST_RECORD = 1 << 24  # bytes; a record is counters, a few thousand at most
 
 _NAME = re.compile(r"(\d{4,})-(\d{8,})\.json")
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 
 class Keeper:
@@ -234,9 +223,9 @@ def _checked_tensors(path: Path, recorded: Any, fleet: Fleet, counters: Mapping[
     _need(digest == recorded["sha256"], "its tensors' checksum is wrong")
     try:
         with safe_open(path, framework="pt") as file:  # reads the header alone, and checks it against the length
-            forms = {name: _form(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118 - no mapping
-            _check_forms(forms, _expected(fleet, counters))
-            tensors = {name: file.get_tensor(name) for name in forms}
+            found = sealed.forms(file)
+            _check_forms(found, _expected(fleet, counters))
+            tensors = {name: file.get_tensor(name) for name in found}
     except safetensors.SafetensorError as error:
         raise _Damaged(str(error)) from None
     examples = len(fleet.stream.y) * (1 if fleet.stream.permutations is None else len(fleet.stream.permutations))
@@ -252,24 +241,15 @@ def _checked_tensors(path: Path, recorded: Any, fleet: Fleet, counters: Mapping[
     return tensors
 
 
-class _Form(NamedTuple):
-    dtype: torch.dtype | None
-    shape: tuple[int, ...]
-
-
-def _form(lazy: Any) -> _Form:
-    return _Form(_DTYPES.get(lazy.get_dtype()), tuple(lazy.get_shape()))
-
-
-def _expected(fleet: Fleet, counters: Mapping[str, Any]) -> dict[str, _Form]:
+def _expected(fleet: Fleet, counters: Mapping[str, Any]) -> dict[str, Form]:
     """Every tensor a snapshot of this fleet has at this point."""
     runs, tasks = fleet.runs, len(fleet.stream)
-    vector = _Form(fleet.theta.dtype, tuple(fleet.theta.shape))
+    vector = Form(fleet.theta.dtype, tuple(fleet.theta.shape))
     expected = {"theta": vector}
-    expected |= {f"optimizer.{name}": _Form(t.dtype, tuple(t.shape)) for name, t in fleet.optimizer.state.items()}
+    expected |= {f"optimizer.{name}": Form(t.dtype, tuple(t.shape)) for name, t in fleet.optimizer.state.items()}
     expected |= {f"method.{name}": vector for name in _state_names(fleet, counters["task"])}
-    expected |= {f"buffer.{name}": _Form(t.dtype, tuple(t.shape)) for name, t in fleet.net.buffers.items()}
-    expected |= {f"accuracy.{head}": _Form(torch.float64, (runs, tasks, tasks)) for head in HEADS}
+    expected |= {f"buffer.{name}": Form(t.dtype, tuple(t.shape)) for name, t in fleet.net.buffers.items()}
+    expected |= {f"accuracy.{head}": Form(torch.float64, (runs, tasks, tasks)) for head in HEADS}
     begun = counters["task"] if counters["step"] else counters["task"] - 1
     if fleet.learner.distills and begun > 0:  # the first task has nobody to learn from
         expected["teacher"] = vector
@@ -277,7 +257,7 @@ def _expected(fleet: Fleet, counters: Mapping[str, Any]) -> dict[str, _Form]:
         held = int((fleet.stream.labels(fleet.stream.tasks[task].train) == label).sum())
         assert fleet.memory is not None
         size = min(fleet.memory.spec.quota(len(counters["groups"])), held)
-        expected[f"exemplars.{number}"] = _Form(torch.int64, (runs, size))
+        expected[f"exemplars.{number}"] = Form(torch.int64, (runs, size))
     return expected
 
 
@@ -290,17 +270,13 @@ def _state_names(fleet: Fleet, tasks: int) -> list[str]:
     return list(state)
 
 
-def _check_forms(forms: Mapping[str, _Form], expected: Mapping[str, _Form]) -> None:
-    if missing := expected.keys() - forms.keys():
+def _check_forms(found: Mapping[str, Form], expected: Mapping[str, Form]) -> None:
+    if missing := expected.keys() - found.keys():
         raise _Damaged(f"it lacks {min(missing)}")
-    if extra := forms.keys() - expected.keys():
+    if extra := found.keys() - expected.keys():
         raise _Damaged(f"it has a tensor {min(extra)[:80]!r} that does not belong there")
-    for name, form in forms.items():
-        _need(form == expected[name], f"{name} is {_in_words(form)}, not {_in_words(expected[name])}")
-
-
-def _in_words(form: _Form) -> str:
-    return f"{str(form.dtype).removeprefix('torch.')} {list(form.shape)}"
+    for name, form in found.items():
+        _need(form == expected[name], f"{name} is {form}, not {expected[name]}")
 
 
 def _unsound(tensors: Mapping[str, Tensor], stopped: list[str | None]) -> str | None:

@@ -6,8 +6,6 @@ size before anything of that size is made.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -16,19 +14,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import safetensors.torch
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rwalk import networks
-from rwalk.errors import InputError, first_line, unknown
+from rwalk import networks, sealed
+from rwalk.errors import InputError, unknown
 from rwalk.lessons import LEARNED, Knowledge, check_method
 from rwalk.methods import METHODS, Method
 from rwalk.methods.gem import AGEM, GEM
 from rwalk.networks import NETWORKS, Factory
-from rwalk.store import parse_json, write_atomically
+from rwalk.sealed import expect, is_whole
 from rwalk.vectors import Layout, Networks
 
 FORMAT = "rwalk.IncrementalClassifier/1"
@@ -55,23 +51,17 @@ def write(path: Path, saved: Saved) -> None:
         raise InputError(
             f"inputs of {math.prod(saved.shape)} numbers cannot be written: {LARGEST_INPUT} is too many"
         )
-    record = json.dumps(
-        {
-            "params": _params_to_json(saved.params),
-            "classes": _labels_to_json(saved.classes),
-            "shape": saved.shape,
-            "feature_names": saved.feature_names,
-            "seed": known.seed,
-            "tasks": known.tasks,
-            "last_seen": known.last_seen,
-        }
-    )
-    tensors = {**known.tensors, **{f"exemplars.{column}": x for column, x in known.exemplars.items()}}
-    metadata = {"format": FORMAT, "record": record, "sha256": _checksum(record, tensors)}
-    try:
-        write_atomically(path, safetensors.torch.save(tensors, metadata))
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+    record = {
+        "params": _params_to_json(saved.params),
+        "classes": _labels_to_json(saved.classes),
+        "shape": saved.shape,
+        "feature_names": saved.feature_names,
+        "seed": known.seed,
+        "tasks": known.tasks,
+        "last_seen": known.last_seen,
+    }
+    exemplars = {f"exemplars.{column}": x for column, x in known.exemplars.items()}
+    sealed.write(path, FORMAT, record, {**known.tensors, **exemplars})
 
 
 def read(path: Path, names: Sequence[str], given: Mapping[str, Any]) -> Saved:
@@ -79,7 +69,10 @@ def read(path: Path, names: Sequence[str], given: Mapping[str, Any]) -> Saved:
 
     That the tensors fit the network and the method is left to `check_tensors`.
     """
-    record, tensors = _contents(path)
+    metadata, tensors = sealed.read(path)
+    if metadata.get("format") != FORMAT:
+        raise InputError(f"it is no classifier of this version, for its format is not {FORMAT}")
+    record = sealed.unsealed(metadata, tensors)
     shape = _checked_shape(record["shape"])
     return Saved(
         _checked_params(record["params"], names, given),
@@ -93,7 +86,7 @@ def read(path: Path, names: Sequence[str], given: Mapping[str, Any]) -> Saved:
 def check_tensors(saved: Saved, network: str | Factory, method: Method) -> None:
     """The tensors are those of this network, trained by this method."""
     classes, tensors = len(saved.classes), saved.knowledge.tensors
-    _expect(len(saved.knowledge.last_seen) == classes and "theta" in tensors, "the list of classes or of tensors")
+    expect(len(saved.knowledge.last_seen) == classes and "theta" in tensors, "the list of classes or of tensors")
     if isinstance(network, str) and network in NETWORKS:
         # Measured where nothing is allocated: the file must hold as much as it makes us build.
         with torch.device("meta"):
@@ -103,9 +96,13 @@ def check_tensors(saved: Saved, network: str | Factory, method: Method) -> None:
     _check_network(tensors["theta"], net.layout.size)
     expected = {name: net.theta for name in tensors if name == "theta" or name.startswith("method.")}
     expected |= {f"buffer.{name}": buffer for name, buffer in net.buffers.items()}
-    _expect(expected.keys() == tensors.keys(), "the list of tensors")
+    expect(expected.keys() == tensors.keys(), "the list of tensors")
     for name, like in expected.items():
-        _expect(tensors[name].shape == like.shape and tensors[name].dtype == like.dtype, name)
+        tensor = tensors[name]
+        expect(tensor.shape == like.shape and tensor.dtype == like.dtype, name)
+        expect(not tensor.is_floating_point() or bool(tensor.isfinite().all()), name)
+    state = {name.removeprefix("method."): v for name, v in tensors.items() if name.startswith("method.")}
+    expect(all(bool((importance >= 0).all()) for _, importance, _ in method.springs(state)), "an importance")
 
 
 def _check_network(theta: Tensor, size: int) -> None:
@@ -116,73 +113,34 @@ def _check_network(theta: Tensor, size: int) -> None:
         )
 
 
-def _contents(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The record and the tensors of a file, as somebody wrote them."""
-    if not path.is_file():
-        raise InputError("there is no such file: give the path that `save` was given")
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise InputError(f"it is no classifier of this version, for its format is not {FORMAT}")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-        text = metadata.get("record", "")
-        _expect(metadata.get("sha256") == _checksum(text, tensors), "its checksum")
-        record = parse_json(text)
-    except InputError:
-        raise
-    except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"it is damaged ({first_line(error)}): use another copy") from error
-    _expect(isinstance(record, dict), "its record")
-    return record, tensors
-
-
-def _checksum(record: str, tensors: Mapping[str, Tensor]) -> str:
-    """Shows damage that leaves the file readable; it is no signature."""
-    digest = hashlib.sha256(record.encode())
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def _expect(holds: bool, what: str) -> None:
-    if not holds:
-        raise InputError(f"it is damaged, {what} cannot be right: use another copy")
-
-
-def _is_whole(number: Any, least: int, below: int) -> bool:
-    return type(number) is int and least <= number < below
-
-
 def _checked_knowledge(
     record: Mapping[str, Any], tensors: Mapping[str, Tensor], shape: tuple[int, ...]
 ) -> Knowledge:
     seed, tasks, last_seen = record["seed"], record["tasks"], record["last_seen"]
-    _expect(_is_whole(seed, 0, 2**63), "the seed")
-    _expect(_is_whole(tasks, 1, 2**63), "the number of tasks")
-    _expect(isinstance(last_seen, list) and all(_is_whole(task, -1, tasks) for task in last_seen), "last_seen")
-    _expect(max(last_seen, default=-1) >= 0, "last_seen")
+    expect(is_whole(seed, 0, 2**63), "the seed")
+    expect(is_whole(tasks, 1, 2**63), "the number of tasks")
+    expect(isinstance(last_seen, list) and all(is_whole(task, -1, tasks) for task in last_seen), "last_seen")
+    expect(max(last_seen, default=-1) >= 0, "last_seen")
     exemplars = {}
     for column, task in enumerate(last_seen):
         if (name := f"exemplars.{column}") in tensors:
             x = exemplars[column] = tensors[name]
-            _expect(task >= 0 and x.ndim == 1 + len(shape) and len(x) > 0, name)
-            _expect(x.shape[1:] == shape and x.dtype == torch.float32 and bool(x.isfinite().all()), name)
+            expect(task >= 0 and x.ndim == 1 + len(shape) and len(x) > 0, name)
+            expect(x.shape[1:] == shape and x.dtype == torch.float32 and bool(x.isfinite().all()), name)
     learned = {name: tensor for name, tensor in tensors.items() if name.startswith(LEARNED)}
-    _expect(len(learned) + len(exemplars) == len(tensors), "the list of tensors")
+    expect(len(learned) + len(exemplars) == len(tensors), "the list of tensors")
     return Knowledge(seed, tasks, last_seen, exemplars, learned)
 
 
 def _checked_shape(shape: Any) -> tuple[int, ...]:
-    sound = isinstance(shape, list) and all(_is_whole(size, 1, LARGEST_INPUT) for size in shape)
-    _expect(sound and 0 < len(shape) < 8 and math.prod(shape) < LARGEST_INPUT, "the input's shape")
+    sound = isinstance(shape, list) and all(is_whole(size, 1, LARGEST_INPUT) for size in shape)
+    expect(sound and 0 < len(shape) < 8 and math.prod(shape) < LARGEST_INPUT, "the input's shape")
     return tuple(shape)
 
 
 def _checked_feature_names(names: Any, shape: tuple[int, ...]) -> list[str]:
     sound = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    _expect(sound and len(names) in (0, shape[0]), "the features' names")
+    expect(sound and len(names) in (0, shape[0]), "the features' names")
     return list(names)
 
 
@@ -208,9 +166,9 @@ def _checked_params(stored: Any, names: Sequence[str], given: Mapping[str, Any])
     for name in given:
         if name not in names:
             raise unknown("parameter", name, names)
-    _expect(isinstance(stored, dict) and set(stored) <= set(names), "the list of parameters")
+    expect(isinstance(stored, dict) and set(stored) <= set(names), "the list of parameters")
     # A network given as package.module:factory is imported: no file may choose what is executed.
-    _expect(stored.get("network", "mlp") in NETWORKS, "the network")
+    expect(stored.get("network", "mlp") in NETWORKS, "the network")
     params = {**stored, **given}
     for name in names:
         if name not in params:
@@ -230,9 +188,9 @@ def _labels_to_json(labels: NDArray[Any]) -> dict[str, Any]:
 
 def _checked_labels(stored: Any) -> NDArray[Any]:
     kind, values = stored["type"], stored["values"]
-    _expect(kind in LABEL_TYPES and isinstance(values, list) and len(values) > 0, "the list of labels")
+    expect(kind in LABEL_TYPES and isinstance(values, list) and len(values) > 0, "the list of labels")
     types = str if kind == "str" else str | int | float
-    _expect(all(isinstance(value, types) for value in values), "the list of labels")
+    expect(all(isinstance(value, types) for value in values), "the list of labels")
     labels = np.array(values, dtype=kind)
-    _expect(len(set(labels.tolist())) == len(labels), "the list of labels")
+    expect(len(set(labels.tolist())) == len(labels), "the list of labels")
     return labels

@@ -25,13 +25,20 @@ HEADS = ("single", "multi")
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """All of it or nothing: a temporary file beside it, flushed to the disk, then renamed."""
+    """All of it or nothing."""
+    with replacing(path) as beside:
+        beside.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """An empty file beside it, to be written to; then it is flushed to the disk and takes the place of `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(beside, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
+        beside.touch()
+        yield beside
+        with open(beside, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(beside, path)
     except BaseException:

@@ -38,8 +38,10 @@ class Piece:
         self.started = False
         self._storage = storage
         self._offload = offload
+        self._stiffness: float | None = None  # of its stiffest spring; None until it is asked for
         self._rows: Tensor | None = None  # of a sparse gradient: which rows take part in the step
         self._seen: Tensor | None = None  # the optimizer's own gradient, while the pull is in it
+        self._seen_version = 0  # torch's count of changes to it, right after the pull
         self._gradient: Tensor | None = None  # that of the task's loss alone
         self._before: Tensor | None = None  # θ before the step
 
@@ -59,6 +61,7 @@ class Piece:
             self._before = self._copied(theta, self._before)
         if pulls:
             assert self._gradient is not None
+            self._seen = seen  # from here on it has to be given back, whatever happens
             alone = self._wide(self._gradient)
             # Straight into the optimizer's gradient where that lies at home, in the right precision.
             out = seen if (seen.device, seen.dtype) == (alone.device, alone.dtype) else torch.empty_like(alone)
@@ -66,14 +69,11 @@ class Piece:
                 pulled = method.pull(state, self._wide(theta), alone, out=out)
             if pulled is not seen:
                 seen.copy_(pulled)
-            self._seen = seen
+            self._seen_version = seen._version
 
     def after_step(self, method: Method, lr: float) -> None:
         """Give the gradient back as it was, take the proximal step, and observe."""
-        if self._seen is not None:
-            assert self._gradient is not None
-            self._seen.copy_(self._gradient)
-            self._seen = None
+        self._give_back()
         if method.penalty == "proximal" and method.springs(self.state):
             self._take_proximal_step(method, lr)
         if not method.wants:
@@ -88,6 +88,21 @@ class Piece:
             square = gradient.square()
         with self._borrowed(write=True) as state:
             method.observe(state, gradient, move, square)
+
+    def abandon(self, at_once: bool) -> None:
+        """The step failed: its gradient is given back, and nothing is observed.
+
+        Unless this is done `at_once`, the gradient may have been zeroed or added to since; then it is left alone.
+        """
+        if at_once or (self._seen is not None and self._seen._version == self._seen_version):
+            self._give_back()
+        self._seen = self._rows = None
+
+    def _give_back(self) -> None:
+        if self._seen is not None:
+            assert self._gradient is not None
+            self._seen.copy_(self._gradient)
+            self._seen = None
 
     def _take_proximal_step(self, method: Method, lr: float) -> None:
         theta = self._theta()
@@ -112,6 +127,25 @@ class Piece:
     def consolidate(self, method: Method, fisher: Tensor | None, ranges: Ranges) -> None:
         with self._whole(write=True) as (state, theta):
             method.consolidate(state, theta, fisher, ranges)
+        self._stiffness = None
+
+    def stiffness(self, method: Method) -> float:
+        """The largest second derivative of the penalty; worked out once a task."""
+        if self._stiffness is None:
+            with self._whole() as (state, theta):
+                stiffness = torch.zeros_like(theta)
+                for strength, importance, _ in method.springs(state):
+                    stiffness += 2.0 * strength * importance
+                self._stiffness = float(stiffness.amax()) if stiffness.numel() else 0.0
+        return self._stiffness
+
+    def sum(self) -> Tensor:
+        """Of the parameter's numbers: not finite where one of them is not."""
+        return _local(self.parameter.detach()).sum(dtype=self._worked_in)
+
+    def is_finite(self) -> bool:
+        """Whether the parameter and all that is held for it are numbers."""
+        return all(bool(each.isfinite().all()) for each in (_local(self.parameter.detach()), *self.state.values()))
 
     def cost(self, method: Method) -> float:
         """This piece's part of the penalty."""
@@ -150,35 +184,37 @@ class Piece:
         """The state vectors in the parameter's full shape; from all ranks where it is sharded."""
         return {name: self._gathered(vector[0]) for name, vector in self.state.items()}
 
-    def restore(self, vectors: Mapping[str, Tensor], method: Method) -> None:
-        """Take up state vectors of the full shape, or of a smaller one if the parameter has grown since.
+    def restored(self, vectors: Mapping[str, Tensor], parameter: nn.Parameter, method: Method) -> Piece:
+        """A piece for a parameter, with state vectors of its shape, or of a smaller one if it has grown since.
 
-        What is new starts free: as `start` begins it, and with zeros (no importance) in all other vectors.
+        What is new starts free: as `start` begins it, and with zeros (no importance) in all other vectors. This
+        piece stays as it is.
         """
-        self._rows = self._gradient = self._before = None  # no step is under way
-        theta = self._wide(self._theta())
+        piece = Piece(self.name, parameter, self._storage, self._offload)
+        theta = piece._wide(piece._theta())
         fresh = method.start(theta)
         state = {}
         for name, vector in vectors.items():
             vector = vector.to(theta.dtype, copy=True)
-            state[name] = self._fitted(vector).to(theta.device)[None]
-            if vector.shape != self.parameter.shape:
-                known = self._fitted(torch.ones(vector.shape, dtype=torch.bool)).to(theta.device)[None]
+            state[name] = piece._fitted(vector).to(theta.device)[None]
+            if vector.shape != parameter.shape:
+                known = piece._fitted(torch.ones(vector.shape, dtype=torch.bool)).to(theta.device)[None]
                 state[name] = torch.where(known, state[name], fresh.get(name, torch.zeros_like(theta)))
-        self._store(state)
-        self.started = True
+        piece._store(state)
+        piece.started = True
+        return piece
 
-    def adopt(self, parameter: nn.Parameter, method: Method) -> None:
-        """The model has another tensor under this name now."""
+    def of(self, parameter: nn.Parameter, method: Method) -> Piece:
+        """The piece for the tensor that the model has under this name now; what was learned goes with it."""
+        if parameter is self.parameter:
+            return self
         if not self.started:
-            self.parameter = parameter
-            return
+            return Piece(self.name, parameter, self._storage, self._offload)
         if _is_sharded(parameter) != _is_sharded(self.parameter):
             raise InputError(f"{self.name} was sharded after its Guard was made: make the Guard after fully_shard")
         vectors = self.whole_state()
         self.check_fits(vectors, parameter)
-        self.parameter = parameter
-        self.restore(vectors, method)
+        return self.restored(vectors, parameter, method)
 
     def check_fits(self, vectors: Mapping[str, Tensor], parameter: nn.Parameter) -> None:
         for vector in vectors.values():
@@ -245,6 +281,9 @@ class Piece:
     def _stored_as(self) -> torch.dtype:
         return self._storage or self._worked_in
 
+    def in_working_precision(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._worked_in)
+
     def _wide(self, tensor: Tensor) -> Tensor:
         """The tensor itself where it already is as the equations want it."""
         return tensor.to(self._home, self._worked_in)
@@ -283,7 +322,7 @@ class Piece:
 
     @contextmanager
     def _borrowed(self, write: bool = False) -> Iterator[State]:
-        """The state as the equations want it; with `write`, what they change is kept."""
+        """The state as the equations want it; with `write`, what they change is kept, once they are done."""
         rows = None if self._rows is None else self._rows.to(self._home)
         if rows is None and self._stored_as == self._worked_in:
             yield self.state
@@ -296,17 +335,20 @@ class Piece:
         if rows is None:
             self._store(state)
             return
-        for name, vector in state.items():
-            self.state[name].index_copy_(1, rows, vector.to(self._stored_as))
+        narrow = {name: vector.to(self._stored_as) for name, vector in state.items()}
+        for name, vector in narrow.items():
+            self.state[name].index_copy_(1, rows, vector)
 
     @contextmanager
     def _whole(self, write: bool = False) -> Iterator[tuple[State, Tensor]]:
         """State and θ of all rows, whichever take part in a step."""
         rows, self._rows = self._rows, None
-        self._follow()
-        with self._borrowed(write) as state:
-            yield state, self._wide(self._theta())
-        self._rows = rows
+        try:
+            self._follow()
+            with self._borrowed(write) as state:
+                yield state, self._wide(self._theta())
+        finally:
+            self._rows = rows
 
 
 def _is_sharded(tensor: Tensor) -> bool:
