@@ -786,3 +786,19 @@ def test_tensors_that_do_not_belong_are_refused(change: tuple[str, Any], tmp_pat
     change[1](classifier._knowledge.tensors)
     classifier.save(tmp_path / "original")
     refused((tmp_path / "original").read_bytes(), tmp_path / "file")
+
+
+def test_a_network_of_ones_own_is_measured_before_it_is_built(tmp_path: Path) -> None:
+    """A forged shape must not make it fill the memory: it is built where nothing is allocated, and refused."""
+    built_on = []
+
+    def watched(shape: tuple[int, ...], classes: int) -> nn.Module:
+        built_on.append(torch.empty(0).device.type)
+        return wide(shape, classes)
+
+    quick(epochs=1, network=wide, memory=None).fit(*blobs("ab")).save(tmp_path / "original")
+    content = forged((tmp_path / "original").read_bytes(), tmp_path, "shape", value=[2**20])
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(InputError, match=r"the network has 16,777,\d+ parameters, its own"):
+        IncrementalClassifier.load(tmp_path / "file", network=watched)
+    assert built_on == ["meta"]

@@ -87,10 +87,8 @@ def check_tensors(saved: Saved, network: str | Factory, method: Method) -> None:
     """The tensors are those of this network, trained by this method."""
     classes, tensors = len(saved.classes), saved.knowledge.tensors
     expect(len(saved.knowledge.last_seen) == classes and "theta" in tensors, "the list of classes or of tensors")
-    if isinstance(network, str) and network in NETWORKS:
-        # Measured where nothing is allocated: the file must hold as much as it makes us build.
-        with torch.device("meta"):
-            _check_network(tensors["theta"], Layout.of(networks.find(network)(saved.shape, classes)).size)
+    # The file must hold as much as it makes us build.
+    _check_network(tensors["theta"], _size_of(network, saved.shape, classes))
     check_method(method, saved.knowledge)
     net = Networks(networks.builder(network, saved.shape, classes), [saved.knowledge.seed])
     _check_network(tensors["theta"], net.layout.size)
@@ -105,9 +103,18 @@ def check_tensors(saved: Saved, network: str | Factory, method: Method) -> None:
     expect(all(bool((importance >= 0).all()) for _, importance, _ in method.springs(state)), "an importance")
 
 
-def _check_network(theta: Tensor, size: int) -> None:
+def _size_of(network: str | Factory, shape: tuple[int, ...], classes: int) -> int | None:
+    """A network's parameters, counted where nothing is allocated; None if it cannot be built there."""
+    try:
+        with torch.device("meta"):
+            return Layout.of(networks.find(network)(shape, classes)).size
+    except Exception:  # of a network of the user's own; built in earnest, it says what is wrong
+        return None
+
+
+def _check_network(theta: Tensor, size: int | None) -> None:
     """What was written is whole, by its checksum: if the network does not fit, it is another."""
-    if theta.shape != (1, size):
+    if size is not None and theta.shape != (1, size):
         raise InputError(
             f"the network has {size:,} parameters, its own {theta.numel():,}: give the one it was trained with"
         )

@@ -147,12 +147,10 @@ def _check_names(vectors: Vectors, method: Method, tasks: int, steps: int) -> No
     possible = [*not_yet, *made[1:]]
     for name, of_parameter in vectors.items():
         if of_parameter.keys() not in possible:
-            lacking = (
-                min(reversed(possible), key=lambda names: len(names ^ of_parameter.keys())) ^ of_parameter.keys()
-            )
+            wrong = min((names ^ of_parameter.keys() for names in reversed(possible)), key=len)
             raise InputError(
                 f"{name} has not the vectors that {type(method).__name__} makes in {tasks} tasks: "
-                f"{some(sorted(lacking))} cannot be right; use another copy"
+                f"{some(sorted(wrong))} cannot be right; use another copy"
             )
     holds = any(of_parameter.keys() in made[1:] for of_parameter in vectors.values())
     grows = vectors_made(method, 1)[-1] != made[0]

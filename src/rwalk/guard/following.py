@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from rwalk.errors import InputError
 from rwalk.guard import watch
 from rwalk.guard.pieces import Piece
-from rwalk.guard.steps import Step, contain, uninterrupted
+from rwalk.guard.steps import Step, Uninterrupted, contain
 from rwalk.methods import Method
 
 Pieces = Mapping[nn.Parameter, Piece | None]  # None: a parameter of the optimizer that is not guarded
@@ -193,7 +193,7 @@ class Following:
     def _after_step(self, step: Step) -> None:
         self._step = None
         try:
-            with uninterrupted():
+            with Uninterrupted():
                 for piece, lr in step.pieces:
                     piece.after_step(self.method, lr)
                 self._observed()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -290,13 +290,15 @@ class Piece:
 
     def _copied(self, source: Tensor, room: Tensor | None) -> Tensor:
         """A copy at home, in the source's own precision, in the room of the last one if there is any."""
-        if room is None or (room.shape, room.dtype, room.device) != (source.shape, source.dtype, self._home):
-            room = torch.empty_like(source, device=self._home)
+        home = self._home
+        if room is None or (room.shape, room.dtype, room.device) != (source.shape, source.dtype, home):
+            room = torch.empty_like(source, device=home)
         return room.copy_(source)
 
     def _follow(self) -> None:
         """The model may have been moved to another device since the last step."""
-        if any(vector.device != self._home for vector in self.state.values()):
+        home = self._home
+        if any(vector.device != home for vector in self.state.values()):
             self._store(self.state)
 
     def _theta(self) -> Tensor:
@@ -320,13 +322,15 @@ class Piece:
     def _store(self, state: State) -> None:
         self.state = {name: vector.to(self._home, self._stored_as) for name, vector in state.items()}
 
-    @contextmanager
-    def _borrowed(self, write: bool = False) -> Iterator[State]:
+    def _borrowed(self, write: bool = False) -> AbstractContextManager[State]:
         """The state as the equations want it; with `write`, what they change is kept, once they are done."""
+        if self._rows is None and self._stored_as == self._worked_in:
+            return nullcontext(self.state)
+        return self._copied_state(write)
+
+    @contextmanager
+    def _copied_state(self, write: bool) -> Iterator[State]:
         rows = None if self._rows is None else self._rows.to(self._home)
-        if rows is None and self._stored_as == self._worked_in:
-            yield self.state
-            return
         picked = {name: vector if rows is None else vector[:, rows] for name, vector in self.state.items()}
         state = {name: vector.to(self._worked_in) for name, vector in picked.items()}
         yield state

@@ -7,11 +7,10 @@ on the stack.
 
 from __future__ import annotations
 
-import signal
+import _signal  # type: ignore[import-not-found] # `signal` without its enums: they are too slow for every step
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from types import FrameType, MethodType
 from typing import Any
@@ -77,18 +76,25 @@ def contain(optimizer: Optimizer, on_failure: Callable[[], None]) -> Callable[[]
     return release
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until this is done: half an observation can be neither kept nor undone."""
-    main = threading.current_thread() is threading.main_thread()  # the only one that Ctrl-C interrupts
-    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if came:
+class Uninterrupted:
+    """Ctrl-C waits until this is done: half an observation can be neither kept nor undone.
+
+    Only Python's own handler is held up, in the only thread it interrupts.
+    """
+
+    _holds = _came = False
+
+    def __enter__(self) -> None:
+        main = threading.current_thread() is threading.main_thread()
+        if main and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+            self._holds = True
+            _signal.signal(_signal.SIGINT, self._note)
+
+    def __exit__(self, *error: object) -> None:
+        if self._holds:
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+        if self._came:
             raise KeyboardInterrupt
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
