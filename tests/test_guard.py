@@ -740,6 +740,18 @@ def test_sgd_that_will_overshoot_is_warned_of_at_the_first_step(lam: float) -> N
         assert "penalty='proximal'" in told[0] and "lam below 20" in told[0]
 
 
+def test_a_stiff_parameter_that_is_frozen_is_not_warned_of() -> None:
+    model, _, guard = made(EWCpp(lam=1e3))
+    walk(model, guard.optimizer, guard, tasks=(0,))
+    model.requires_grad_(False)
+    model.append(nn.Linear(3, 3).double())
+    optimizer = SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain_step(model, optimizer, guard, *data(1)[0])
+
+
 @pytest.mark.filterwarnings("ignore:SGD will diverge")
 @pytest.mark.parametrize("steps", [40, 400])
 @pytest.mark.parametrize("method", [EWCpp(lam=1e3), PI(lam=1e5), replace(RWALK, lam=1e3)])

@@ -181,10 +181,8 @@ class Following:
                 piece.before_step(self.method)
 
     def _warn_of_overshooting(self) -> None:
-        worst = max(
-            watch.overshoot(self.optimizer, group, map(self.pieces.get, group["params"]), self.method)
-            for group in self.optimizer.param_groups
-        )
+        groups = self.optimizer.param_groups
+        worst = max(watch.overshoot(self.optimizer, group, self.pieces, self.method) for group in groups)
         if worst > 1:
             self.may_overshoot = False
             watch.warn_of_overshooting(self.method, self.optimizer, worst)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import SGD, Optimizer
 
 from rwalk.errors import InputError
@@ -18,13 +19,14 @@ EVERY = 100  # steps between two looks at the parameters: each look waits for th
 
 
 def overshoot(
-    optimizer: Optimizer, group: Mapping[str, Any], pieces: Iterable[Piece | None], method: Method
+    optimizer: Optimizer, group: Mapping[str, Any], pieces: Mapping[nn.Parameter, Piece | None], method: Method
 ) -> float:
     """How many times stiffer than a step can follow the stiffest spring of a group is; 0 where nobody knows."""
     limit = steady_limit(optimizer, group)
     if limit is None:
         return 0.0
-    stiffest = max((piece.stiffness(method) for piece in pieces if piece is not None), default=0.0)
+    pulled = (pieces[parameter] for parameter in group["params"] if parameter.grad is not None)
+    stiffest = max((piece.stiffness(method) for piece in pulled if piece is not None), default=0.0)
     return float(group["lr"] * stiffest / limit)
 
 
