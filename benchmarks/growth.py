@@ -20,11 +20,12 @@ import torch
 from torch import nn
 
 from benchmarks.meter import Reading, meter
-from benchmarks.rounds import Contender, interleaved, one_thread, ratios
+from benchmarks.rounds import Contender, interleaved, ratios
 from rwalk import networks, streams
 from rwalk.fleet import Fleet, Training
 from rwalk.learners import learner
 from rwalk.programs import compiler_works
+from rwalk.threads import few_threads
 
 METHODS = ("vanilla", "ewc", "ewc++", "pi", "rwalk")
 WIDTHS = (64, 256, 704, 1648)  # hidden layers of the MLP: P from 5·10⁴ to 4·10⁶
@@ -171,7 +172,7 @@ def times(
     """Milliseconds a step of every method: by P and by R with one task consolidated, by k with one run."""
     # Ten steps an epoch: drawing a new order for every step of every run would be most of what is measured.
     lessons = stream(max(tasks) + 1, per_class=320).to(device)
-    with one_thread():
+    with few_threads(1):
         rows, growth = by_tasks(methods, lessons, tasks, device, rounds)
         return {
             "by_parameters": by_parameters(methods, lessons, widths, device, rounds),
@@ -225,7 +226,7 @@ def memory(device: str = "cpu", tasks: Sequence[int] = MEMORY_TASKS, width: int 
     if width is None:  # on CUDA, libraries' workspaces must be small beside a vector
         width = 8192 if on_cuda else 512
     vectors = partial(buffers, tasks=tasks, width=width, device=device)
-    with one_thread():
+    with few_threads(1):
         result = {name: vectors(name, fuse=False) for name in METHODS}
         result["rwalk, 4 runs"] = vectors("rwalk", runs=4)
         if on_cuda or compiler_works():

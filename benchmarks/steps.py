@@ -17,13 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.rounds import Contender, beside, interleaved, one_thread, timed
+from benchmarks.rounds import Contender, beside, interleaved, timed
 from rwalk import streams
 from rwalk.fleet import Fleet, Training
 from rwalk.learners import learner
 from rwalk.programs import compiler_works
 from rwalk.specs import RunSpec, StreamSpec
 from rwalk.studies import Study
+from rwalk.threads import few_threads
 
 STEPS = 128
 ROUNDS = 21
@@ -80,7 +81,7 @@ def ours(name: str, stream: streams.Stream, fuse: bool, steps: int = STEPS) -> C
 
 def solo() -> dict[str, float]:
     """Milliseconds of the minimal step, and each method's ratio to it."""
-    with one_thread():
+    with few_threads(1):
         x, y = data(1200)
         stream = streams.from_arrays(x, y, *data(10), classes_per_task=5)
         loops = {"minimal, compiled": minimal(stream.x, stream.y, compiled=True)} if compiler_works() else {}
@@ -97,7 +98,7 @@ def fleet_on_all_cores(runs: int = FLEET, steps: int = 2500) -> dict[str, float]
     """
     x, y = data(600)
     loop = minimal(torch.from_numpy(x), torch.from_numpy(y))
-    with one_thread():
+    with few_threads(1):
         seconds = interleaved({"minimal": loop}, ROUNDS)["minimal"]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "images.npz"
@@ -108,7 +109,7 @@ def fleet_on_all_cores(runs: int = FLEET, steps: int = 2500) -> dict[str, float]
         start = perf_counter()
         study.execute()
         wall = perf_counter() - start
-    with one_thread():
+    with few_threads(1):
         seconds += interleaved({"minimal": loop}, ROUNDS)["minimal"]
     alone = median(seconds) * TASKS * steps
     return {"runs": runs, "minimal_s": alone, "run_s": wall / runs, "ratio": wall / runs / alone}

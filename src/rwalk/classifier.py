@@ -35,6 +35,7 @@ from rwalk.memory import MemorySpec
 from rwalk.methods import Method, icarl
 from rwalk.methods.gem import AGEM, GEM
 from rwalk.networks import Factory
+from rwalk.threads import few_threads
 from rwalk.vectors import Layout
 
 STEPS = 200  # a call, unless `epochs` says otherwise: exemplars are learned by then, and not yet by heart
@@ -66,6 +67,10 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     device         "cpu", "cuda" …, or "auto"
     random_state   a number makes everything repeatable
     verbose        a line a call
+
+    On a CPU it computes in one thread, which is as fast as several for small networks and safe on a busy machine.
+    For large ones on an idle machine, the environment variable RWALK_THREADS allows more; how many there are shows
+    in the last digits.
 
     Inputs are [n, features] or images [n, channels, height, width], used as they are: scale them first. Labels
     are of any one type. After a call there are
@@ -129,6 +134,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             warnings.warn(WITHOUT_MEMORY, stacklevel=2)
         return self._learn(X, y, classes, afresh=not hasattr(self, "classes_"))
 
+    @few_threads()
     def _learn(self, X: Any, y: Any, classes: Any, afresh: bool) -> Self:
         recipe, device = self._learner(), self._device()
         x, labels = self._examples(X, y, afresh)
@@ -197,6 +203,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         right = np.array([guess == label for guess, label in zip(predicted, labels, strict=True)], dtype=float)
         return float(np.average(right, weights=None if sample_weight is None else np.asarray(sample_weight)))
 
+    @few_threads()
     @torch.no_grad()
     def _scores(self, X: Any) -> Tensor:
         """A score for every class of `classes_`, −∞ for one only announced: float64 [n, classes], on the CPU."""
@@ -255,6 +262,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         files.write(Path(path), saved)
 
     @classmethod
+    @few_threads()
     def load(cls, path: str | Path, **params: Any) -> Self:
         """The classifier in a file; `params` replace the constructor's parameters written there.
 

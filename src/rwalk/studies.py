@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,8 @@ from rwalk.fleet import HEADS, Fleet, Progress
 from rwalk.specs import RunSpec, StreamSpec, content_hash, reference_of
 from rwalk.store import Row, Store, environment, write_atomically
 from rwalk.streams import Stream
-from rwalk.workers import Pool, Report, Stop, available_cores
+from rwalk.threads import available_cores, few_threads
+from rwalk.workers import Pool, Report, Stop
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 REFERENCES = ("final", "all", "none")
@@ -304,18 +305,9 @@ class _Crew:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextmanager
-def _one_thread(device: str) -> Iterator[None]:
+def _one_thread(device: str) -> AbstractContextManager[None]:
     """As in a worker process: sums of several threads round otherwise, and a row must not depend on `workers`."""
-    before = torch.get_num_threads()
-    if device == "cpu":
-        torch.set_num_threads(1)
-        torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-        torch.set_flush_denormal(False)
+    return few_threads(1) if device == "cpu" else nullcontext()
 
 
 def _fleets(specs: Sequence[RunSpec]) -> list[tuple[RunSpec, ...]]:

@@ -15,19 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import torch
 import torch.multiprocessing as multiprocessing
 
 from rwalk.errors import InputError
 from rwalk.interrupts import Interrupts
+from rwalk.threads import few_threads
 
 GRACE = 30.0  # seconds a worker has to save and go
 Stop = Callable[[], bool]
 Report = Callable[[int, Any], None]  # (job number, progress)
-
-
-def available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class WorkerDied(RuntimeError):
@@ -101,10 +97,9 @@ class Pool:
                 raise RuntimeError(content)
 
 
+@few_threads(1)
 def _serve(work: Work, shared: Any, jobs: Any, answers: Any, parent: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # moving averages of vanished gradients end as denormals, which are slow
 
     def stopping() -> bool:
         if os.getppid() != parent:  # its folder may be another's by now: nothing must be written any more

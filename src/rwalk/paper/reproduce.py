@@ -9,15 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from rwalk.errors import unknown
 from rwalk.paper import budgets
 from rwalk.paper.experiments import EXPERIMENTS, Experiment, runs_of
 from rwalk.specs import RunSpec, content_hash
 from rwalk.store import Row, Store
 from rwalk.studies import Study, fleet_of
-from rwalk.workers import available_cores
+from rwalk.threads import available_cores, few_threads
 
 
 class Planned(NamedTuple):
@@ -132,16 +130,12 @@ def _steps_per_second(study: Study, run: RunSpec, steps: int = 40) -> float:
     short = replace(run, training=replace(run.training, steps=steps))
     fleet = fleet_of(study.device, study.stream(run.stream), [replace(short, seed=seed) for seed in range(width)])
     marks = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with few_threads(1):
         for _ in range(2):  # the second time is warm
             fleet.step = 0
             began = time.perf_counter()
             fleet._begin_task()
             fleet._train_task()
             marks.append(time.perf_counter() - began)
-    finally:
-        torch.set_num_threads(threads)
     at_once = width if study.device != "cpu" else study.workers or available_cores()
     return at_once * steps / marks[-1]
