@@ -239,3 +239,18 @@ def test_no_study_file_fails_otherwise(place: str, value: Any) -> None:
         Study.from_json(record)
     except InputError as error:
         assert "\n" not in str(error)
+
+
+def test_only_the_folders_own_errors_are_put_down_to_the_folder(tmp_path: Path) -> None:
+    """A network's missing weights, an interrupted read: those who caused them say what they are."""
+    study = {"hash": "x", "runs": [], "data": []}
+    with pytest.raises(FileNotFoundError, match="weights"), Store(tmp_path / "study").opened(study):
+        (tmp_path / "weights").read_bytes()
+    with Store(tmp_path / "study").opened(study) as store:
+        store.rows_file.mkdir()  # nobody can write to that
+        with pytest.raises(InputError, match=r"cannot write to .*study: Is a directory; what is"):
+            store.add({"hash": "a"})
+        with pytest.raises(InputError, match="cannot write to"):
+            store.settle([])
+    with pytest.raises(InputError, match="cannot write to"), Store("/proc/none").opened(study):
+        pass

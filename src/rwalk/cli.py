@@ -6,6 +6,7 @@ Heavy imports wait until a command runs, so that `rwalk --help` answers at once.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -295,6 +296,13 @@ def reproduce(
         Path,
         typer.Option(help="where the rows are kept, a folder an experiment; RESULTS.md is put beside it"),
     ] = Path("results"),
+    budgets_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--budgets",
+            help="a file of budgets to prefer to rwalk's own; --tune writes it (default: OUT/tuning/budgets.json)",
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="no live display")] = False,
 ) -> None:
     """Regenerate the paper's tables and figures, beside the published values; only what is missing runs."""
@@ -311,29 +319,30 @@ def reproduce(
         if names or seeds or only:
             raise InputError("--tune chooses budgets and runs nothing else: drop experiments, --seeds, --only")
         out /= "tuning"
-        plan = paper.plan_tuning(tune, out, **where)
-    else:
-        plan = paper.plan(names or [], out, seeds, **where)
-    compared = dict.fromkeys(run.method for planned in plan for run in planned.study.runs)
-    for name in wanted:
-        if name not in compared:
-            raise unknown("method here", name, compared)
-    if dry_run:
-        for line in paper.dry_run(plan, paper.known_rows(out), wanted):
-            print(line)
-        return
-    for name, title, _, study, folder in plan:
-        print(f"{name}: {title}")
-        store, known = Store(folder), paper.known_rows(out)
-        rows = store.rows()
-        if study.missing({row["hash"] for row in rows}, wanted):  # otherwise no data are needed
-            rows = _execute(study, store, show=not quiet, known=known, only=wanted, go_on="the same command")
+    chosen = budgets_file or out / "budgets.json"
+    with budgets.taken_from(None if tune else budgets_file):
+        plan = paper.plan_tuning(tune, out, **where) if tune else paper.plan(names or [], out, seeds, **where)
+        compared = dict.fromkeys(run.method for planned in plan for run in planned.study.runs)
+        for name in wanted:
+            if name not in compared:
+                raise unknown("method here", name, compared)
+        if dry_run:
+            for line in paper.dry_run(plan, paper.known_rows(out), wanted):
+                print(line)
+            return
+        for name, title, _, study, folder in plan:
+            print(f"{name}: {title}")
+            store, known = Store(folder), paper.known_rows(out)
+            rows = store.rows()
+            if study.missing({row["hash"] for row in rows}, wanted):  # otherwise no data are needed
+                rows = _execute(study, store, show=not quiet, known=known, only=wanted, go_on="the same command")
+            if tune:
+                print(budgets.decide(name, rows, chosen))
         if tune:
-            print(budgets.decide(name, rows))
-    if tune:
-        return
-    for path in write_results(out):
-        print(path)
+            print(f"to use what is in {chosen}: rwalk reproduce --budgets {shlex.quote(str(chosen))}")
+            return
+        for path in write_results(out):
+            print(path)
     print(f"interactive, in one page: rwalk report {out}")
 
 
@@ -415,8 +424,6 @@ def _execute(
 
 def _resuming(study: Study, store: Store) -> str:
     """The command that goes on with a study: a file says neither where the data are nor which code to trust."""
-    import shlex
-
     words = ["rwalk", "resume", str(store.folder)]
     words += [] if study.data is None else ["--data", str(study.data)]
     for network in dict.fromkeys(run.network for run in study.runs if ":" in run.network):

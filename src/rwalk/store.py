@@ -10,7 +10,7 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -79,14 +79,20 @@ class Store:
     @contextmanager
     def opened(self, study: Mapping[str, Any]) -> Iterator[Store]:
         """The folder, for this study and this process alone: made if it is not there."""
-        try:
-            self._check_is_ours(study)  # before anything is written into a folder that may be somebody's
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with self._locked():
+        with ExitStack() as held:
+            with self._writing():
+                self._check_is_ours(study)  # before anything is written into a folder that may be somebody's
+                self.folder.mkdir(parents=True, exist_ok=True)
+                held.enter_context(self._locked())
                 self._check_is_ours(study)
                 if not self.study_file.exists() or self.study()["hash"] != study["hash"]:
                     write_atomically(self.study_file, json.dumps(study, indent=1, default=list) + "\n")
-                yield self
+            yield self  # what goes wrong here is not the folder's fault
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise InputError(
                 f"cannot write to {self.folder}: {error.strerror or error}; what is finished there is kept"
@@ -144,7 +150,7 @@ class Store:
 
     def add(self, *rows: Row) -> None:
         """Append rows in one piece, on the disk before this returns."""
-        with open(self.rows_file, "a+b") as file:
+        with self._writing(), open(self.rows_file, "a+b") as file:
             _end_last_line(file)
             file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
             file.flush()
@@ -153,12 +159,13 @@ class Store:
     def settle(self, rows: Sequence[Row]) -> None:
         """The study is complete: its rows in this order, whatever the order they finished in, and nothing else."""
         content = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-        if self.rows_file.read_bytes() != content:
-            write_atomically(self.rows_file, content)
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
-        for path in self.folder.iterdir():
-            if _is_litter(path) and path.name != ".lock":
-                path.unlink(missing_ok=True)
+        with self._writing():
+            if self.rows_file.read_bytes() != content:
+                write_atomically(self.rows_file, content)
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+            for path in self.folder.iterdir():
+                if _is_litter(path) and path.name != ".lock":
+                    path.unlink(missing_ok=True)
 
 
 def read_rows(path: Path) -> list[Row]:

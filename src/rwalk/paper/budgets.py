@@ -19,13 +19,15 @@ iCaRL has nothing to tune, and trains as long as the block with samples, for it 
 RWalk is tuned, between GEM's own training (one epoch, batches of 10, SGD) and 400 or 800 steps like those of the
 other tables (batches of 64, Adam).
 
-What the rule chose is `budgets.json` beside this file, with the validation scores of all that its grids name.
+What the rule chose is `budgets.json` beside this file, with the validation scores of all that its grids name. Who
+tunes anew gets a file of their own, which `rwalk reproduce --budgets` reads.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -37,9 +39,10 @@ from rwalk.errors import InputError, unknown
 from rwalk.fleet import Training
 from rwalk.memory import MemorySpec
 from rwalk.specs import DT, NETWORK, RunSpec, StreamSpec
-from rwalk.store import Row, write_atomically
+from rwalk.store import Row, parse_json, write_atomically
 
-FILE = Path(__file__).with_name("budgets.json")
+FILE = Path(__file__).with_name("budgets.json")  # read, never written
+_preferred: dict[str, Any] = {}  # a file of the user's, while there is one
 METHODS = ("vanilla", "ewc++", "pi", "rwalk")
 EXEMPLARS = {"mnist": 10, "cifar100": 25}  # a class, as in the paper
 BLOCKS = {"multi": "multi", "single": "single", "samples": "single"}  # a block of table 1 → the head it is read by
@@ -191,21 +194,48 @@ def brief(training: Mapping[str, Any]) -> str:
     return f"{training['steps']} steps" if training["steps"] else f"{epochs} epoch{'s' * (epochs != 1)}"
 
 
-def decide(name: str, rows: Iterable[Row]) -> str:
-    """Write down what the rule chooses of a setting's rows, and say it."""
-    chosen = load() if FILE.exists() else {}
+def decide(name: str, rows: Iterable[Row], file: Path) -> str:
+    """Add what the rule chooses of a setting's rows to a file of budgets, and say it."""
+    chosen = read(file) if file.exists() else {}
     chosen[name] = choose(SETTINGS[name], rows)
-    write_atomically(FILE, written(chosen))
+    try:
+        write_atomically(file, written(chosen))
+    except OSError as error:
+        raise InputError(f"cannot write {file}: {error.strerror or error}; choose another --budgets") from error
     return f"chosen: {brief(chosen[name]['training'])} {chosen[name]['numbers']} {chosen[name]['validation']}"
+
+
+@contextmanager
+def taken_from(file: Path | None) -> Iterator[None]:
+    """Prefer the budgets in a file of the user's; what it does not name stays as it was."""
+    global _preferred
+    before = _preferred
+    _preferred = {} if file is None else read(file)
+    try:
+        yield
+    finally:
+        _preferred = before
 
 
 def load() -> dict[str, Any]:
     """What the rule chose."""
+    return {**read(FILE), **_preferred}
+
+
+def read(file: Path) -> dict[str, Any]:
+    """The budgets in a file."""
     try:
-        chosen: dict[str, Any] = json.loads(FILE.read_text())
-    except FileNotFoundError:
-        raise InputError("the budgets have not been chosen yet: run `rwalk reproduce --tune mnist`") from None
-    return chosen
+        chosen = parse_json(file.read_bytes())
+        for name, setting in chosen.items():
+            if name not in SETTINGS or set(setting) != {"training", "numbers", "validation", "tried"}:
+                raise ValueError(f"{name!r} is no setting's")
+            Training(**setting["training"])
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}") from None
+    except (AttributeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{file} holds no budgets ({reason}): write it with `rwalk reproduce --tune`") from None
+    return dict(chosen)
 
 
 def written(chosen: Mapping[str, Any]) -> str:
