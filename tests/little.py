@@ -46,6 +46,13 @@ def too_many_outputs(shape: tuple[int, ...], classes: int) -> nn.Module:
     return Network(shape, classes + 1)
 
 
+def wide(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Four million parameters, so that a few vectors of them are much memory."""
+    inside = torch.Size(shape).numel()
+    body = (nn.Linear(inside, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU())
+    return nn.Sequential(nn.Flatten(), *body, nn.Linear(2048, classes))
+
+
 class Sum(nn.Module):
     """A network without a last linear layer, whose features nobody can tell."""
 

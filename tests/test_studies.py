@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import little
-from rwalk import InputError
+from rwalk import InputError, studies
 from rwalk.compare import compare
 from rwalk.specs import RunSpec
 from rwalk.store import Store
@@ -166,6 +168,125 @@ def test_impossible_studies_are_refused(changes: dict[str, Any], message: str) -
     with pytest.raises(InputError) as caught:
         little.study(**changes)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+# ── runs that do not fit into the memory together ─────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def fleets(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
+    """Train in fleets, as on CUDA, of which those wider than so many runs exhaust the memory on the way."""
+    train, widths = studies._train, []
+
+    def limit(width: int) -> list[int]:
+        def limited(shared: Any, job: Any, report: Callable[[Any], None], stop: Callable[[], bool]) -> Any:
+            widths.append(len(job))
+
+            def failing(news: Any) -> None:
+                report(news)
+                if len(job) > width and not isinstance(news, str) and news.task == 1:
+                    raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 20 MiB.")
+
+            return train(shared, job, failing, stop)
+
+        monkeypatch.setattr(studies, "_train", limited)
+        return widths
+
+    monkeypatch.setattr(studies, "_in_fleets", lambda device: True)
+    return limit
+
+
+def sweep(runs: int, **changes: Any) -> Study:
+    """Runs that can share a fleet, in a precision in which no prediction hangs on rounding."""
+    (base,) = little.study(methods=["rwalk"], seeds=1).runs
+    specs = [replace(base, numbers={"lam": 1.0 + run}, dtype="float64") for run in range(runs)]
+    return Study(tuple(specs), "none", **{"workers": 1, "checkpoint_every": 5, **changes})
+
+
+def test_a_fleet_that_exhausts_the_memory_goes_on_in_narrower_ones(
+    tmp_path: Path, fleets: Callable[[int], list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    widths = fleets(9)
+    whole = executed(sweep(7), tmp_path / "whole")
+    assert widths == [7]
+    widths = fleets(2)
+    widths.clear()
+    events: list[Event] = []
+    with caplog.at_level("WARNING"):
+        assert executed(sweep(7), tmp_path / "narrow", watch=events.append) == whole
+    assert widths == [7, 4, 2, 2, 3, 2, 1]
+    assert caplog.messages[0] == "7 runs do not fit into the memory of cpu, trying 4 at a time"
+    finished = [run.hash() for event in events if event.progress is None for run in event.runs]
+    assert finished == [run.hash() for run in sweep(7).runs], "each once, in the study's order"
+    assert not (tmp_path / "narrow" / "checkpoints").exists()
+
+
+def test_narrower_fleets_go_on_from_their_own_checkpoints(
+    tmp_path: Path, fleets: Callable[[int], list[int]]
+) -> None:
+    fleets(9)
+    whole = executed(sweep(4), tmp_path / "whole")
+    for width, after, done in ((2, 14, 0), (1, 14, 0), (2, 31, 2)):  # events; a fleet has some twenty
+        folder, seen = tmp_path / f"{width}-{after}", []
+        widths = fleets(width)
+        watch, stop = stopping_after(after)
+        with pytest.raises(KeyboardInterrupt):
+            executed(sweep(4), folder, watch=watch, stop=stop)
+        assert len(list((folder / "checkpoints").iterdir())) == 1, "of the fleet at work alone"
+        assert len(Store(folder).rows()) == done
+        widths.clear()
+        assert executed(sweep(4), folder, watch=seen.append) == whole
+        assert widths[0] == width, "as it was cut before"
+        assert seen[0].runs == sweep(4).runs[done : done + width]
+        assert seen[0].progress is not None and (seen[0].progress.task, seen[0].progress.step) > (0, 5)
+
+
+def test_a_run_that_does_not_fit_alone_is_refused_and_other_errors_are_their_own(
+    tmp_path: Path, fleets: Callable[[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleets(0)
+    with pytest.raises(
+        InputError, match="a run does not fit into the memory of cpu: take smaller batches"
+    ) as told:
+        executed(sweep(2), tmp_path)
+    assert "\n" not in str(told.value)
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(studies, "_train", broken)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        executed(sweep(2), tmp_path)
+
+
+def test_memory_that_ends_while_a_graph_is_captured_is_recognised() -> None:
+    """Leaving the capture fails because of it, and is what one gets to see."""
+    try:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+    except RuntimeError as error:
+        assert studies._out_of_memory(error)
+    assert studies._out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
+    assert not studies._out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_sweep_on_cuda_is_cut_to_the_memory_there_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Eight runs of some 400 MB each, with 1.5 GB for all of them."""
+    runs = [replace(run, network="little:wide", memory=None) for run in sweep(8).runs]
+    study = Study(tuple(runs), "none", device="cuda")
+    whole = executed(study, tmp_path / "whole")
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1.5e9 / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        with caplog.at_level("WARNING"):
+            assert executed(study, tmp_path / "narrow") == whole
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert "8 runs do not fit into the memory of cuda, trying 4 at a time" in caplog.messages
 
 
 # ── worker processes ──────────────────────────────────────────────────────────────────────────────────────

@@ -5,10 +5,12 @@ On CUDA all runs that can share a fleet are one program; on a CPU runs are sprea
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -28,7 +30,7 @@ from rwalk.specs import RunSpec, StreamSpec, content_hash, reference_of
 from rwalk.store import Row, Store, environment, write_atomically
 from rwalk.streams import Stream
 from rwalk.threads import available_cores, few_threads
-from rwalk.workers import Pool, Report, Stop
+from rwalk.workers import Pool, Stop
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 REFERENCES = ("final", "all", "none")
@@ -44,6 +46,8 @@ class Event(NamedTuple):
 
 
 Watch = Callable[[Event], None]
+Job = tuple[RunSpec, ...]  # the runs of one fleet
+Finished = tuple[Job, list[dict[str, Any]]]  # and an outcome for each of them
 
 
 @dataclass(frozen=True)
@@ -276,28 +280,66 @@ class _Crew:
         if self.pool:
             self.pool.__exit__(*error)
 
-    def __call__(
-        self, specs: Sequence[RunSpec], watch: Watch
-    ) -> Iterator[tuple[tuple[RunSpec, ...], list[dict[str, Any]]]]:
+    def __call__(self, specs: Sequence[RunSpec], watch: Watch) -> Iterator[Finished]:
         """(job, an outcome a run) as jobs finish."""
-        jobs = _fleets(specs) if self.workplace.device != "cpu" else [(spec,) for spec in specs]
+        together = _in_fleets(self.workplace.device)
+        jobs = [job for group in _fleets(specs) for job in self._as_begun(group)] if together else _alone(specs)
 
-        def report(number: int, news: Progress | str) -> None:
+        def report(job: Job, news: Progress | str) -> None:
             if isinstance(news, str):
                 logger.warning("%s", news)
             else:
-                watch(Event(jobs[number], news))
+                watch(Event(job, news))
 
-        finished = self.pool.run(jobs, report, self.stop) if self.pool else self._run_here(jobs, report)
-        for number, outcomes in finished:
-            watch(Event(jobs[number], None))
+        for job, outcomes in self._run_in_pool(jobs, report) if self.pool else self._run_here(jobs, report):
+            watch(Event(job, None))
+            yield job, outcomes
+
+    def _run_in_pool(self, jobs: Sequence[Job], report: Callable[[Job, Any], None]) -> Iterator[Finished]:
+        assert self.pool is not None
+        for number, outcomes in self.pool.run(jobs, lambda n, news: report(jobs[n], news), self.stop):
             yield jobs[number], outcomes
 
-    def _run_here(self, jobs: Sequence[tuple[RunSpec, ...]], report: Report) -> Iterator[tuple[int, Any]]:
-        for number, job in enumerate(jobs):
-            with _one_thread(self.workplace.device):
-                outcome = _train(self.workplace, job, partial(report, number), self.stop)
-            yield number, outcome
+    def _run_here(self, jobs: Sequence[Job], report: Callable[[Job, Any], None]) -> Iterator[Finished]:
+        """One after the other; runs that do not fit into the memory together go on in narrower fleets."""
+        waiting = deque(jobs)
+        while waiting:
+            job = waiting.popleft()
+            reason = ""
+            try:
+                with _one_thread(self.workplace.device):
+                    outcomes = _train(self.workplace, job, partial(report, job), self.stop)
+            except Exception as error:
+                if not _out_of_memory(error):
+                    raise
+                reason = first_line(error)
+            if reason:  # only here, where the error and the fleet that it held are gone, memory can be given back
+                narrower = self._narrower(job, reason)
+                self.forget(job)
+                waiting.extendleft(reversed(narrower))
+            else:
+                yield job, outcomes
+
+    def _narrower(self, job: Job, reason: str) -> list[Job]:
+        """The runs of a fleet in fleets of half its width, or little more: a power of two."""
+        device = self.workplace.device
+        if len(job) == 1:
+            raise InputError(f"a run does not fit into the memory of {device}: take smaller batches ({reason})")
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        _, width, *_ = _widths(len(job))
+        logger.warning("%d runs do not fit into the memory of %s, trying %d at a time", len(job), device, width)
+        return [tuple(job[start : start + width]) for start in range(0, len(job), width)]
+
+    def _as_begun(self, group: Job) -> list[Job]:
+        """A fleet, cut as an earlier process has cut it: a checkpoint is of all runs of a fleet together."""
+        for width in _widths(len(group)):
+            folder = self.workplace.folder(group[:width])
+            if folder is not None and folder.exists():
+                rest = group[width:]
+                return [group[:width], *(self._as_begun(rest) if rest else [])]
+        return [group]
 
     def forget(self, job: Sequence[RunSpec]) -> None:
         """The job's results are safe: its checkpoints are not needed any more."""
@@ -308,6 +350,34 @@ class _Crew:
 def _one_thread(device: str) -> AbstractContextManager[None]:
     """As in a worker process: sums of several threads round otherwise, and a row must not depend on `workers`."""
     return few_threads(1) if device == "cpu" else nullcontext()
+
+
+def _in_fleets(device: str) -> bool:
+    """Whether runs are faster together there."""
+    return device != "cpu"
+
+
+def _alone(specs: Sequence[RunSpec]) -> list[Job]:
+    return [(spec,) for spec in specs]
+
+
+def _widths(runs: int) -> Iterator[int]:
+    """What so many runs are tried in: all together, then powers of two, which however often halved cut alike."""
+    yield runs
+    while runs > 1:
+        runs = 1 << ((runs - 1).bit_length() - 1)
+        yield runs
+
+
+def _out_of_memory(error: BaseException | None) -> bool:
+    """Whether a device's memory was exhausted: libraries, and the capture of a graph, say so in other words."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower():
+            return True
+        if "_STATUS_ALLOC_FAILED" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _fleets(specs: Sequence[RunSpec]) -> list[tuple[RunSpec, ...]]:
