@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rwalk import batches, heads, networks, samplers, seeds, walk
+from rwalk import batches, heads, networks, private_torch, samplers, seeds, walk
 from rwalk.errors import InputError, unknown
 from rwalk.graphs import Arriving, Graphed
 from rwalk.learners import Learner
@@ -397,7 +397,7 @@ class Fleet:
             return function
         # Every method, before and after its first consolidation, is a variant of its own. The limit is for the
         # whole process.
-        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+        private_torch.allow_variants(64)
         return torch.compile(function, dynamic=True)
 
     def _can_fuse(self) -> bool:

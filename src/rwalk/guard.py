@@ -32,6 +32,7 @@ from rwalk.errors import InputError, unknown
 from rwalk.methods import METHODS, Method, RWalk
 from rwalk.methods.base import Ranges
 from rwalk.pieces import Group, Piece
+from rwalk.private_torch import calls_step_hooks
 
 Params = str | Iterable[str] | Callable[[str, nn.Parameter], bool]
 FORMAT = "rwalk.guard.1"
@@ -555,7 +556,7 @@ def _selected(named: Mapping[str, nn.Parameter], params: Params | None) -> dict[
 
 def _stepping(optimizer: Optimizer) -> Optimizer:
     """The optimizer whose step calls hooks: Accelerate's and Lightning's are wrappers that do not."""
-    while not getattr(type(optimizer).step, "hooked", False):
+    while not calls_step_hooks(optimizer):
         inner = getattr(optimizer, "optimizer", None)
         if not isinstance(inner, Optimizer):
             raise InputError(

@@ -263,6 +263,13 @@ def head_of(module: nn.Module, classes: int) -> nn.Linear | None:
     return linears[-1] if linears else None
 
 
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+NORMS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
+
+
 def gains_from_recording(module: nn.Module) -> bool:
     """Whether CUDA computes this network's gradient the sooner as one compiled program, by what was measured.
 
@@ -271,8 +278,9 @@ def gains_from_recording(module: nn.Module) -> bool:
     compiler makes of it (ResNet-18: 4.1 ms and 4.3), and in an MLP there is little to join (0.105 and 0.094).
     """
     kinds = [type(each) for each in module.modules()]
-    convolutions = any(issubclass(kind, nn.modules.conv._ConvNd) for kind in kinds)
-    return convolutions and not any(issubclass(kind, nn.modules.batchnorm._NormBase) for kind in kinds)
+    return any(issubclass(kind, CONVOLUTIONS) for kind in kinds) and not any(
+        issubclass(kind, NORMS) for kind in kinds
+    )
 
 
 def _own_dropout(module: nn.Module) -> None:
@@ -282,7 +290,7 @@ def _own_dropout(module: nn.Module) -> None:
             setattr(parent, name, Dropout(child.p))
         elif isinstance(child, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
             setattr(parent, name, Dropout(child.p, whole=True))
-        elif isinstance(child, nn.modules.dropout._DropoutNd | nn.RReLU):
+        elif isinstance(child, nn.AlphaDropout | nn.FeatureAlphaDropout | nn.RReLU):
             raise InputError(
                 f"the network uses {type(child).__name__}, whose random draws cannot be repeated: use nn.Dropout"
             )

@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from rwalk import private_torch
+
 
 class Optimizer(Protocol):
     """An optimizer over vectors; its own vectors are `state`, so that a checkpoint can hold them."""
@@ -33,7 +35,8 @@ class Adam:
 
     def __init__(self, theta: Tensor, lr: float, written_out: bool = False) -> None:
         self.lr = lr
-        self.written_out = written_out or theta.is_cuda
+        self._kernel = None if written_out or theta.is_cuda else private_torch.fused_adam()
+        self.written_out = self._kernel is None
         self.state = {
             "mean": torch.zeros_like(theta),
             "square": torch.zeros_like(theta),
@@ -62,11 +65,10 @@ class Adam:
             self._root.fill_(debias_square**-0.5)
 
     def step(self, theta: Tensor, grad: Tensor, state: Mapping[str, Tensor]) -> None:
-        if self.written_out:
+        if self._kernel is None:
             self._formula(theta, grad, state["mean"], state["square"])
             return
-        # The kernel behind torch.optim.Adam(fused=True), without that class's bookkeeping per call.
-        torch._fused_adam_(
+        self._kernel(
             [theta],
             [grad],
             [state["mean"]],

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from rwalk import private_torch
 from rwalk.errors import first_line
 
 logger = logging.getLogger(__name__)
@@ -37,25 +38,15 @@ def program(function: Function, *example: Tensor) -> Function:
     Other tensors that it reads are read anew in every call; only arguments may be changed. Raises whatever
     recording or compiling raises; what looks at values to decide what to do cannot be recorded, and says so.
     """
-    from torch._guards import TracingContext, tracing
-    from torch._inductor import compile  # seconds, which only those pay who compile
-    from torch._subclasses import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
     with _recorded():
-        # With tensors that have all but values: nothing is computed, changed or kept.
-        recorded = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)
+        recorded = private_torch.record(function, *example)
     held = _lifted(recorded)
     inputs = [*example, *held]
     kinds = ((each.shape, each.stride(), each.dtype, each.device) for each in inputs)
     key = (recorded.code, torch.get_num_threads(), *kinds)  # compiled for so many threads, which round otherwise
     if key not in _known:
-        # Without a context of its own, what is compiled is not kept on the disk for the next process.
-        fake = FakeTensorMode(shape_env=ShapeEnv())
         try:
-            with tracing(TracingContext(fake)):
-                _known[key] = compile(recorded, [fake.from_tensor(each, static_shapes=True) for each in inputs])
+            _known[key] = private_torch.compiled(recorded, inputs)
         except Exception as error:
             _known[key] = error.with_traceback(None)
     compiled = _known[key]
@@ -103,6 +94,7 @@ def compiler_works(device: str = "cpu") -> bool:
         program(lambda x: (x + 1,), torch.zeros(1, device=device))
     except Exception as error:  # whatever it is: what cannot be compiled can still be trained
         name = "C++ compiler" if device == "cpu" else "compiler for CUDA (Triton)"
+        name = "compiler of torch" if isinstance(error, private_torch.Gone) else name
         logger.warning("the %s does not work, training goes on without: %s", name, first_line(error))
         return False
     return True
