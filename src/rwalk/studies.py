@@ -305,7 +305,7 @@ class _Crew:
         waiting = deque(jobs)
         while waiting:
             job = waiting.popleft()
-            reason = ""
+            reason = None
             try:
                 with _one_thread(self.workplace.device):
                     outcomes = _train(self.workplace, job, partial(report, job), self.stop)
@@ -313,15 +313,16 @@ class _Crew:
                 if not _out_of_memory(error):
                     raise
                 reason = first_line(error)
-            if reason:  # only here, where the error and the fleet that it held are gone, memory can be given back
-                narrower = self._narrower(job, reason)
-                self.forget(job)
-                waiting.extendleft(reversed(narrower))
-            else:
+            if reason is None:
                 yield job, outcomes
+                continue
+            # Only here, where the error is gone and with it the fleet that it held, can memory be given back.
+            narrower = self._narrower(job, reason)
+            self.forget(job)
+            waiting.extendleft(reversed(narrower))
 
     def _narrower(self, job: Job, reason: str) -> list[Job]:
-        """The runs of a fleet in fleets of half its width, or little more: a power of two."""
+        """The runs of a fleet in fleets of about half its width, a power of two."""
         device = self.workplace.device
         if len(job) == 1:
             raise InputError(f"a run does not fit into the memory of {device}: take smaller batches ({reason})")
