@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 import tomllib
@@ -38,6 +37,11 @@ def trained(fuse: bool = False) -> Fleet:
     return fleet
 
 
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """By rwalk: what torch says of its own parts is its own affair."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("rwalk")]
+
+
 def test_private_names_are_used_in_one_module_alone() -> None:
     sources = sorted(Path(rwalk.__file__).parent.rglob("*.py"))
     found = {path.name for path in sources if PRIVATE.search(path.read_text())}
@@ -68,13 +72,13 @@ def test_without_what_compiles_training_goes_on_eagerly_and_says_so_in_one_line(
     monkeypatch.setitem(sys.modules, name, None)
     without = trained(fuse=True)
     assert not without.fused and torch.equal(without.theta, eager.theta)
-    (record,) = caplog.records
-    assert re.fullmatch(r"the network is not compiled: this torch has no .*", record.getMessage())
+    (line,) = said(caplog)
+    assert re.fullmatch(r"the network is not compiled: this torch has no .*", line)
     caplog.clear()
     monkeypatch.setattr(programs, "which", lambda compiler: compiler)
     assert not programs.compiler_works.__wrapped__()
-    (record,) = caplog.records
-    assert "the compiler of torch does not work, training goes on without: this torch" in record.getMessage()
+    (line,) = said(caplog)
+    assert line.startswith("the compiler of torch does not work, training goes on without: this torch has no")
 
 
 def test_an_interface_that_changed_is_as_good_as_gone(
@@ -84,7 +88,7 @@ def test_an_interface_that_changed_is_as_good_as_gone(
     monkeypatch.setattr("torch.fx.experimental.proxy_tensor.make_fx", lambda function: function)
     without = trained(fuse=True)
     assert not without.fused and torch.equal(without.theta, eager.theta)
-    assert len(caplog.records) == 1
+    assert len(said(caplog)) == 1
 
 
 def test_without_the_fused_kernel_adam_is_its_formula(
@@ -96,9 +100,7 @@ def test_without_the_fused_kernel_adam_is_its_formula(
     near = little.rounding(TRAINING, len(little.stream()))
     torch.testing.assert_close(written[0].theta, fused.theta, rtol=0, atol=near)
     assert torch.equal(written[0].theta, written[1].theta)
-    assert [record.getMessage() for record in caplog.records] == [
-        "this torch has no fused Adam of vectors: steps are computed by the formula"
-    ]
+    assert said(caplog) == ["this torch has no fused Adam of vectors: steps are computed by the formula"]
 
 
 def test_without_a_limit_to_raise_torch_compile_keeps_its_own(
@@ -107,8 +109,8 @@ def test_without_a_limit_to_raise_torch_compile_keeps_its_own(
     monkeypatch.setattr(torch, "_dynamo", SimpleNamespace(), raising=False)
     for _ in range(2):
         private_torch.allow_variants(64)
-    (record,) = caplog.records
-    assert record.getMessage().startswith("torch.compile keeps its limit of variants")
+    (line,) = said(caplog)
+    assert line.startswith("torch.compile keeps its limit of variants")
 
 
 class Around(torch.optim.Optimizer):
@@ -150,4 +152,4 @@ def test_optimizers_are_told_from_their_wrappers_with_and_without_torchs_mark(
     assert Guard(model, Around(inner)).optimizer is inner
     with pytest.raises(InputError, match="Alien calls no step hooks"):
         Guard(model, Alien(inner))
-    assert len([each for each in caplog.records if each.levelno == logging.WARNING]) == (0 if marked else 1)
+    assert len(said(caplog)) == (0 if marked else 1)

@@ -104,7 +104,8 @@ def test_a_step_that_is_more_than_one_gradient_is_not_compiled(
 ) -> None:
     wanted, eager = (trained(stream, WithBuffers, each, fuse) for fuse in (True, False))
     assert not wanted.fused and not wanted._programs
-    assert ["is not compiled" in record.getMessage() for record in caplog.records] == [True], "as it was asked for"
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("rwalk")]
+    assert ["is not compiled" in each for each in ours] == [True], "as it was asked for"
     assert torch.equal(wanted.theta, eager.theta)
 
 

@@ -91,7 +91,7 @@ def compiler_works(device: str = "cpu") -> bool:
     if which(os.environ.get("CXX", "g++")) is None if device == "cpu" else find_spec("triton") is None:
         return False
     try:
-        program(lambda x: (x + 1,), torch.zeros(1, device=device))
+        program(lambda x: (x + 1,), torch.zeros(64, device=device))  # enough for vector instructions
     except Exception as error:  # whatever it is: what cannot be compiled can still be trained
         name = "C++ compiler" if device == "cpu" else "compiler for CUDA (Triton)"
         name = "compiler of torch" if isinstance(error, private_torch.Gone) else name
