@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.rounds import Contender, Missing, beside, one_thread
+from benchmarks.rounds import Contender, Missing, beside
 from benchmarks.steps import STEPS, data, minimal, mlp, ours
-from rwalk import streams
+from rwalk.data import splits
+from rwalk.threads import few_threads
 
 BATCH = 64
 OUR_METHODS = ("vanilla", "pi", "ewc++", "rwalk")
@@ -39,9 +40,9 @@ def bench(name: str, steps: int = STEPS // 2, rounds: int = 7, fuse: bool = True
         theirs = avalanche(steps)
     except ImportError as error:
         raise Missing(f"{name} cannot be imported: {error}") from error
-    with one_thread():
+    with few_threads(1):
         x, y = data(steps * BATCH // 5)  # five classes a task: `steps` batches, as the peer has
-        stream = streams.from_arrays(x, y, *data(10), classes_per_task=5)
+        stream = splits.from_arrays(x, y, *data(10), classes_per_task=5)
         ourselves = {}
         for m in OUR_METHODS:
             ourselves |= {f"rwalk's {m}": ours(m, stream, fuse, steps)}

@@ -13,9 +13,10 @@ import torch
 
 from benchmarks.growth import learn_task, race
 from benchmarks.rounds import Missing
-from rwalk import streams
-from rwalk.fleet import Fleet, Training
+from rwalk.data import splits
+from rwalk.engine.fleet import Fleet
 from rwalk.learners import learner
+from rwalk.training import Training
 
 STEPS = 192  # three looks at the losses
 ROUNDS = 7
@@ -48,7 +49,7 @@ def fleet(case: Case, method: str, device: str) -> Fleet:
     draw = np.random.default_rng(0)
     y = np.repeat(np.arange(10), 300)
     x = draw.random((len(y), *shape), dtype=np.float32)
-    stream = streams.from_arrays(x, y, x[::30], y[::30], classes_per_task=5)
+    stream = splits.from_arrays(x, y, x[::30], y[::30], classes_per_task=5)
     made = Fleet(
         stream,
         case.network,

@@ -20,11 +20,14 @@ import torch
 from torch import nn
 
 from benchmarks.meter import Reading, meter
-from benchmarks.rounds import Contender, interleaved, one_thread, ratios
-from rwalk import networks, streams
-from rwalk.fleet import Fleet, Training
+from benchmarks.rounds import Contender, interleaved, ratios
+from rwalk.data import splits, streams
+from rwalk.engine import networks
+from rwalk.engine.fleet import Fleet
+from rwalk.engine.programs import compiler_works
 from rwalk.learners import learner
-from rwalk.programs import compiler_works
+from rwalk.threads import few_threads
+from rwalk.training import Training
 
 METHODS = ("vanilla", "ewc", "ewc++", "pi", "rwalk")
 WIDTHS = (64, 256, 704, 1648)  # hidden layers of the MLP: P from 5·10⁴ to 4·10⁶
@@ -55,7 +58,7 @@ class Clock:
                 self.seconds = (now - self._began) / (self.last - self.first)
         return False
 
-    def keep(self, fleet: Fleet) -> None:
+    def save(self, fleet: Fleet) -> None:
         raise AssertionError("nothing was due")
 
 
@@ -71,7 +74,7 @@ def stream(tasks: int, per_class: int) -> streams.Stream:
         y = np.repeat(np.arange(2 * tasks), each)
         return draw.random((len(y), 1, 28, 28), dtype=np.float32), y
 
-    return streams.from_arrays(*images(per_class), *images(1), classes_per_task=2)
+    return splits.from_arrays(*images(per_class), *images(1), classes_per_task=2)
 
 
 def fleet_at(
@@ -93,9 +96,9 @@ def fleet_at(
 
 
 def learn_task(fleet: Fleet) -> None:
-    fleet._begin_task()
-    fleet._train_task()
-    fleet._end_task()
+    fleet.begin_task()
+    fleet.train_task()
+    fleet.end_task()
     fleet.task, fleet.step = fleet.task + 1, 0
 
 
@@ -108,8 +111,8 @@ def stepping(fleet: Fleet, steps: int) -> Contender:
     def contender() -> float:
         clock = Clock(lead_in, lead_in + steps)
         fleet.step = 0
-        fleet._begin_task()
-        fleet._train_task(keeper=clock)
+        fleet.begin_task()
+        fleet.train_task(checkpoints=clock)
         return clock.seconds
 
     return contender
@@ -171,7 +174,7 @@ def times(
     """Milliseconds a step of every method: by P and by R with one task consolidated, by k with one run."""
     # Ten steps an epoch: drawing a new order for every step of every run would be most of what is measured.
     lessons = stream(max(tasks) + 1, per_class=320).to(device)
-    with one_thread():
+    with few_threads(1):
         rows, growth = by_tasks(methods, lessons, tasks, device, rounds)
         return {
             "by_parameters": by_parameters(methods, lessons, widths, device, rounds),
@@ -198,11 +201,11 @@ def buffers(
         fleet = fleet_at(name, 0, width, runs, lessons, device, fuse)
         fleet.training = replace(fleet.training, steps=WINDOW + 1)
         for k in range(max(tasks) + 1):
-            fleet._begin_task()
+            fleet.begin_task()
             readings.mark(f"begun {k}")
-            fleet._train_task()
+            fleet.train_task()
             readings.mark(f"trained {k}")
-            fleet._end_task()
+            fleet.end_task()
             readings.mark(f"ended {k}")
             fleet.task, fleet.step = fleet.task + 1, 0
     vector = fleet.theta.nbytes
@@ -225,7 +228,7 @@ def memory(device: str = "cpu", tasks: Sequence[int] = MEMORY_TASKS, width: int 
     if width is None:  # on CUDA, libraries' workspaces must be small beside a vector
         width = 8192 if on_cuda else 512
     vectors = partial(buffers, tasks=tasks, width=width, device=device)
-    with one_thread():
+    with few_threads(1):
         result = {name: vectors(name, fuse=False) for name in METHODS}
         result["rwalk, 4 runs"] = vectors("rwalk", runs=4)
         if on_cuda or compiler_works():

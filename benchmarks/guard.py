@@ -12,9 +12,9 @@ from time import process_time
 import torch
 import torch.nn.functional as F
 
+from rwalk.engine.networks import ResNet18
 from rwalk.guard import Guard
 from rwalk.methods import RWalk
-from rwalk.networks import ResNet18
 
 BUFFERS, SCRATCH = 8, 4  # docs/guard.md: as large as all parameters, and as the largest of them
 

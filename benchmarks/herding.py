@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rwalk.samplers import mean_of_features
+from rwalk.data.samplers import mean_of_features
 
 
 def literal(features: NDArray[np.float32], m: int) -> list[int]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from statistics import median
 from time import perf_counter
-
-import torch
 
 
 class Missing(Exception):
@@ -56,16 +53,3 @@ def beside(base: Contender, contenders: Mapping[str, Contender], rounds: int) ->
 def ratios(times: Mapping[str, list[float]], base: str) -> dict[str, float]:
     """Median over the rounds of everyone's time by the base's in the same round."""
     return {name: median(t / b for t, b in zip(own, times[base], strict=True)) for name, own in times.items()}
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread that flushes denormals, as the fleet's own workers do; afterwards as before."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_flush_denormal(False)

@@ -17,13 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.rounds import Contender, beside, interleaved, one_thread, timed
-from rwalk import streams
-from rwalk.fleet import Fleet, Training
+from benchmarks.rounds import Contender, beside, interleaved, timed
+from rwalk.data import splits, streams
+from rwalk.engine.fleet import Fleet
+from rwalk.engine.programs import compiler_works
 from rwalk.learners import learner
-from rwalk.programs import compiler_works
-from rwalk.specs import RunSpec, StreamSpec
 from rwalk.studies import Study
+from rwalk.studies.specs import RunSpec, StreamSpec
+from rwalk.threads import few_threads
+from rwalk.training import Training
 
 STEPS = 128
 ROUNDS = 21
@@ -65,24 +67,24 @@ def minimal(x: torch.Tensor, y: torch.Tensor, steps: int = STEPS, compiled: bool
 def ours(name: str, stream: streams.Stream, fuse: bool, steps: int = STEPS) -> Contender:
     """The fleet's own loop in its second task, where everything is held and observed."""
     fleet = Fleet(stream, "mlp", [learner(name)], [0], Training(steps=steps), fuse=fuse)
-    fleet._begin_task()
-    fleet._train_task()
-    fleet._end_task()
+    fleet.begin_task()
+    fleet.train_task()
+    fleet.end_task()
     fleet.task = 1
 
     def train() -> None:
         fleet.step = 0
-        fleet._begin_task()
-        fleet._train_task()
+        fleet.begin_task()
+        fleet.train_task()
 
     return timed(train, steps)
 
 
 def solo() -> dict[str, float]:
     """Milliseconds of the minimal step, and each method's ratio to it."""
-    with one_thread():
+    with few_threads(1):
         x, y = data(1200)
-        stream = streams.from_arrays(x, y, *data(10), classes_per_task=5)
+        stream = splits.from_arrays(x, y, *data(10), classes_per_task=5)
         loops = {"minimal, compiled": minimal(stream.x, stream.y, compiled=True)} if compiler_works() else {}
         for name in ("vanilla", "ewc++", "pi", "rwalk"):
             loops |= {name: ours(name, stream, fuse=True), f"{name}, eager": ours(name, stream, fuse=False)}
@@ -97,7 +99,7 @@ def fleet_on_all_cores(runs: int = FLEET, steps: int = 2500) -> dict[str, float]
     """
     x, y = data(600)
     loop = minimal(torch.from_numpy(x), torch.from_numpy(y))
-    with one_thread():
+    with few_threads(1):
         seconds = interleaved({"minimal": loop}, ROUNDS)["minimal"]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "images.npz"
@@ -108,7 +110,7 @@ def fleet_on_all_cores(runs: int = FLEET, steps: int = 2500) -> dict[str, float]
         start = perf_counter()
         study.execute()
         wall = perf_counter() - start
-    with one_thread():
+    with few_threads(1):
         seconds += interleaved({"minimal": loop}, ROUNDS)["minimal"]
     alone = median(seconds) * TASKS * steps
     return {"runs": runs, "minimal_s": alone, "run_s": wall / runs, "ratio": wall / runs / alone}

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import torch
+from hypothesis import settings
 
 # Networks here are tiny: a second thread costs more than it brings, above all where cores are shared.
 torch.set_num_threads(1)
 
 collect_ignore = ["fuzz"]  # run by `make fuzz`, which brings the package they need
+
+# A busy machine is no failure.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from rwalk import InputError, MemorySpec, Stream, Training, from_arrays
-from rwalk.specs import RunSpec
 from rwalk.studies import Study
+from rwalk.studies.specs import RunSpec
+
+PATIENCE = 600.0  # seconds until a test counts as hanging; how fast a machine is, is no matter of right and wrong
 
 
 class Network(nn.Module):
@@ -42,6 +44,13 @@ def nothing_to_learn(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def too_many_outputs(shape: tuple[int, ...], classes: int) -> nn.Module:
     return Network(shape, classes + 1)
+
+
+def wide(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Four million parameters, so that a few vectors of them are much memory."""
+    inside = torch.Size(shape).numel()
+    body = (nn.Linear(inside, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU())
+    return nn.Sequential(nn.Flatten(), *body, nn.Linear(2048, classes))
 
 
 class Sum(nn.Module):
@@ -87,3 +96,15 @@ def study(methods: Sequence[str] = ("rwalk", "vanilla"), seeds: int = 2, **chang
         for seed in range(seeds)
     ]
     return Study(tuple(runs), **{"reference": "none", "workers": 1, **changes})
+
+
+def rounding(training: Training, tasks: int) -> float:
+    """How far apart rounding may carry two trainings in float64 that differ in the order of their sums alone.
+
+    Processors add up in different orders. A gradient, a sum of some hundred terms of size one at most, is then
+    good to a hundred ε. SGD makes a step of lr times that. Adam divides by √v + 1e-8 first: where a gradient is
+    next to zero, its step is wrong by up to lr / 1e-8 times that. A mistake moves parameters by far more.
+    """
+    assert training.steps is not None
+    steepest = training.lr / (1e-8 if training.optimizer == "adam" else 1.0)
+    return 100 * torch.finfo(torch.float64).eps * steepest * training.steps * tasks

@@ -14,7 +14,8 @@ from benchmarks import against, bars, gpu, growth, record
 from benchmarks.meter import meter
 from benchmarks.rounds import beside, interleaved, ratios
 
-from rwalk.methods import METHODS, Method, State
+from rwalk.methods import Method, State
+from rwalk.parts import parts
 
 WHEN = {"date": "today", "commit": "abc", "machine": {}}
 
@@ -46,7 +47,7 @@ def test_the_meter_counts_what_lives_and_the_peak_on_the_way() -> None:
 
 @pytest.mark.parametrize("runs", [1, 2])
 def test_a_method_with_five_vectors_is_seen_to_hold_five(monkeypatch: pytest.MonkeyPatch, runs: int) -> None:
-    monkeypatch.setitem(METHODS, "fake", Fake)
+    monkeypatch.setitem(parts(), "fake", Fake)
     fake, vanilla = (growth.buffers(n, (1, 2), width=8, runs=runs, fuse=False) for n in ("fake", "vanilla"))
     for k in ("1", "2"):
         for moment in ("held", "step", "end"):

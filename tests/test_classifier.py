@@ -6,13 +6,14 @@ import json
 import pickle
 import struct
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from sklearn.base import clone
@@ -23,17 +24,20 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 from torch import Tensor, nn
 
-from rwalk import classifier_files, datasets, streams
+from rwalk import sealed
 from rwalk.classifier import IncrementalClassifier
+from rwalk.classifier import files as classifier_files
+from rwalk.classifier.lessons import stream_of, take_up
+from rwalk.data import datasets, splits
+from rwalk.data.memory import MemorySpec
+from rwalk.data.streams import Stream
+from rwalk.engine.fleet import Fleet
+from rwalk.engine.vectors import Layout
 from rwalk.errors import InputError
-from rwalk.fleet import Fleet, Training
 from rwalk.learners import learner
-from rwalk.lessons import stream_of, take_up
-from rwalk.memory import MemorySpec
 from rwalk.methods import EWCpp, RWalk
-from rwalk.methods.gem import AGEM, GEM
-from rwalk.streams import Stream
-from rwalk.vectors import Layout
+from rwalk.projectors.gem import AGEM, GEM
+from rwalk.training import Training
 
 pytestmark = pytest.mark.filterwarnings("ignore:learning classes call by call")
 
@@ -56,7 +60,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def digits() -> Stream:
-    return streams.split(datasets.load("digits"), classes_per_task=2)
+    return splits.split(datasets.load("digits"), classes_per_task=2)
 
 
 def blobs(names: str, n: int = 20, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[Any]]:
@@ -199,9 +203,8 @@ def test_new_rows_are_held_by_nothing_and_old_ones_as_before(name: str) -> None:
 
     wider = fleet.net.layout
     assert torch.equal(rows(fleet.theta, wider)[1], rows(fresh, wider)[1])
-    assert torch.equal(rows(fleet.theta, wider)[moves], rows(past.tensors["theta"], layout))
-    before = {key.removeprefix("method."): vector for key, vector in past.tensors.items()}
-    springs = zip(fleet.method.springs(fleet.state), fleet.method.springs(before), strict=True)
+    assert torch.equal(rows(fleet.theta, wider)[moves], rows(past.theta, layout))
+    springs = zip(fleet.method.springs(fleet.state), fleet.method.springs(past.method), strict=True)
     for (_, importance, anchor), (_, old_importance, old_anchor) in springs:
         assert rows(importance, wider)[1].count_nonzero() == 0
         assert torch.equal(rows(importance, wider)[moves], rows(old_importance, layout))
@@ -328,7 +331,7 @@ def test_the_network_is_yours() -> None:
     x, _ = blobs("ab")
     before = classifier.predict_proba(x)
     module = classifier.network_
-    assert type(module).__module__ == "rwalk.networks" and not module.training
+    assert type(module).__module__ == "rwalk.engine.networks" and not module.training
     assert np.allclose(module(torch.from_numpy(x)).softmax(1).detach(), before, atol=1e-6)
     with torch.no_grad():
         module.requires_grad_(False).head.weight.zero_()
@@ -474,7 +477,7 @@ def test_images(tmp_path: Path) -> None:
         ({"batch_size": 2.5}, "the batch size must be"),
         ({"learning_rate": -1}, "the learning rate must be"),
         ({"device": "abacus"}, "device 'abacus' cannot be used"),
-        ({"method": "icarl", "memory": None}, "need exemplars"),
+        ({"method": "icarl", "memory": None}, "needs exemplars"),
     ],
 )
 def test_parameters_that_cannot_be_used(params: dict[str, Any], message: str) -> None:
@@ -680,8 +683,8 @@ def forged(saved: bytes, tmp_path: Path, *keys: str | int, value: Any) -> bytes:
     text = json.dumps(record)
     path = tmp_path / "original"
     path.write_bytes(saved)
-    _, tensors = classifier_files._contents(path)
-    header["__metadata__"] |= {"record": text, "sha256": classifier_files._checksum(text, tensors)}
+    _, tensors = sealed.read(path)
+    header["__metadata__"] = sealed.metadata(classifier_files.FORMAT, text, tensors)
     packed = json.dumps(header).encode()
     packed += b" " * (-len(packed) % 8)
     return struct.pack("<Q", len(packed)) + packed + saved[8 + size :]
@@ -742,19 +745,66 @@ def test_forging_changes_nothing_else(saved: bytes, tmp_path: Path) -> None:
     assert IncrementalClassifier.load(path).epochs == 7
 
 
+def poisoned(name: str, value: float) -> Callable[[dict[str, Tensor]], None]:
+    def poison(tensors: dict[str, Tensor]) -> None:
+        tensors[name].view(-1)[-1] = value
+
+    return poison
+
+
+def replaced(name: str, make: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], None]:
+    def replace_it(tensors: dict[str, Tensor]) -> None:
+        tensors[name] = make(tensors["theta"])
+
+    return replace_it
+
+
 @pytest.mark.parametrize(
-    "change", ["theta2", "method.extra", "buffer.extra", "exemplars.9", "dtype", "shape", "lost"]
+    "change",
+    {
+        "another theta": replaced("theta2", Tensor.clone),
+        "an extra vector": replaced("method.extra", Tensor.clone),
+        "an extra buffer": replaced("buffer.extra", Tensor.clone),
+        "a name that leads elsewhere": replaced("../../evil", Tensor.clone),
+        "exemplars of no class": replaced("exemplars.9", Tensor.clone),
+        "theta in double precision": replaced("theta", Tensor.double),
+        "theta of whole numbers": replaced("theta", Tensor.long),
+        "theta twice": replaced("theta", lambda t: t.repeat(2, 1)),
+        "theta without its row": replaced("theta", lambda t: t[0].clone()),
+        "theta of nothing": replaced("theta", lambda t: t[:0].clone()),
+        "a shorter vector": replaced("method.fisher", lambda t: t[:, 1:].clone()),
+        "no anchor": lambda tensors: tensors.pop("method.anchor"),
+        "no importance": lambda tensors: tensors.pop("method.importance"),
+        "neither": lambda tensors: [tensors.pop(f"method.{name}") for name in ("anchor", "importance")],
+        "no theta": lambda tensors: tensors.pop("theta"),
+        "theta that is no number": poisoned("theta", float("nan")),
+        "an infinite anchor": poisoned("method.anchor", float("-inf")),
+        "an importance that is no number": poisoned("method.importance", float("nan")),
+        "an importance that pushes away": poisoned("method.importance", -1.0),
+    }.items(),
+    ids=lambda change: change[0],
 )
-def test_tensors_that_do_not_belong_are_refused(change: str, tmp_path: Path) -> None:
+def test_tensors_that_do_not_belong_are_refused(change: tuple[str, Any], tmp_path: Path) -> None:
     classifier = quick(epochs=1, memory=2).partial_fit(*blobs("ab"))
-    tensors = classifier._knowledge.tensors
-    if change == "dtype":
-        tensors["theta"] = tensors["theta"].double()
-    elif change == "shape":
-        tensors["method.fisher"] = tensors["method.fisher"][:, 1:].clone()
-    elif change == "lost":
-        del tensors["method.anchor"]
-    else:
-        tensors[change] = tensors["theta"].clone()
     classifier.save(tmp_path / "original")
+    metadata, tensors = sealed.read(tmp_path / "original")
+    change[1](tensors)
+    forged = sealed.metadata(metadata["format"], metadata["record"], tensors)
+    (tmp_path / "original").write_bytes(safetensors.torch.save(tensors, forged))
     refused((tmp_path / "original").read_bytes(), tmp_path / "file")
+
+
+def test_a_network_of_ones_own_is_measured_before_it_is_built(tmp_path: Path) -> None:
+    """A forged shape must not make it fill the memory: it is built where nothing is allocated, and refused."""
+    built_on = []
+
+    def watched(shape: tuple[int, ...], classes: int) -> nn.Module:
+        built_on.append(torch.empty(0).device.type)
+        return wide(shape, classes)
+
+    quick(epochs=1, network=wide, memory=None).fit(*blobs("ab")).save(tmp_path / "original")
+    content = forged((tmp_path / "original").read_bytes(), tmp_path, "shape", value=[2**20])
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(InputError, match=r"the network has 16,777,\d+ parameters, its own"):
+        IncrementalClassifier.load(tmp_path / "file", network=watched)
+    assert built_on == ["meta"]

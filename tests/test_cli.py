@@ -6,11 +6,13 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +23,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import little
-from rwalk import Fleet, cli
-from rwalk.learners import LEARNERS
+from rwalk import Fleet, MemorySpec, Training, cli
+from rwalk.cli import sweep, trust
+from rwalk.parts import parts
+from rwalk.studies.specs import RunSpec, StreamSpec
 
 TESTS = os.path.dirname(little.__file__)
 PROGRAM = [sys.executable, "-m", "rwalk"]
@@ -45,7 +49,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     folder = tmp_path_factory.mktemp("work")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("RWALK_CACHE", str(folder / "cache"))
-    monkeypatch.setenv("PYTHONPATH", TESTS)
+    monkeypatch.setenv("PYTHONPATH", TESTS, prepend=os.pathsep)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.delenv("RWALK_DATA", raising=False)
     return folder
@@ -147,19 +151,19 @@ def test_ctrl_c_ends_all_workers_and_resume_goes_on(surroundings: Path, rwalk: R
     Path("my data").mkdir()
     command = [*PROGRAM, *options, "--workers=2", "--out=parts", "--data=my data"]
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + little.PATIENCE
     while not any(Path("parts").glob("checkpoints/*/*.json")):  # a worker is inside a run
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=little.PATIENCE)
     assert process.returncode == 130, said
     assert "of 2 runs are kept in parts, and those at work are saved" in said and "Traceback" not in said
     while group_is_alive(process.pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     (told,) = re.findall("`(.*)`", said)
-    assert told == "rwalk resume parts --data 'my data' --network little:Network"
+    assert told == "rwalk resume parts --data 'my data' --trust little:Network"
     assert rwalk(*shlex.split(told)[1:], "--workers=1", "--quiet").code == 0
     assert rwalk(*options, "--out=whole", "--quiet").code == 0
     assert Path("parts/runs.jsonl").read_bytes() == Path("whole/runs.jsonl").read_bytes()
@@ -180,7 +184,7 @@ def group_is_alive(leader: int) -> bool:
 def test_methods_and_datasets_are_listed(rwalk: Rwalk) -> None:
     listed = rwalk("methods")
     assert listed.code == 0
-    assert all(name in listed.out for name in LEARNERS)
+    assert all(name in listed.out for name in parts())
     listed = rwalk("datasets")
     assert listed.code == 0
     assert all(name in listed.out for name in ("digits", "mnist", "cifar100", "folder:PATH", "PATH.npz"))
@@ -223,14 +227,6 @@ def test_replay_is_recorded_as_it_is_done_and_a_method_with_its_own_says_so(rwal
     refused(rwalk(*LITTLE, "--replay=half"), "--memory")
 
 
-def test_a_network_of_ones_own_lies_where_one_works(rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
-    Path("mine.py").write_text("from little import Network")
-    options = ["--methods=vanilla", "--epochs=1", "--seeds=1", "--reference=none", "--workers=1", "--quiet"]
-    assert rwalk("run", "--network=mine:Network", *options, "--out=study").code == 0
-    assert rwalk("resume", "study", "--network=mine:Network").code == 0
-
-
 def test_the_version_is_told(rwalk: Rwalk) -> None:
     assert rwalk("--version") == (0, f"rwalk {version('rwalk')}\n", "")
 
@@ -250,11 +246,139 @@ def test_diff_says_what_differs_and_exits_with_1(rwalk: Rwalk) -> None:
     assert "row vanilla λ=0 seed 0: single A " in outcome.out
 
 
-def test_resume_imports_nothing_a_file_names_unless_told_to(rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch) -> None:
-    rwalk(*LITTLE, "--methods=vanilla", "--epochs=1", "--out=study", "--quiet")
-    monkeypatch.setattr("rwalk.networks.find", None)
-    refused(rwalk("resume", "study"), "--network little:Network")
-    refused(rwalk("resume", "study", "--network=other:Network"), "--network little:Network")
+# ── code of one's own: a file may name it, the user decides ───────────────────────────────────────────────
+
+OWN = """
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from little import Network
+from rwalk import Method
+from rwalk.augmentations import Augmentation
+from rwalk.data.samplers import SAMPLERS
+
+Path("imported").touch()
+PICK = SAMPLERS["uniform"]
+
+
+@dataclass(frozen=True)
+class Plain(Method):
+    strength: float = 1.0
+
+
+@dataclass(frozen=True)
+class Shift(Augmentation):
+    def draw(self, steps, batch, generator):
+        return torch.rand(steps, batch, 1, generator=generator)
+
+    def apply(self, x, draws):
+        return x + 0.01 * draws.reshape(*draws.shape[:2], *(1 for _ in x.shape[2:]))
+"""
+OWN_OPTIONS = {
+    "own:Network": ["--network=own:Network", "--methods=vanilla"],
+    "own:Plain": ["--methods=own:Plain"],
+    "own:PICK": ["--methods=vanilla", "--memory=2", "--sampler=own:PICK"],
+    "own:Shift": ["--methods=vanilla", "--augment=own:Shift"],
+}
+EVERYTHING = ["--network=own:Network", "--methods=own:Plain", "--sampler=own:PICK", "--augment=own:Shift"]
+TO_TRUST = ("own:Network", "own:Plain", "own:PICK", "own:Shift")
+SHORT = ["--steps=2", "--seeds=1", "--reference=none", "--workers=1", "--quiet", "--out=study"]
+
+
+@pytest.fixture
+def own_module(surroundings: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """A module in the working folder, which Python does not look into by itself; what is returned forgets it."""
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    Path("own.py").write_text(OWN)
+
+    def forget() -> None:
+        sys.modules.pop("own", None)
+        Path("imported").unlink(missing_ok=True)
+
+    yield forget
+    forget()
+
+
+@pytest.mark.parametrize("name", OWN_OPTIONS)
+def test_code_of_ones_own_lies_where_one_works_and_is_confirmed_to_resume(
+    name: str, rwalk: Rwalk, own_module: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [*sys.path]
+    outcome = rwalk("run", *OWN_OPTIONS[name], *SHORT)
+    assert outcome.code == 0, outcome.err
+    (row,) = map(json.loads, Path("study/runs.jsonl").read_text().splitlines())
+    assert list(row["made"]["code"]) == [name] and row["made"]["code"][name] != "unknown"
+    own_module()
+    monkeypatch.setattr(sys, "path", before)
+    refused(rwalk("resume", "study"), f"study imports code: add --trust {name} if you trust it")
+    refused(rwalk("resume", "study", "--trust=other:Name"), f"--trust {name}")
+    assert not Path("imported").exists(), "a file decided which code is imported"
+    assert rwalk("resume", "study", f"--trust={name}", "--quiet").code == 0
+    assert Path("imported").exists()
+    assert rwalk("resume", "study", f"--network={name}", "--quiet").code == 0  # as it was called once
+
+
+def test_every_name_is_confirmed_and_reading_results_imports_nothing(
+    rwalk: Rwalk, own_module: Callable[[], None]
+) -> None:
+    assert rwalk("run", *EVERYTHING, "--memory=2", *SHORT).code == 0
+    own_module()
+    confirmed = [f"--trust={name}" for name in TO_TRUST]
+    for missing, name in enumerate(TO_TRUST):
+        some = [*confirmed[:missing], *confirmed[missing + 1 :]]
+        refused(rwalk("resume", "study", *some), f"add --trust {name} if you trust it")
+    shutil.copytree("study", "copy")
+    assert rwalk("diff", "study", "copy").code == 0
+    assert rwalk("report", "study").code == 0
+    assert not Path("imported").exists()
+    assert rwalk("resume", "study", *confirmed, "--quiet").code == 0
+
+
+def test_the_printed_command_confirms_all_that_the_study_names() -> None:
+    run = RunSpec(
+        network="own:Network",
+        method="own:Plain",
+        memory=MemorySpec(2, sampler="own:PICK"),
+        training=Training(augment="own:Shift"),
+    )
+    assert trust.named_by([run, replace(run, seed=1)]) == list(TO_TRUST)
+    assert trust.options(["own:Network", "own:Plain"]) == ["--trust", "own:Network", "--trust", "own:Plain"]
+    builtin = RunSpec(memory=MemorySpec(2), stream=StreamSpec("folder:images"))
+    assert trust.named_by([builtin]) == []
+
+
+def test_options_become_runs_without_a_command_line() -> None:
+    base = RunSpec(stream=StreamSpec("cifar10"), memory=MemorySpec(2))
+    names = sweep.method_names("Vanilla, rwalk,icarl")
+    runs = sweep.runs(base, names, 2, lam="1,10", penalty="proximal", settings=["rwalk.alpha=0.1", "eps=0.5"])
+    assert [(run.method, run.seed, dict(run.numbers)) for run in runs if run.seed == 0] == [
+        ("vanilla", 0, {}),
+        ("rwalk", 0, {"dt": 50, "penalty": "proximal", "lam": 1.0, "eps": 0.5, "alpha": 0.1}),
+        ("rwalk", 0, {"dt": 50, "penalty": "proximal", "lam": 10.0, "eps": 0.5, "alpha": 0.1}),
+        ("icarl", 0, {}),
+    ]
+    assert [run.seed for run in runs] == [0, 1] * 4
+    assert {run.memory.replay for run in runs if run.method == "icarl"} == {"concat"}
+    assert sweep.method_names("Own:Plain") == ["Own:Plain"]
+
+
+def test_resume_imports_no_method_sampler_or_augmentation_a_file_names_unless_told_to(
+    rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rwalk("run", "--methods=vanilla", "--steps=1", "--seeds=1", "--reference=none", "--out=study", "--quiet")
+    study = json.loads(Path("study/study.json").read_text())
+    Path("harmful.py").write_text("raise SystemExit('it was imported')\n")
+    monkeypatch.syspath_prepend(Path.cwd())
+    for change in (
+        {"method": "harmful:Method"},
+        {"memory": {"per_class": 1, "sampler": "harmful:SAMPLER"}},
+        {"training": {"steps": 1, "augment": "harmful:Augmentation"}},
+    ):
+        forged = {**study, "runs": [{**run, **change} for run in study["runs"]]}
+        Path("study/study.json").write_text(json.dumps(forged))
+        refused(rwalk("resume", "study"), "imports code: add --trust harmful:")
 
 
 # ── what is refused, before anything is written ───────────────────────────────────────────────────────────
@@ -269,7 +393,7 @@ REFUSED = {
     "--methods=rwlk": "did you mean 'rwalk'",
     "--methods=": "unknown method ''",
     "--methods=pi,pi": "twice",
-    "--methods=icarl": "need exemplars",
+    "--methods=icarl": "needs exemplars",
     "--network=mpl": "did you mean 'mlp'",
     "--network=little:Nothing": "cannot be imported",
     "--network=no.such:thing": "cannot be imported",
@@ -308,6 +432,10 @@ REFUSED = {
     "--memory=0": "at least 1 exemplar",
     "--memory=1 --memory-total=1": "one of them",
     "--sampler=mop": "did you mean 'mof'",
+    "--memory=1 --sampler=little:TESTS": "cannot be imported",
+    "--memory=1 --sampler=little:Network": "is not an rwalk.Sampler",
+    "--augment=blur": "unknown augmentation 'blur'",
+    "--augment=little:Network": "is not an Augmentation",
     "--replay=balance": "did you mean 'balanced'",
     "--reference=finale": "did you mean 'final'",
     "--validation=1.5": "between 0 and 1",
@@ -361,7 +489,7 @@ def test_without_a_command_there_is_help(rwalk: Rwalk) -> None:
         ("other.txt", "mine", "not empty and holds no study"),
         ("study.json", '{"hash": "x", "runs": []}', "holds another study"),
         ("study.json", "{", "cannot be read"),
-        ("study.json", "[]", "is no study"),
+        ("study.json", "[]", "is not a study"),
     ],
 )
 def test_a_folder_that_is_somebody_elses_is_left_as_it_is(
@@ -407,7 +535,7 @@ def harmless(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         study.prepare()
         begun.append(study)
 
-    monkeypatch.setattr(cli, "_run", prepare_only)
+    monkeypatch.setattr(cli.execute, "run_and_show", prepare_only)
     yield begun
 
 
@@ -473,7 +601,7 @@ class Absent:
             raise ModuleNotFoundError(f"no {name} here", name=name)
 
 sys.meta_path.insert(0, Absent())
-import rwalk, rwalk.studies, rwalk.checkpoint, little
+import rwalk, rwalk.studies, rwalk.studies.checkpoint, little
 learner = rwalk.learner("rwalk", rwalk.MemorySpec(2))
 fleet = rwalk.Fleet(little.stream(), "mlp", [learner], [0], rwalk.Training(steps=2))
 fleet.train()
@@ -486,11 +614,7 @@ def test_the_core_needs_torch_numpy_and_safetensors_only() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_help_answers_soon() -> None:
-    begun = time.monotonic()
+def test_help_names_every_command() -> None:
     done = subprocess.run([*PROGRAM, "--help"], capture_output=True, text=True)
-    taken = time.monotonic() - begun
-    print(f"\nrwalk --help took {taken:.1f} s")
     assert done.returncode == 0
     assert all(command in done.stdout for command in ("run", "resume", "diff", "methods", "datasets"))
-    assert taken < 30  # on a machine as busy as it likes

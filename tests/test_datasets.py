@@ -29,11 +29,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-import rwalk.streams
-from rwalk import datasets
-from rwalk.datasets import describe, load
+import rwalk.data
+from rwalk.data.datasets import describe, load, npz, verified
+from rwalk.data.datasets.folders import read_image
+from rwalk.data.datasets.mnist import read_idx
+from rwalk.data.datasets.official import OFFICIAL
+from rwalk.data.datasets.pickles import unpickled
+from rwalk.data.splits import permuted, split
 from rwalk.errors import InputError
-from rwalk.streams import permuted, split
 
 unhurried = settings(deadline=None)  # a busy machine is no failure
 REAL = Path(os.environ.get("RWALK_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -55,7 +58,7 @@ def refused(*fragments: str) -> Iterator[None]:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's cache, away from the user's."""
     monkeypatch.delenv("RWALK_DATA", raising=False)
-    monkeypatch.setattr(datasets, "_cache", lambda: tmp_path / "cache")
+    monkeypatch.setattr(verified, "cache_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache"
 
 
@@ -113,8 +116,8 @@ def md5(content: bytes) -> str:
 def publish(monkeypatch: pytest.MonkeyPatch, name: str, files: Mapping[str, bytes], **changes: object) -> None:
     """Make these the official files of a dataset."""
     sums = {file: md5(content) for file, content in files.items()}
-    official = replace(datasets._OFFICIAL[name], files=sums, **{"mirrors": (), **changes})
-    monkeypatch.setitem(datasets._OFFICIAL, name, official)
+    official = replace(OFFICIAL[name], files=sums, **{"mirrors": (), **changes})
+    monkeypatch.setitem(OFFICIAL, name, official)
 
 
 def write(folder: Path, files: Mapping[str, bytes]) -> Path:
@@ -184,8 +187,10 @@ def test_digits_are_embedded() -> None:
 
 def test_only_torch_and_numpy_are_imported_at_once() -> None:
     allowed = sys.stdlib_module_names | {"torch", "numpy", "rwalk"}
-    for module in (datasets, rwalk.streams):
-        for node in ast.parse(Path(module.__file__).read_text()).body:
+    files = [*Path(rwalk.data.__file__).parent.rglob("*.py")]
+    assert len(files) > 10
+    for file in files:
+        for node in ast.parse(file.read_text()).body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
             assert {name.partition(".")[0] for name in names} <= allowed
@@ -354,7 +359,7 @@ def test_a_malicious_pickle_is_refused(function, protocol: int, tmp_path, monkey
     files = {**little_cifar100(), "train": evil}
     publish(monkeypatch, "cifar100", files)  # even where its checksum is right
     write(tmp_path / "data", files)
-    with refused("train is no CIFAR file", "wants to call"):
+    with refused("train is not a CIFAR file", "wants to call"):
         load("cifar100", tmp_path / "data", download=False)
     assert not trace.exists()
 
@@ -363,7 +368,7 @@ def test_a_malicious_pickle_is_refused(function, protocol: int, tmp_path, monkey
 @given(st.binary(max_size=60) | st.sampled_from([pickle.dumps([1]), pickle.dumps({"a": 1})[:-2]]))
 def test_no_bytes_make_a_pickle_fail_otherwise(content: bytes) -> None:
     try:
-        assert isinstance(datasets._unpickled(content, "train"), dict)
+        assert isinstance(unpickled(content, "train"), dict)
     except InputError as error:
         assert "\n" not in str(error)
 
@@ -386,7 +391,7 @@ def test_no_bytes_make_a_pickle_fail_otherwise(content: bytes) -> None:
 )
 def test_bad_idx_files_are_refused(content: bytes) -> None:
     with refused("labels.gz", "download it again"):
-        datasets._idx(content, "labels.gz")
+        read_idx(content, "labels.gz")
 
 
 # Downloads --------------------------------------------------------------------------------------------------
@@ -461,7 +466,7 @@ def test_an_archive_is_downloaded_whole(tmp_path, server, cache, monkeypatch) ->
 
 
 def test_every_official_source_is_complete() -> None:
-    for name, source in datasets._OFFICIAL.items():
+    for name, source in OFFICIAL.items():
         assert name.removesuffix("-pixels") == source.name and source.mirrors
         assert all(mirror.startswith("http") and mirror.endswith("/") for mirror in source.mirrors)
         sums = [*source.files.values(), *([source.archive[1]] if source.archive else [])]
@@ -520,7 +525,7 @@ def test_train_and_test_folders_are_kept(tmp_path: Path) -> None:
     ],
 )
 def test_images_of_many_kinds(mode, colour, suffix, pixel, tmp_path: Path) -> None:
-    image = datasets._image(painted(tmp_path / f"image.{suffix}", colour, mode))
+    image = read_image(painted(tmp_path / f"image.{suffix}", colour, mode))
     assert image.shape == (1 if mode in ("1", "L", "LA") else 3, 4, 6)
     if pixel is not None:
         assert image[:, 0, 0].tolist() == pixel
@@ -563,11 +568,11 @@ def test_a_decompression_bomb_is_refused(limit: int, tmp_path: Path, monkeypatch
 def test_an_archive_that_unpacks_to_fill_the_memory_is_refused(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "bomb.npz"
     np.savez_compressed(path, x=np.zeros((2000, 500), np.float32), y=np.arange(2000) % 2)
-    assert len(datasets.load(str(path)).x)  # by itself it does no harm
-    monkeypatch.setattr(datasets, "_SUSPICIOUS", 1 << 20)
+    assert len(load(str(path)).x)  # by itself it does no harm
+    monkeypatch.setattr(npz, "SUSPICIOUS", 1 << 20)
     monkeypatch.setattr(np, "load", None)
     with refused("bomb.npz", "would unpack to"):
-        datasets.load(str(path))
+        load(str(path))
 
 
 def test_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ import pytest
 
 import little
 from rwalk import InputError, cli
-from rwalk.store import Store
 from rwalk.studies import Study
+from rwalk.studies.store import Store
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="faults are made with fork")
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="faults are made
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RWALK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("PYTHONPATH", os.path.dirname(little.__file__))
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(little.__file__), prepend=os.pathsep)
 
 
 class Child:
@@ -169,11 +169,11 @@ def killed_at_work(program: list[str], folder: Path, delay: float) -> int:
     """Kill a command some time after its workers have begun, unless it ends before; its exit code."""
     before = contents(folder)
     process = subprocess.Popen(program, start_new_session=True, stdout=subprocess.DEVNULL)
-    until(lambda: process.poll() is not None or bool(contents(folder) - before), 120)
+    until(lambda: process.poll() is not None or bool(contents(folder) - before))
     time.sleep(delay)
     process.kill()
     process.wait()
-    until(lambda: not alive(process.pid), 20)
+    until(lambda: not alive(process.pid))
     return process.returncode
 
 
@@ -181,8 +181,8 @@ def contents(folder: Path) -> set[Path]:
     return set(folder.glob("checkpoints/*/*.safetensors"))
 
 
-def until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + little.PATIENCE
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.01)
@@ -207,7 +207,7 @@ def alive(session: int) -> bool:
 def test_told_to_stop_it_saves_says_so_and_goes_on_later(number: int, code: int, tmp_path: Path) -> None:
     parts = tmp_path / "parts"
     child = Child(command(parts), tmp_path / "log")
-    until(lambda: any(parts.rglob("0001-*.json")), 60)  # inside a run
+    until(lambda: any(parts.rglob("0001-*.json")))  # inside a run
     os.kill(child.pid, number)
     assert child.result() == code, child.said()
     assert "stopped; 0 of 2 runs are kept" in child.said()
@@ -296,7 +296,7 @@ def test_a_second_process_is_refused_while_the_first_works(tmp_path: Path) -> No
     study = little.study(seeds=1, checkpoint_every=3)
     first = Child(lambda: execute(study, tmp_path / "study"), tmp_path / "log")
     try:
-        until(lambda: any((tmp_path / "study").rglob("*.safetensors")), 60)
+        until(lambda: any((tmp_path / "study").rglob("*.safetensors")))
         with pytest.raises(InputError, match="another process is working on"):
             execute(study, tmp_path / "study")
     finally:
@@ -332,7 +332,7 @@ LIFE = """
 import resource
 from pathlib import Path
 from rwalk import Fleet, Training, learner, permuted
-from rwalk import datasets
+from rwalk.data import datasets
 
 resident = {}
 
@@ -340,12 +340,12 @@ class Scale:
     def due(self, fleet):
         return fleet.step == 0
 
-    def keep(self, fleet):
+    def save(self, fleet):
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         resident[fleet.task] = pages * resource.getpagesize()
 
 stream = permuted(datasets.load("digits"), 100)
-Fleet(stream, "mlp", [learner("rwalk")], [0], Training(steps=5)).train(keeper=Scale())
+Fleet(stream, "mlp", [learner("rwalk")], [0], Training(steps=5)).train(checkpoints=Scale())
 print(resident[10], resident[100])
 """
 
@@ -355,7 +355,7 @@ def test_memory_does_not_grow_with_the_tasks() -> None:
     # glibc may keep freed tensors for later, by chance some 30 MB: told so, it gives them back at once.
     exact = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
     life = [sys.executable, "-c", LIFE]
-    done = subprocess.run(life, capture_output=True, text=True, timeout=300, check=True, env=exact)
+    done = subprocess.run(life, capture_output=True, text=True, timeout=little.PATIENCE, check=True, env=exact)
     after_10, after_100 = (int(size) for size in done.stdout.split())
     print(f"{after_10 / 1e6:.1f} MB after task 10, {after_100 / 1e6:.1f} MB after task 100")
     assert abs(after_100 / after_10 - 1) < 0.05

@@ -11,13 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rwalk import datasets, heads, samplers, streams
+import little
+from rwalk.data import datasets, samplers, splits
+from rwalk.data.memory import MemorySpec
+from rwalk.data.streams import Dataset, Stream
+from rwalk.engine import evaluation
+from rwalk.engine import fisher as fisher_of
+from rwalk.engine.fleet import Fleet, Progress
+from rwalk.engine.lessons import batches_of
 from rwalk.errors import InputError
-from rwalk.fleet import Fleet, Training
 from rwalk.learners import Learner, learner
-from rwalk.memory import MemorySpec
+from rwalk.losses import heads
 from rwalk.methods import RWalk
-from rwalk.streams import Stream
+from rwalk.training import Training
 
 DOUBLE = torch.float64
 SHORT = Training(steps=7, batch=16)
@@ -33,7 +39,7 @@ def stream() -> Stream:
         y = torch.arange(6).repeat(count)
         return means[y] + torch.randn(6 * count, 1, 8, 8, generator=draw), y
 
-    return streams.from_arrays(*images(40), *images(20), classes_per_task=2)
+    return splits.from_arrays(*images(40), *images(20), classes_per_task=2)
 
 
 class WithBatchNorm(nn.Module):
@@ -72,26 +78,32 @@ LEARNERS: dict[str, Callable[[float], Learner]] = {
 
 
 @pytest.mark.parametrize("network", [small, WithBatchNorm], ids=["plain", "batchnorm"])
-@pytest.mark.parametrize("name", LEARNERS)
-def test_a_fleet_equals_its_runs_alone(stream: Stream, name: str, network: Any) -> None:
-    """Different seeds and different λ in one fleet, float64, to 1e-10: parameters, buffers, accuracies."""
+@pytest.mark.parametrize("name", ["rwalk-S-total", "vanilla-S-plane"])
+def test_a_fleet_with_any_memory_equals_its_runs_alone(stream: Stream, name: str, network: Any) -> None:
+    """Different seeds and different λ in one fleet, float64, but for rounding: parameters, buffers, accuracies.
+
+    What holds for every learner is in test_contract.py.
+    """
+    near = little.rounding(SHORT, len(stream))
     learners = [LEARNERS[name](n) for n in (1.0, 2.0, 3.0)]
     together = Fleet(stream, network, learners, [4, 5, 6], SHORT, dtype=DOUBLE)
     together.train()
     for run in range(3):
         alone = Fleet(stream, network, [learners[run]], [4 + run], SHORT, dtype=DOUBLE)
         alone.train()
-        torch.testing.assert_close(alone.theta[0], together.theta[run], rtol=0, atol=1e-10)
+        torch.testing.assert_close(alone.theta[0], together.theta[run], rtol=0, atol=near)
         for key, buffer in alone.net.buffers.items():
-            torch.testing.assert_close(buffer[0], together.net.buffers[key][run], rtol=0, atol=1e-10)
+            torch.testing.assert_close(buffer[0], together.net.buffers[key][run], rtol=0, atol=near)
         for head in ("single", "multi"):
             np.testing.assert_array_equal(alone.accuracy[head][0], together.accuracy[head][run])
 
 
 @pytest.mark.parametrize("network", ["mlp", "cnn", "resnet18"])
 def test_named_networks_are_the_same_in_fleets(stream: Stream, network: str) -> None:
-    training = Training(steps=3, batch=8)
-    learners = [learner("rwalk", lam=lam) for lam in (1.0, 100.0)]
+    # Plain SGD: where a gradient is zero but for rounding, Adam makes a whole step of the rounding, and eighteen
+    # layers carry it on.
+    training = Training(steps=3, batch=8, optimizer="sgd", lr=0.01)
+    learners = [learner("rwalk", lam=lam) for lam in (1.0, 10.0)]
     together = Fleet(stream, network, learners, [0, 0], training, dtype=DOUBLE)
     together.train()
     alone = Fleet(stream, network, learners[1:], [0], training, dtype=DOUBLE)
@@ -109,7 +121,7 @@ def test_every_sampler_and_icarl_take_a_network_in_bfloat16(stream: Stream, samp
         fleet = Fleet(stream, "cnn", learners, list(range(runs)), Training(steps=2, batch=8), autocast=True)
         fleet.train()
         assert fleet.stopped == [None] * runs
-        features, logits = fleet._outputs(torch.arange(4).expand(runs, -1))
+        features, logits = evaluation.outputs(fleet, torch.arange(4).expand(runs, -1))
         assert features.dtype == logits.dtype == torch.float32
 
 
@@ -122,9 +134,9 @@ def test_vanilla_is_a_plain_pytorch_loop(stream: Stream) -> None:
     orders = Fleet(stream, small, [Learner()], [3], SHORT, dtype=DOUBLE)
     for k, task in enumerate(stream.tasks):
         orders.task, orders.step = k, 0
-        orders._begin_task()
+        orders.begin_task()
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        for index in orders._batches():
+        for (index,) in batches_of(orders):
             x, y = stream.x.double()[index[0]], stream.y[index[0]]
             logits = model(x)
             masked = torch.full_like(logits, -torch.inf)
@@ -153,43 +165,6 @@ def test_both_heads_come_from_the_same_scores(stream: Stream) -> None:
     assert single[0, 0] == multi[0, 0]
 
 
-def test_no_global_random_state_is_consumed(stream: Stream) -> None:
-    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    fleet = Fleet(stream, WithBatchNorm, [learner("rwalk", MemorySpec(2, sampler="uniform"))], [0], SHORT)
-    fleet.train()
-    assert torch.get_rng_state().equal(before)
-    assert (np.random.get_state()[1] == numpy_before).all()  # noqa: NPY002
-
-
-@pytest.mark.parametrize("stop", [(0, 3), (1, 5), (2, 0)])
-@pytest.mark.parametrize("name", ["rwalk-S", "icarl", "ewc", "gem", "rwalk-example"])
-def test_a_snapshot_goes_on_bit_for_bit(stream: Stream, name: str, stop: tuple[int, int]) -> None:
-    learners = [LEARNERS[name](1.0)] * 2
-    whole = Fleet(stream, WithBatchNorm, learners, [0, 1], SHORT)
-    whole.train()
-
-    class Enough(Exception):
-        pass
-
-    first = Fleet(stream, WithBatchNorm, learners, [0, 1], SHORT)
-    step = first._take_step
-
-    def until(index: Tensor) -> Tensor:
-        if (first.task, first.step) == stop:
-            raise Enough
-        return step(index)
-
-    first._take_step = until  # type: ignore[method-assign]
-    with pytest.raises(Enough):
-        first.train()
-    second = Fleet(stream, WithBatchNorm, learners, [0, 1], SHORT)
-    second.restore(*first.snapshot())
-    second.train()
-    assert second.theta.equal(whole.theta)
-    for head in ("single", "multi"):
-        np.testing.assert_array_equal(second.accuracy[head], whole.accuracy[head])
-
-
 def test_a_run_that_diverges_stops_alone(stream: Stream) -> None:
     learners = [learner("ewc++", lam=lam, normalize=False, alpha=0.9) for lam in (1.0, 1e30)]
     training = Training(steps=150, batch=16, lr=1e-2, optimizer="sgd")
@@ -215,13 +190,13 @@ def test_the_proximal_form_survives_any_lambda(stream: Stream) -> None:
 def test_training_lowers_the_loss_and_learns(stream: Stream) -> None:
     losses = []
     fleet = Fleet(stream, "mlp", [Learner()], [0], Training(epochs=30))
-    fleet.train(lambda progress: losses.append((progress.task, progress.loss)))
+    fleet.train(lambda news: losses.append((news.task, news.loss)) if isinstance(news, Progress) else None)
     assert np.nanmean(fleet.accuracy["multi"][0, -1]) > 0.9
     assert losses[0][0] == 0 and losses[-1][0] == 2
 
 
 def test_rwalk_forgets_less_than_vanilla() -> None:
-    shuffled = streams.permuted(datasets.load("digits"), tasks=4)
+    shuffled = splits.permuted(datasets.load("digits"), tasks=4)
     kept = {}
     for name, one in (("vanilla", Learner()), ("rwalk", learner("rwalk", lam=10.0))):
         fleet = Fleet(shuffled, "mlp", [one] * 3, [0, 1, 2], Training(epochs=12))
@@ -232,13 +207,13 @@ def test_rwalk_forgets_less_than_vanilla() -> None:
 
 def test_example_squares_are_per_example_gradients(stream: Stream) -> None:
     fleet = Fleet(stream, small, [learner("rwalk", fisher="example")] * 2, [0, 1], SHORT, dtype=DOUBLE)
-    fleet._begin_task()
+    fleet.begin_task()
     x, y = fleet.stream.batch(torch.stack([stream.tasks[0].train[:5], stream.tasks[0].train[5:10]]))
-    squares = fleet._example_squares(x, y, fleet.head)
+    squares = fisher_of.of_examples(fleet, x, y)
     for run in range(2):
         total = 0
         for i in range(5):
-            logits = fleet.net.forward(x[:, i : i + 1]) + fleet.head
+            logits = fleet.net.forward(x[:, i : i + 1]) + fleet.lesson.head
             losses = heads.cross_entropy(logits, y[:, i : i + 1])
             total = total + fleet.net.gradient(losses)[run].square()
         torch.testing.assert_close(squares[run], total / 5)
@@ -246,20 +221,20 @@ def test_example_squares_are_per_example_gradients(stream: Stream) -> None:
 
 def test_ewc_takes_its_fisher_from_the_tasks_data(stream: Stream) -> None:
     fleet = Fleet(stream, small, [learner("ewc", fisher="example")], [0], SHORT, dtype=DOUBLE)
-    fleet._begin_task()
-    fisher = fleet._data_fisher()
-    everything = torch.cat(fleet.current)
+    fleet.begin_task()
+    fisher = fisher_of.of_task(fleet)
+    everything = fleet.lesson.examples
     x, y = fleet.stream.batch(everything[None])
-    torch.testing.assert_close(fisher, fleet._example_squares(x, y, fleet.head))
+    torch.testing.assert_close(fisher, fisher_of.of_examples(fleet, x, y))
 
 
 def test_looking_does_not_move_running_statistics(stream: Stream) -> None:
     one = learner("ewc", MemorySpec(3))
     fleet = Fleet(stream, WithBatchNorm, [one], [0], SHORT)
-    fleet._begin_task()
-    fleet._train_task()
+    fleet.begin_task()
+    fleet.train_task()
     before = {name: buffer.clone() for name, buffer in fleet.net.buffers.items()}
-    fleet._end_task()
+    fleet.end_task()
     for name, buffer in fleet.net.buffers.items():
         assert buffer.equal(before[name]), name
 
@@ -271,8 +246,8 @@ def test_state_is_flat_in_the_number_of_tasks(stream: Stream) -> None:
 
 
 def test_permuted_streams_share_one_head(stream: Stream) -> None:
-    dataset = streams.Dataset("toy", stream.x, stream.y, stream.x_test, stream.y_test, stream.class_names)
-    shuffled = streams.permuted(dataset, 3)
+    dataset = Dataset("toy", stream.x, stream.y, stream.x_test, stream.y_test, stream.class_names)
+    shuffled = splits.permuted(dataset, 3)
     fleet = Fleet(shuffled, "mlp", [learner("rwalk", MemorySpec(2))], [0], Training(epochs=20))
     fleet.train()
     np.testing.assert_array_equal(fleet.accuracy["single"], fleet.accuracy["multi"])
@@ -301,9 +276,9 @@ def test_networks_that_cannot_serve_are_refused(stream: Stream, network: Any, me
 
 
 def test_fleets_that_cannot_be_one_are_refused(stream: Stream) -> None:
-    with pytest.raises(InputError, match="one learner a seed"):
+    with pytest.raises(InputError, match="one learner per seed"):
         Fleet(stream, small, [Learner()], [0, 1])
-    with pytest.raises(InputError, match="differ in their method's numbers only"):
+    with pytest.raises(InputError, match="differ in the hyper-parameters of their method"):
         Fleet(stream, small, [Learner(), Learner(memory=MemorySpec(1))], [0, 1])
     convolutional = lambda shape, classes: nn.Sequential(nn.Conv2d(1, classes, 8), nn.Flatten())  # noqa: E731
     with pytest.raises(InputError, match="features cannot be found"):
@@ -350,5 +325,6 @@ def test_named_networks_are_the_same_on_cuda(stream: Stream, network: str, fuse:
     there = Fleet(stream, network, learners, seeds, training, device="cuda", dtype=DOUBLE, fuse=fuse)
     here.train()
     there.train()
-    assert [each is not None for each in there._programs.values()] == [True] * bool(fuse)
+    made = there.execution.programs._made  # type: ignore[attr-defined]
+    assert [each is not None for each in made.values()] == [True] * bool(fuse)
     torch.testing.assert_close(there.theta.cpu(), here.theta, rtol=0, atol=1e-8)

@@ -14,8 +14,11 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 import little
-from rwalk import Fleet, InputError, MemorySpec, Stream, Training, datasets, learner, streams
-from rwalk.methods.gem import AGEM, GEM
+from rwalk import Fleet, InputError, MemorySpec, Stream, Training, learner
+from rwalk.data import datasets, splits
+from rwalk.engine.lessons import batches_of
+from rwalk.losses import heads
+from rwalk.projectors.gem import AGEM, GEM
 
 P = 12
 EXACT = GEM(margin=0.0, ridge=1e-8)
@@ -153,7 +156,7 @@ def test_bad_numbers_are_refused(settings: dict[str, float]) -> None:
 
 def test_neither_learns_without_exemplars_nor_trains_on_them() -> None:
     for name in ("gem", "a-gem"):
-        with pytest.raises(InputError, match="need exemplars"):
+        with pytest.raises(InputError, match="needs exemplars"):
             learner(name)
         one = learner(name, MemorySpec(per_class=3, replay="balanced"))
         assert one.memory is not None and one.memory.replay == "none"
@@ -172,11 +175,11 @@ def at_the_last_task(stream: Stream, name: str) -> Fleet:
     one = learner(name, MemorySpec(per_class=4, sampler="uniform"))
     fleet = Fleet(stream, "mlp", [one] * 2, [0, 1], SGD, dtype=torch.float64)
     for _ in range(2):
-        fleet._begin_task()
-        fleet._train_task()
-        fleet._end_task()
+        fleet.begin_task()
+        fleet.train_task()
+        fleet.end_task()
         fleet.task, fleet.step = fleet.task + 1, 0
-    fleet._begin_task()
+    fleet.begin_task()
     return fleet
 
 
@@ -191,7 +194,7 @@ def slow_gradient(fleet: Fleet, run: int, index: Tensor, masks: Tensor) -> Tenso
 def test_gems_constraints_are_the_old_tasks_gradients_each_under_its_own_head(stream: Stream) -> None:
     fleet = at_the_last_task(stream, "gem")
     assert fleet.memory is not None
-    gradients = fleet._memory_gradients()
+    gradients = fleet.execution.old_gradients()
     assert gradients.shape == (2, 2, fleet.theta.shape[1])
     for run in range(2):
         for task in range(2):
@@ -206,7 +209,7 @@ def test_a_gems_constraint_is_the_gradient_of_all_exemplars(stream: Stream) -> N
     """Sixteen exemplars fit into one batch: the draw is all of them."""
     fleet = at_the_last_task(stream, "a-gem")
     assert fleet.memory is not None
-    gradients = fleet._memory_gradients()
+    gradients = fleet.execution.old_gradients()
     assert gradients.shape == (2, 1, fleet.theta.shape[1])
     masks = torch.full((16, 6), -torch.inf, dtype=torch.float64)
     for row, group in enumerate(group for group in fleet.memory.groups for _ in range(4)):
@@ -221,11 +224,11 @@ def test_a_step_goes_along_the_projected_gradient_and_raises_no_old_loss(stream:
     """To first order; without the projection, an old task's loss would rise."""
     fleet = at_the_last_task(stream, name)
     assert fleet.learner.projector is not None
-    before, old, index = fleet.theta.clone(), fleet._memory_gradients(), next(iter(fleet._batches()))
+    before, old, index = fleet.theta.clone(), fleet.execution.old_gradients(), next(iter(batches_of(fleet)))[0]
     x, y = fleet.stream.batch(index)
-    grad = fleet.net.gradient(fleet._loss(fleet.net.forward(x), x, y))
+    grad = fleet.net.gradient(heads.cross_entropy(fleet.net.forward(x) + fleet.lesson.head, y))
     projected = fleet.learner.projector.project(grad, old)
-    fleet._take_step(index)
+    fleet.execution.step(index)
     torch.testing.assert_close(fleet.theta, before - SGD.lr * projected, rtol=0, atol=1e-14)
     unprotected = -torch.einsum("rkp,rp->rk", old, grad)
     protected = -torch.einsum("rkp,rp->rk", old, projected)
@@ -234,7 +237,7 @@ def test_a_step_goes_along_the_projected_gradient_and_raises_no_old_loss(stream:
 
 
 def test_both_forget_less_than_vanilla() -> None:
-    shuffled = streams.permuted(datasets.load("digits"), tasks=3)
+    shuffled = splits.permuted(datasets.load("digits"), tasks=3)
     kept = {}
     for name in ("vanilla", "gem", "a-gem"):
         memory = None if name == "vanilla" else MemorySpec(per_class=5)

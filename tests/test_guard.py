@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from torch.nn.utils import parameters_to_vector
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from rwalk.errors import InputError
-from rwalk.guard import Guard
+from rwalk.guard import Guard, watch
 from rwalk.methods import EWC, PI, EWCpp, Method, RWalk, Vanilla
 
 METHODS = [Vanilla(), EWC(lam=20.0), EWCpp(lam=20.0), PI(lam=5.0), RWalk(lam=5.0, dt=3)]
@@ -519,10 +520,10 @@ def test_files_that_do_not_match_are_refused(tmp_path: Path) -> None:
     other = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     with pytest.raises(InputError, match=r"0\.weight has shape \(8, 5\) but its importance \(8, 6\)"):
         Guard.load(path, other, Adam(other.parameters()))
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="nothing cannot be loaded: there is no such file"):
         Guard.load(tmp_path / "nothing", model, Adam(model.parameters()))
     (tmp_path / "text").write_text("no tensors")
-    with pytest.raises(InputError, match=r"cannot be read .*written by Guard\.save"):
+    with pytest.raises(InputError, match="text cannot be loaded: it is damaged or no safetensors file"):
         Guard.load(tmp_path / "text", model, Adam(model.parameters()))
 
 
@@ -580,14 +581,91 @@ def test_a_changed_optimizer_is_refused_at_its_first_step() -> None:
     plain_step(model, optimizer, guard, *data(0)[0])
 
 
-def test_a_second_guard_takes_over_from_the_first() -> None:
+def test_two_guards_of_one_parameter_are_refused_whatever_optimizers_they_follow() -> None:
     model, _, first = made()
     other = Adam(model.parameters(), lr=0.02)
+    with pytest.raises(InputError, match=r"guards these parameters already, .*detach\(\) it before"):
+        Guard(model, other, RWALK)
+    first.detach()
     second = Guard(model, other, RWALK)
     plain_step(model, other, second, *data(0)[0])
     second.consolidate()
     with pytest.raises(InputError, match="no guarded parameter took a step"):
         first.consolidate()
+
+
+def test_two_optimizers_that_take_turns_have_a_guard_each() -> None:
+    """As in a GAN: what each guards is its own."""
+    model = network()
+    optimizers = [Adam(model[layer].parameters(), lr=0.02) for layer in (0, 2)]
+    guards = [Guard(model, optimizer, RWALK) for optimizer in optimizers[:1]]
+    with pytest.raises(InputError, match="guards these parameters already"):
+        Guard(model, optimizers[1], RWALK)  # all parameters, so also those of the other
+    guards[0].detach()
+    guards = [Guard(model, o, RWALK, params=f"{layer}.*") for o, layer in zip(optimizers, (0, 2), strict=True)]
+    for x, y in data(0):
+        for optimizer in optimizers:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            model.zero_grad()
+    for guard in guards:
+        guard.consolidate()
+        assert max(t.max() for k, t in guard.state_dict()["tensors"].items() if k.startswith("importance/")) > 0
+
+
+def test_an_optimizer_followed_by_one_guard_may_not_move_what_another_guards() -> None:
+    model = network()
+    everything = [Adam(model.parameters(), lr=0.02) for _ in range(2)]
+    guards = [Guard(model, everything[n], RWALK, params=p) for n, p in enumerate(("0.*", "2.*"))]
+    with pytest.raises(InputError, match="that the guard does not follow moves guarded parameters"):
+        plain_step(model, everything[0], guards[0], *data(0)[0])
+
+
+def test_a_guard_that_nobody_holds_any_more_is_in_nobodys_way() -> None:
+    """Its optimizer and it hold each other, so only Python's garbage collection ends them."""
+    model = network()
+
+    def forgotten() -> None:
+        Guard(model, Adam(model.parameters(), lr=0.02), RWALK)
+
+    forgotten()
+    plain = Adam(model.parameters(), lr=0.02)
+    plain_step(model, plain, None, *data(0)[0])  # type: ignore[arg-type]
+    forgotten()
+    assert Guard(model, plain, RWALK).tasks == 0
+
+
+REFUSED: dict[str, Callable[[nn.Module], tuple[Optimizer, nn.Module | None]]] = {
+    "an optimizer of another model": lambda model: (Adam(network().parameters()), None),
+    "LBFGS": lambda model: (torch.optim.LBFGS(model.parameters()), None),
+    "a model that shrank": lambda model: (lambda small: (Adam(small.parameters()), small))(
+        nn.Sequential(model[0], nn.Tanh(), nn.Linear(8, 2).double())
+    ),
+    "parameters another guards": lambda model: (lambda other: (other, None))(
+        Adam([*model.parameters(), *NEIGHBOUR.parameters()])
+    ),
+}
+NEIGHBOUR = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_refused_attach_leaves_the_guard_as_it_was(what: str) -> None:
+    expected = walk(*made())
+    model, optimizer, guard = made()
+    names = guard.names
+    walk(model, optimizer, guard, tasks=(0,))
+    other, another_model = REFUSED[what](model)
+    if what == "parameters another guards":
+        guard._params = None
+        model.add_module("neighbour", NEIGHBOUR)
+        other_guard = Guard(NEIGHBOUR, SGD(NEIGHBOUR.parameters(), lr=0.1))
+    with pytest.raises(InputError):
+        guard.attach(other, another_model)
+    if what == "parameters another guards":
+        del model.neighbour
+        other_guard.detach()
+    assert guard.optimizer is optimizer and guard.model is model and guard.names == names
+    assert_same(expected, walk(model, optimizer, guard, tasks=(1,)))
 
 
 def test_two_guards_of_one_optimizer_would_both_pull(tmp_path: Path) -> None:
@@ -621,6 +699,77 @@ def test_what_is_not_finite_is_never_consolidated(method: Method, tmp_path: Path
         with pytest.raises(InputError, match="is not finite: it was saved after a gradient was not"):
             Guard.load(tmp_path / "bad", model, optimizer)
     assert Guard.load(tmp_path / "good", model, optimizer).tasks == 1
+
+
+MOMENTA = [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"momentum": 0.5, "dampening": 0.5}]
+
+
+@pytest.mark.parametrize("momentum", MOMENTA, ids=str)
+def test_the_limit_of_sgd_is_where_it_really_diverges(momentum: dict[str, Any]) -> None:
+    """Followed on a spring alone, step by step, a little below the limit and a little above."""
+
+    def distance_after(stiffness: float) -> float:
+        theta = nn.Parameter(torch.ones(1, dtype=torch.float64))
+        optimizer = SGD([theta], lr=0.1, **momentum)
+        for _ in range(2000):
+            theta.grad = stiffness * theta.detach()
+            optimizer.step()
+        return abs(theta.item())
+
+    optimizer = SGD([nn.Parameter(torch.ones(1))], lr=0.1, **momentum)
+    limit = watch.steady_limit(optimizer, optimizer.param_groups[0])
+    assert limit is not None
+    assert distance_after(0.97 * limit / 0.1) < 1 < 1e3 < distance_after(1.03 * limit / 0.1)
+
+
+@pytest.mark.parametrize("lam", [1.0, 1e3])
+def test_sgd_that_will_overshoot_is_warned_of_at_the_first_step(lam: float) -> None:
+    method = EWCpp(lam=lam)  # a normalised Fisher is 1 at most: the stiffness is λ
+    model, _, guard = made(method)
+    walk(model, guard.optimizer, guard, tasks=(0,))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for x, y in data(1, steps=3):
+            plain_step(model, optimizer, guard, x, y)
+    told = [str(each.message) for each in caught]
+    assert len(told) == (lam > 2 / 0.1)  # once, not at every step
+    if told:
+        assert "lam = 1000 and a learning rate of 0.1" in told[0]
+        assert "penalty='proximal'" in told[0] and "lam below 20" in told[0]
+
+
+def test_a_stiff_parameter_that_is_frozen_is_not_warned_of() -> None:
+    model, _, guard = made(EWCpp(lam=1e3))
+    walk(model, guard.optimizer, guard, tasks=(0,))
+    model.requires_grad_(False)
+    model.append(nn.Linear(3, 3).double())
+    optimizer = SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain_step(model, optimizer, guard, *data(1)[0])
+
+
+@pytest.mark.filterwarnings("ignore:SGD will diverge")
+@pytest.mark.parametrize("steps", [40, 400])
+@pytest.mark.parametrize("method", [EWCpp(lam=1e3), PI(lam=1e5), replace(RWALK, lam=1e3)])
+def test_a_pull_that_diverged_is_an_error_that_names_its_cause(method: Method, steps: int) -> None:
+    """At a task's end at the latest, and in a long task before that."""
+    model = network(dtype=torch.float32)
+    guard = Guard(model, Adam(model.parameters(), lr=0.02), method)
+    walk(model, guard.optimizer, guard, tasks=(0,))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    taken = 0
+    with pytest.raises(InputError, match=rf"lam = {method.lam:g} at a learning rate of 0\.1 .*'proximal'"):
+        for x, y in data(1, steps, torch.float32):
+            plain_step(model, optimizer, guard, x, y)
+            taken += 1
+        guard.consolidate()
+    assert taken == min(steps, watch.EVERY - 1)
+    assert guard.tasks == 1
 
 
 def test_a_file_has_the_rights_of_any_new_one(tmp_path: Path) -> None:
@@ -678,6 +827,31 @@ def test_parameters_that_leave_the_model_are_named() -> None:
         guard.attach(Adam(model.parameters()))
 
 
+def test_a_warning_points_at_the_users_own_line(tmp_path: Path) -> None:
+    """Not into the guard, nor into torch, whose hooks and decorators lie between."""
+
+    def line_after(frame: Any) -> int:
+        return int(frame.f_lineno) + 1
+
+    path, _ = saved(tmp_path)
+    other, expected = network(seed=1), []
+    optimizer = SGD(other.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        expected.append(line_after(sys._getframe()))
+        guard = Guard.load(path, other, optimizer, replace(RWALK, lam=1e3))
+        F.cross_entropy(other(data(1)[0][0]), data(1)[0][1]).backward()
+        expected.append(line_after(sys._getframe()))
+        optimizer.step()
+        model, optimizer, guard = made(replace(RWALK, lam=0.0))
+        walk(model, optimizer, guard, tasks=(0,))
+        plain_step(model, optimizer, guard, *data(1)[0])
+        expected.append(line_after(sys._getframe()))
+        guard.consolidate()
+    told = [(warning.filename, warning.lineno) for warning in caught if warning.category is UserWarning]
+    assert told == [(__file__, line) for line in expected]
+
+
 def test_closures_evaluated_more_than_once_are_refused() -> None:
     model = network()
     with pytest.raises(InputError, match="LBFGS evaluates its closure many times"):
@@ -689,7 +863,7 @@ def test_closures_evaluated_more_than_once_are_refused() -> None:
             return super().step(closure)
 
     optimizer = Twice(model.parameters(), lr=0.1)
-    with pytest.raises(InputError, match="Twice evaluates its closure more than once a step"):
+    with pytest.raises(InputError, match="Twice evaluates its closure more than once per step"):
         with_closure(model, optimizer, Guard(model, optimizer), *data(0)[0])
 
 

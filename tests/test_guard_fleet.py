@@ -11,19 +11,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from rwalk import batches, datasets, heads, seeds, streams
-from rwalk.fleet import Fleet, Training
+from rwalk import seeds
+from rwalk.data import batches, datasets, splits
+from rwalk.data.streams import Stream
+from rwalk.engine.fleet import Fleet
 from rwalk.guard import Guard
 from rwalk.learners import Learner
+from rwalk.losses import heads
 from rwalk.methods import EWC, PI, EWCpp, Method, RWalk, Vanilla
-from rwalk.streams import Stream
+from rwalk.training import Training
 
 SEED = 3
 
 
 @pytest.fixture(scope="module")
 def stream() -> Stream:
-    return streams.split(datasets.load("digits"), classes_per_task=5).to("cpu", torch.float64)
+    return splits.split(datasets.load("digits"), classes_per_task=5).to("cpu", torch.float64)
 
 
 def fleet_of_one(stream: Stream, method: Method, training: Training) -> Fleet:

@@ -11,9 +11,16 @@ import torch
 from torch import Tensor
 
 import little
-from rwalk import Fleet, InputError, MemorySpec, Stream, Training, datasets, learner, streams
-from rwalk.methods import icarl
-from rwalk.methods.icarl import class_means, distillation, nearest_mean_scores
+from rwalk import Fleet, InputError, MemorySpec, Stream, Training, learner
+from rwalk.classifiers import NearestMean
+from rwalk.data import datasets, splits
+from rwalk.losses import Batch
+from rwalk.losses.icarl import ICaRL
+
+
+def distillation(logits: Tensor, y: Tensor, new: Tensor, old: Tensor, teacher: Tensor | None) -> Tensor:
+    return ICaRL()(logits, Batch(y, torch.zeros(logits.shape[-1]), new, old, teacher))
+
 
 SHORT = Training(steps=12, batch=16)
 
@@ -73,14 +80,17 @@ def literal_means(features: Tensor, counts: list[int]) -> list[Tensor]:
 
 def test_class_means_are_means_of_unit_features_made_unit_again() -> None:
     features, counts = draws(3, 9, 4, seed=3), [2, 3, 4]
-    means = class_means(features, counts)
+    labels = [label for label, count in zip((7, 2, 5), counts, strict=True) for _ in range(count)]
+    means, order = NearestMean().fit(features, labels)
+    assert order == [7, 2, 5]
     for run in range(3):
         torch.testing.assert_close(means[run], torch.stack(literal_means(features[run], counts)))
 
 
 def test_a_class_scores_by_its_distance_and_not_at_all_without_exemplars() -> None:
-    features, means = draws(2, 6, 4, seed=4), class_means(draws(2, 3, 4, seed=5), [1, 1, 1])
-    scores = nearest_mean_scores(features, means, [5, 0, 2], total=6)
+    features, fitted = draws(2, 6, 4, seed=4), NearestMean().fit(draws(2, 3, 4, seed=5), [5, 0, 2])
+    means, logits = fitted[0], torch.zeros(2, 6, 6)
+    scores = NearestMean().scores(features, logits, fitted)
     for run in range(2):
         for i in range(6):
             unit = features[run, i] / features[run, i].norm()
@@ -92,8 +102,8 @@ def test_a_class_scores_by_its_distance_and_not_at_all_without_exemplars() -> No
 
 def test_features_of_length_zero_still_have_scores() -> None:
     dead = torch.zeros(1, 3, 4, dtype=torch.float64)
-    means = class_means(dead, [1, 2])
-    assert nearest_mean_scores(dead, means, [0, 1], total=2).isfinite().all()
+    fitted = NearestMean().fit(dead, [0, 1, 1])
+    assert NearestMean().scores(dead, torch.zeros(1, 3, 2), fitted).isfinite().all()
 
 
 # ── in the fleet ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -154,7 +164,7 @@ def test_both_heads_come_from_the_distances_to_the_means(stream: Stream) -> None
 
 
 def test_a_class_met_in_several_tasks_has_one_mean() -> None:
-    shuffled = streams.permuted(datasets.load("digits"), tasks=3)
+    shuffled = splits.permuted(datasets.load("digits"), tasks=3)
     fleet = Fleet(shuffled, "mlp", [learner("icarl", MemorySpec(per_class=2))], [0], SHORT, dtype=torch.float64)
     fleet.train()
     assert fleet.memory is not None and len(fleet.memory.groups) == 30
@@ -164,23 +174,23 @@ def test_a_class_met_in_several_tasks_has_one_mean() -> None:
 def test_the_teacher_is_the_network_before_the_task(stream: Stream) -> None:
     fleet = Fleet(stream, "mlp", [learner("icarl", MemorySpec(per_class=5))], [0], SHORT)
     before = fleet.theta.clone()
-    fleet._begin_task()
-    assert fleet.teacher is None, "nobody has been there before"
-    fleet._train_task()
-    fleet._end_task()
+    fleet.begin_task()
+    assert fleet.loss_state == {}, "nobody has been there before"
+    fleet.train_task()
+    fleet.end_task()
     fleet.task, fleet.step = 1, 0
     after = fleet.theta.clone()
-    fleet._begin_task()
-    fleet._train_task()
-    assert fleet.teacher is not None and fleet.teacher.equal(after)
+    fleet.begin_task()
+    fleet.train_task()
+    assert fleet.loss_state["teacher"].equal(after)
     assert not after.equal(before) and not fleet.theta.equal(after)
 
 
 def test_icarl_trains_on_the_union_and_needs_exemplars() -> None:
     for name in ("icarl", "icarl-hb1"):
         one = learner(name, MemorySpec(per_class=3, replay="balanced"))
-        assert one.memory is not None and one.memory.replay == "concat" and one.distills
-        with pytest.raises(InputError, match="need exemplars"):
+        assert one.memory is not None and one.memory.replay == "concat" and isinstance(one.loss, ICaRL)
+        with pytest.raises(InputError, match="needs exemplars"):
             learner(name)
         with pytest.raises(InputError, match="has no 'margin'"):
             learner(name, MemorySpec(per_class=3), margin=0.5)
@@ -188,7 +198,7 @@ def test_icarl_trains_on_the_union_and_needs_exemplars() -> None:
 
 def test_distillation_keeps_what_training_alone_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same exemplars and the same batches; without the teacher, old outputs learn labels like new ones."""
-    digits = streams.split(datasets.load("digits"), classes_per_task=2)
+    digits = splits.split(datasets.load("digits"), classes_per_task=2)
 
     def accuracy_on_old_classes() -> float:
         one = learner("icarl-hb1", MemorySpec(per_class=5))
@@ -197,5 +207,5 @@ def test_distillation_keeps_what_training_alone_forgets(monkeypatch: pytest.Monk
         return float(fleet.accuracy["single"][:, -1, :-1].mean())
 
     taught = accuracy_on_old_classes()
-    monkeypatch.setattr(icarl, "distillation", lambda *seen: distillation(*seen[:-1], None))
+    monkeypatch.setattr(ICaRL, "begin_task", lambda *seen: None)
     assert taught > accuracy_on_old_classes() + 0.3

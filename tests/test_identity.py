@@ -14,17 +14,20 @@ import pytest
 import torch
 
 import little
-from rwalk import Fleet, MemorySpec, Training, datasets, learner, numerics, provenance, seeds, streams
-from rwalk.compare import compare
-from rwalk.environment import commit
-from rwalk.learners import LEARNERS
-from rwalk.methods import Method, stack
+from rwalk import Fleet, MemorySpec, Training, learner, seeds
+from rwalk.data import datasets, splits
+from rwalk.engine import fisher as fisher_of
+from rwalk.methods import Method
+from rwalk.parts import parts, stack
 from rwalk.report.html import render
 from rwalk.report.results import read
 from rwalk.report.summary import summarise
-from rwalk.specs import RunSpec, StreamSpec, content_hash
-from rwalk.store import SCHEMA, Store
-from rwalk.studies import Study
+from rwalk.studies import Study, numerics, provenance
+from rwalk.studies.compare import compare
+from rwalk.studies.environment import commit
+from rwalk.studies.events import Stepped
+from rwalk.studies.specs import RunSpec, StreamSpec, content_hash
+from rwalk.studies.store import SCHEMA, Store
 
 RESULTS = Path(__file__).parents[1] / "results"
 NETWORK = """
@@ -72,13 +75,13 @@ def test_an_edited_network_is_trained_anew_and_that_is_said(tmp_path: Path) -> N
 
 def test_a_checkpoint_of_an_edited_network_is_not_gone_on_from() -> None:
     study = little.study(methods=["vanilla"], seeds=1)
-    workplace = study._workplace(None)
+    context = study._context(None)
     study.stream(study.runs[0].stream)
-    before = study._workplace(None).identity(study.runs)
-    assert before == study._workplace(None).identity(study.runs) and workplace.streams == {}
+    before = study._context(None).identity(study.runs)
+    assert before == study._context(None).identity(study.runs) and context.streams == {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rwalk.provenance.source_digest", lambda module: "another")
-        assert study._workplace(None).identity(study.runs) != before
+        patch.setattr("rwalk.studies.provenance.source_digest", lambda module: "another")
+        assert study._context(None).identity(study.runs) != before
 
 
 # ── settings ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -139,10 +142,10 @@ def test_results_of_the_first_schema_grow(tmp_path: Path, monkeypatch: pytest.Mo
     first["hash"] = content_hash(row["spec"])
     (tmp_path / "runs.jsonl").write_text(json.dumps(first) + "\n")
 
-    larger, trained = little.study(methods=["vanilla"], seeds=2), []
+    larger, events = little.study(methods=["vanilla"], seeds=2), []
     with Store(tmp_path).opened(larger.describe()) as store:
-        rows = larger.execute(store, watch=lambda event: trained.extend(event.runs))
-    assert {run.seed for run in trained} == {1}
+        rows = larger.execute(store, watch=events.append)
+    assert {run.seed for event in events if isinstance(event, Stepped) for run in event.runs} == {1}
     assert rows[0]["accuracy"] == row["accuracy"] and rows[0]["hash"] == row["hash"]
     assert rows[0]["made"] == elsewhere and rows[1]["made"]["torch"] == torch.__version__
     assert json.loads((tmp_path / "study.json").read_text())["schema"] == SCHEMA
@@ -182,7 +185,7 @@ def trained(name: str, optimizer: str) -> float:
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", parts())
 def test_what_is_computed_changes_only_with_its_number(name: str, optimizer: str) -> None:
     """After a change that is meant: add it to numerics.HISTORY, and run this file to write the table anew."""
     known = json.loads(TABLE.read_text())
@@ -207,7 +210,8 @@ def test_a_commit_is_named_only_of_our_own_repository(tmp_path: Path, monkeypatc
     if here.returncode == 0:
         assert here.stdout.startswith((commit() or "none").removesuffix("+changes"))
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    monkeypatch.setattr("rwalk.environment.__file__", str(tmp_path / "environment.py"))
+    (tmp_path / "studies").mkdir()
+    monkeypatch.setattr("rwalk.studies.environment.__file__", str(tmp_path / "studies" / "environment.py"))
     assert commit.__wrapped__() is None, "rwalk may be installed inside somebody's repository"
 
 
@@ -280,28 +284,30 @@ def test_a_method_whose_annotations_are_types_is_swept() -> None:
 
 def test_ewcs_fisher_is_that_of_shuffled_batches() -> None:
     """As much, up to the draw, as a shuffled loader gives a Guard; class by class it is several times that."""
-    stream = streams.split(datasets.load("digits"), classes_per_task=2)
+    stream = splits.split(datasets.load("digits"), classes_per_task=2)
     fleet = Fleet(stream, "mlp", [learner("ewc")], [0], Training(epochs=3), dtype=torch.float64)
-    fleet._begin_task()
-    fleet._train_task()
-    examples = torch.cat(fleet.current)
+    fleet.begin_task()
+    fleet.train_task()
+    examples = fleet.lesson.examples
 
     def total(order: torch.Tensor) -> float:
         """The sum of F, written out."""
         weighted = 0.0
         for index in order.split(64):
             x, y = fleet.stream.batch(index[None])
-            loss = torch.nn.functional.cross_entropy((fleet.net.forward(x, train=False) + fleet.head)[0], y[0])
+            loss = torch.nn.functional.cross_entropy(
+                (fleet.net.forward(x, train=False) + fleet.lesson.head)[0], y[0]
+            )
             weighted += len(index) * float(fleet.net.gradient(loss[None]).square().sum())
         return weighted / len(order)
 
     draws = [total(examples[torch.randperm(len(examples), generator=seeds.generator(n))]) for n in range(20)]
-    ours = float(fleet._data_fisher().sum())
+    ours = float(fisher_of.of_task(fleet).sum())
     assert 0.9 * min(draws) < ours < 1.1 * max(draws)
     assert total(examples) > 2 * max(draws), "class by class"
 
 
 if __name__ == "__main__":
-    names = [(name, optimizer) for name in LEARNERS for optimizer in ("adam", "sgd")]
+    names = [(name, optimizer) for name in parts() for optimizer in ("adam", "sgd")]
     table = {f"{n} {o}": [numerics.number_of(RunSpec(method=n)), trained(n, o)] for n, o in names}
     TABLE.write_text(json.dumps(table, indent=1) + "\n")

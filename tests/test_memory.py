@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise, product
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import pytest
 import torch
@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import little
-from rwalk import Fleet, InputError, MemorySpec, Stream, Training, from_arrays, learner, networks
-from rwalk.batches import REPLAYS, Replay, balanced, batch_size, epoch, shuffled, steps_per_epoch
-from rwalk.memory import Group, Memory
-from rwalk.samplers import SAMPLERS
+from rwalk import Batch, Fleet, InputError, Learner, Loss, MemorySpec, Stream, Training, from_arrays, learner
+from rwalk.data.batches import REPLAYS, Replay, balanced, epoch, shuffled
+from rwalk.data.memory import Group, Memory
+from rwalk.data.samplers import SAMPLERS
+from rwalk.engine import networks
+from rwalk.losses import heads
+from rwalk.training import batch_size, steps_per_epoch
 
 SHORT = Training(steps=3, batch=16)
 
@@ -96,7 +99,7 @@ class Watcher:
     def due(self, fleet: Fleet) -> bool:
         return fleet.step == 0
 
-    def keep(self, fleet: Fleet) -> None:
+    def save(self, fleet: Fleet) -> None:
         assert fleet.memory is not None
         self.seen.append(fleet.memory.groups)
 
@@ -104,7 +107,7 @@ class Watcher:
 def remembered(stream: Stream, spec: MemorySpec, seeds: Sequence[int] = (0,)) -> list[list[Group]]:
     watcher = Watcher()
     fleet = Fleet(stream, "mlp", [learner("vanilla", spec)] * len(seeds), list(seeds), SHORT)
-    fleet.train(keeper=watcher)
+    fleet.train(checkpoints=watcher)
     return watcher.seen
 
 
@@ -124,16 +127,6 @@ def test_exemplars_are_training_examples_of_their_class_and_task(stream: Stream,
             assert torch.isin(group.examples, stream.tasks[group.task].train).all()
             for run in group.examples:
                 assert len(set(run.tolist())) == 5
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_every_run_keeps_what_it_would_keep_alone(stream: Stream, sampler: str) -> None:
-    spec = MemorySpec(per_class=5, sampler=sampler)
-    together = remembered(stream, spec, seeds=[0, 1, 2])[-1]
-    assert any(not group.examples[0].equal(group.examples[1]) for group in together), "their own, not each other's"
-    for run in range(3):
-        for alone, group in zip(remembered(stream, spec, seeds=[run])[-1], together, strict=True):
-            assert alone.examples[0].equal(group.examples[run])
 
 
 def frozen_head(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -188,7 +181,7 @@ def test_a_step_sees_the_task_and_the_runs_own_exemplars(stream: Stream, replay:
     spec = MemorySpec(per_class=3, sampler="uniform", replay=replay)
     fleet = Fleet(stream, "mlp", [learner("vanilla", spec)] * 2, [0, 1], Training(epochs=4, batch=16))
     allowed: list[Tensor] = []
-    take, seen = fleet._take_step, []
+    take, seen = fleet.execution.step, []
 
     def watched(index: Tensor) -> Tensor:
         if fleet.step == 0:
@@ -200,14 +193,14 @@ def test_a_step_sees_the_task_and_the_runs_own_exemplars(stream: Stream, replay:
         seen.append((fleet.task, index))
         return take(index)
 
-    fleet._take_step = watched  # type: ignore[method-assign]
+    fleet.execution.step = watched  # type: ignore[method-assign]
     fleet.train()
     last = torch.cat([index for task, index in seen if task == 2], dim=1)
     replayed = ~torch.isin(last, stream.tasks[2].train)
     assert replayed.any() == (replay != "none")
     if replay == "balanced":
         assert replayed.double().mean() == pytest.approx(4 / 6, abs=0.03)
-    if replay == "half":
+    if replay in ("half", "beside"):
         assert replayed.double().mean() == 0.5
 
 
@@ -235,12 +228,12 @@ seeds = st.integers(0, 2**32)
 
 @given(sizes, batch_sizes)
 def test_an_epoch_is_one_pass_over_the_tasks_own_data(sizes: list[int], batch: int) -> None:
-    pools, left, steps = numbered(sizes), sum(sizes), 0
+    left, steps = sum(sizes), 0
     while left > 0:
         left -= min(batch, sum(sizes))
         steps += 1
-    assert steps_per_epoch(pools, batch) == steps
-    assert batch_size(pools, batch) == min(batch, sum(sizes))
+    assert steps_per_epoch(sum(sizes), batch) == steps
+    assert batch_size(sum(sizes), batch) == min(batch, sum(sizes))
 
 
 @given(lessons, batch_sizes, seeds, st.sampled_from(sorted(REPLAYS)))
@@ -250,7 +243,9 @@ def test_batches_are_full_of_known_examples_and_depend_on_the_generator_alone(
     current, kept = lesson
     before = torch.get_rng_state()
     plan = epoch(current, kept, replay, batch, drawn(seed))
-    assert plan.shape == (steps_per_epoch(current, batch), batch_size(current, batch))
+    examples = sum(map(len, current))
+    width = batch_size(examples, batch) * (2 if replay == "beside" else 1)
+    assert plan.shape == (steps_per_epoch(examples, batch), width)
     assert torch.isin(plan, torch.cat([*current, *kept])).all()
     assert plan.equal(epoch(current, kept, replay, batch, drawn(seed)))
     assert torch.get_rng_state().equal(before)
@@ -301,6 +296,77 @@ def test_half_of_a_batch_is_exemplars_in_equal_parts(
         assert sum(parts) == half and max(parts) - min(parts) <= 1
     new = plan[:, : plan.shape[1] - half].flatten()[: len(fresh)]
     assert len(set(new.tolist())) == len(new)
+
+
+@given(lessons, batch_sizes, seeds)
+def test_beside_the_new_examples_come_as_many_kept_ones(
+    lesson: tuple[list[Tensor], list[Tensor]], batch: int, seed: int
+) -> None:
+    current, kept = lesson
+    plan = epoch(current, kept, "beside", batch, drawn(seed))
+    width = batch_size(sum(map(len, current)), batch)
+    assert plan.shape[1] == 2 * width
+    assert plan[:, :width].equal(epoch(current, [], "beside", batch, drawn(seed))), (
+        "the new as if there were no old"
+    )
+    assert torch.isin(plan[:, width:], torch.cat(kept)).all()
+
+
+def test_beside_the_new_every_exemplar_is_as_likely_whatever_its_class() -> None:
+    kept = numbered([2, 5, 11], start=1000)
+    plan = epoch([torch.arange(60_000)], kept, "beside", 6, drawn(0))
+    seen = Counter(plan[:, 6:].flatten().tolist())
+    assert all(seen[example] == pytest.approx(60_000 / 18, rel=0.08) for example in torch.cat(kept).tolist())
+
+
+class Telling(Loss):
+    """Tells new from kept, and stores nothing."""
+
+    tells_kept: ClassVar[bool] = True
+    replay: ClassVar[Replay | None] = "beside"
+    seen: ClassVar[list[Batch]] = []
+
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        self.seen.append(batch)
+        return heads.cross_entropy(logits + batch.head, batch.y)
+
+
+@pytest.mark.parametrize("replay", REPLAYS)
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_loss_that_asks_is_told_which_examples_are_kept(stream: Stream, runs: int, replay: Replay) -> None:
+    """Against looking every number up in the run's own memory, one by one."""
+    Telling.seen.clear()
+    spec = MemorySpec(per_class=3, sampler="uniform", replay=replay)
+    fleet = Fleet(stream, "mlp", [Learner(memory=spec, loss=Telling())] * runs, list(range(runs)), SHORT)
+    expected: list[Tensor | None] = []
+    take = fleet.execution.step
+
+    def watched(index: Tensor) -> Tensor:
+        assert fleet.memory is not None
+        own = [{int(n) for group in fleet.memory.groups for n in group.examples[run]} for run in range(runs)]
+        told = [[int(n) in own[run] for n in index[run]] for run in range(runs)]
+        expected.append(torch.tensor(told) if fleet.task else None)
+        return take(index)
+
+    fleet.execution.step = watched  # type: ignore[method-assign]
+    fleet.train()
+    for batch, told in zip(Telling.seen, expected, strict=True):
+        assert batch.kept == {}
+        if told is None:
+            assert batch.is_kept is None, "nothing is kept before the first task has ended"
+        else:
+            assert batch.is_kept is not None and batch.is_kept.equal(told)
+            if replay == "beside":
+                half = told.shape[1] // 2
+                assert told[:, half:].all() and not told[:, :half].any()
+
+
+def test_a_loss_that_does_not_ask_is_told_nothing(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Telling, "tells_kept", False)
+    Telling.seen.clear()
+    one = Learner(memory=MemorySpec(per_class=3, sampler="uniform"), loss=Telling())
+    Fleet(stream, "mlp", [one], [0], SHORT).train()
+    assert Telling.seen and all(batch.is_kept is None for batch in Telling.seen)
 
 
 def test_every_example_of_a_class_is_as_likely_as_every_other() -> None:

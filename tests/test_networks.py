@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import little
-from rwalk import Fleet, InputError, Learner, Training, networks
-from rwalk.networks import NETWORKS, Dropout, builder, find, hashed, head_of
+from rwalk import Fleet, InputError, Learner, Training
+from rwalk.engine import networks
+from rwalk.engine.networks import NETWORKS, Dropout, builder, find, hashed, head_of
 
 
 def dropout(p: float = 0.5, whole: bool = False, counter: int = 0) -> Dropout:
@@ -174,7 +175,7 @@ def test_the_cnn_refuses_images_that_two_pools_would_use_up() -> None:
 
 def test_a_factory_is_found_by_its_name() -> None:
     assert find("little:Network") is little.Network
-    assert find("rwalk.networks:ResNet18") is networks.ResNet18
+    assert find("rwalk.engine.networks:ResNet18") is networks.ResNet18
     assert find("torch:nn.Sequential") is nn.Sequential
     assert find(little.Network) is little.Network
     assert find("mlp") is networks.MLP
@@ -303,19 +304,19 @@ def test_a_lone_runs_running_statistics_are_torchs_own() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(3)
         model = normed((8,), 6).double()
-    take, optimizers = fleet._take_step, {}
+    take, optimizers = fleet.execution.step, {}
 
     def beside(index: Tensor) -> Tensor:
         if fleet.task not in optimizers:
             optimizers[fleet.task] = torch.optim.Adam(model.parameters(), lr=training.lr)
         x, y = fleet.stream.batch(index[0])
-        loss = F.cross_entropy(model(x) + fleet.head, y)
+        loss = F.cross_entropy(model(x) + fleet.lesson.head, y)
         optimizers[fleet.task].zero_grad()
         loss.backward()
         optimizers[fleet.task].step()
         return take(index)
 
-    fleet._take_step = beside  # type: ignore[method-assign]
+    fleet.execution.step = beside  # type: ignore[method-assign]
     fleet.train()
     for name, expected in model.named_buffers():
         torch.testing.assert_close(fleet.net.buffers[name][0], expected, rtol=0, atol=1e-9)

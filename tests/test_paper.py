@@ -15,9 +15,9 @@ import pytest
 from scipy import stats
 
 from rwalk import cli
+from rwalk.data.datasets import verified
+from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
-from rwalk.fleet import Training
-from rwalk.memory import MemorySpec
 from rwalk.paper import budgets
 from rwalk.paper.budgets import Setting
 from rwalk.paper.claims import CLAIMS, verdict
@@ -26,8 +26,9 @@ from rwalk.paper.measured import Mean, Measured
 from rwalk.paper.published import TABLE1, TABLE_S1
 from rwalk.paper.reproduce import Planned, _weight, dry_run, find, plan, study_of
 from rwalk.paper.results import _page
-from rwalk.specs import RunSpec, StreamSpec
-from rwalk.store import Store
+from rwalk.studies.specs import RunSpec, StreamSpec
+from rwalk.studies.store import Store
+from rwalk.training import Training
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -126,7 +127,8 @@ def test_the_budgets_are_what_the_rule_chooses_of_what_was_tried() -> None:
             for how_long, method, numbers, a in chosen["tried"]
         ]
         again = budgets.choose(known, rows)
-        assert again["training"] == chosen["training"] and again["validation"] == chosen["validation"]
+        assert Training(**again["training"]) == Training(**chosen["training"])
+        assert again["validation"] == chosen["validation"]
         for method, numbers in chosen["numbers"].items():
             ties = [n for _, m, n, a in chosen["tried"] if m == method and a == chosen["validation"][method]]
             assert numbers == again["numbers"][method] or numbers in ties, "scores are kept with two decimals"
@@ -187,7 +189,7 @@ def test_means_are_compared_by_welchs_t_test() -> None:
         gap, exact = Mean.over(a) - Mean.over(b), stats.ttest_ind(a, b, equal_var=False)
         interval = exact.confidence_interval(0.95)
         assert gap.freedom == pytest.approx(exact.df)
-        assert gap.reach == pytest.approx((interval.high - interval.low) / 2, rel=0.02)
+        assert gap.reach == pytest.approx((interval.high - interval.low) / 2)
     spread = Mean.over(np.array([1.0, 3.0, np.nan]))
     assert (spread.value, spread.error) == (2.0, 1.0), "a deviation of √2 over two seeds"
     assert spread - Mean(5.0) == Mean(-3.0, 1.0, freedom=1.0)
@@ -288,14 +290,14 @@ def test_tuning_writes_what_the_rule_chose_and_goes_on_where_it_was(
         return re.findall(r"(.*) runs to do", capsys.readouterr().out)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(budgets, "FILE", tmp_path / "budgets.json")
+    own, packaged = Path("results/tuning/budgets.json"), budgets.FILE.read_bytes()
     settings = {"digits-single": setting("single", seeds=1), "digits-multi": setting("multi", seeds=1)}
     monkeypatch.setattr(budgets, "SETTINGS", settings)
     assert to_do() == ["digits-single: 6 of 6", "digits-multi: 0 of 6"]
-    assert not Path("results").exists() and not budgets.FILE.exists()
+    assert not Path("results").exists()
     assert reproduce(monkeypatch, "--tune=digits") == 0
     assert to_do() == ["digits-single: 0 of 6", "digits-multi: 0 of 6"]
-    chosen = budgets.load()
+    chosen = budgets.read(own)
     assert set(chosen) == set(settings)
     for each in chosen.values():
         best = max(a for steps, _, _, a in each["tried"] if steps == f"{each['training']['steps']} steps")
@@ -305,9 +307,65 @@ def test_tuning_writes_what_the_rule_chose_and_goes_on_where_it_was(
     kept.write_text("".join(kept.read_text().splitlines(keepends=True)[:4]))
     shutil.rmtree(next(Path("results/tuning").glob("digits-multi-*")))
     assert to_do()[0] == "digits-single: 2 of 6", "as after an interruption"
-    assert reproduce(monkeypatch, "--tune=digits") == 0 and budgets.load() == chosen
+    assert reproduce(monkeypatch, "--tune=digits") == 0 and budgets.read(own) == chosen
+    assert reproduce(monkeypatch, "--tune=digits-multi", "--budgets=of my own.json") == 0
+    assert budgets.read(Path("of my own.json")) == {"digits-multi": chosen["digits-multi"]}
+    assert "rwalk reproduce --budgets 'of my own.json'" in capsys.readouterr().out
+    assert budgets.FILE.read_bytes() == packaged, "what is installed is not the user's to change"
     monkeypatch.setitem(settings, "digits-single", setting("single", seeds=2))
     assert to_do()[0] == "digits-single: 6 of 12", "another seed is all that is new"
+
+
+def test_budgets_of_ones_own_are_preferred_to_those_installed(tmp_path: Path) -> None:
+    own, installed = tmp_path / "own.json", budgets.load()
+    changed = {**installed["mnist-multi"], "training": asdict(Training(steps=3))}
+    own.write_text(budgets.written({"mnist-multi": changed}))
+    with budgets.taken_from(own):
+        assert budgets.budgeted("mnist", "rwalk", "multi").training == Training(steps=3)
+        assert budgets.load() == {**installed, "mnist-multi": changed}, "what it does not name stays"
+    assert budgets.load() == installed
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "No such file"),
+        ("[]", "no attribute 'items'"),
+        ("{", "Expecting property name"),
+        ('{"minst": {}}', "'minst' is no setting's"),
+        ('{"mnist-multi": {"training": {}}}', "'mnist-multi' is no setting's"),
+        ('{"mnist-multi": {"training": {"step": 3}, "numbers": {}, "validation": {}, "tried": []}}', "'step'"),
+    ],
+)
+def test_a_file_that_holds_no_budgets_is_refused_in_one_line(
+    text: str | None,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        Path("own.json").write_text(text)
+    assert reproduce(monkeypatch, "table1-mnist", "--budgets=own.json", "--dry-run") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("rwalk: own.json ") and reason in said and said.count("\n") == 1
+
+
+def test_a_dry_run_needs_no_data_and_downloads_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RWALK_DATA", raising=False)
+    monkeypatch.setattr(verified, "cache_folder", lambda: tmp_path / "no cache")
+    monkeypatch.setattr(verified, "download_file", lambda *_: pytest.fail("a dry run downloads nothing"))
+    assert reproduce(monkeypatch, "all", "--dry-run") == 0
+    *experiments, mnist, cifar = capsys.readouterr().out.splitlines()
+    assert experiments[0] == "table1-mnist: 55 of 55 runs to do (4 min on two CPU cores, 1 min on an H200)"
+    assert len(experiments) == len(EXPERIMENTS)
+    assert mnist.startswith("no estimate: ") and "mnist" in mnist
+    assert cifar.startswith("no estimate: ") and "cifar" in cifar
+    assert not any(tmp_path.iterdir())
 
 
 def test_gems_constraints_count_in_the_estimate(tiny: Experiment, tmp_path: Path) -> None:

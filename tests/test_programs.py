@@ -14,12 +14,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rwalk import networks, programs, streams
-from rwalk.fleet import Fleet, Training
+from rwalk.data import splits
+from rwalk.data.memory import MemorySpec
+from rwalk.data.streams import Stream
+from rwalk.engine import networks, programs, snapshots
+from rwalk.engine.execution.compiled import Compiled
+from rwalk.engine.execution.eager import Eager
+from rwalk.engine.execution.plan import Facts, Plan, choose
+from rwalk.engine.fleet import Fleet
+from rwalk.engine.programs import compiler_works, program
+from rwalk.engine.snapshots import Snapshot
 from rwalk.learners import Learner, learner
-from rwalk.memory import MemorySpec
-from rwalk.programs import compiler_works, program
-from rwalk.streams import Stream
+from rwalk.training import Training
 
 needs_compiler = pytest.mark.skipif(not compiler_works(), reason="needs a C++ compiler")
 DOUBLE = torch.float64
@@ -28,10 +34,11 @@ LEARNERS: dict[str, Callable[[], Learner]] = {
     "vanilla": lambda: learner("vanilla"),
     "ewc": lambda: learner("ewc", lam=100.0),
     "pi": lambda: learner("pi", penalty="proximal", lam=10.0),
+    "icarl": lambda: learner("icarl", MemorySpec(3)),
     "rwalk-S": lambda: learner("rwalk", MemorySpec(3), dt=3),
 }
 # A program a step, and for RWalk a window: before the first task ends, and since. EWC holds more after every task.
-PROGRAMS = {"vanilla": 1, "ewc": 3, "pi": 2, "rwalk-S": 4}
+PROGRAMS = {"vanilla": 1, "ewc": 3, "pi": 2, "icarl": 2, "rwalk-S": 4}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +46,7 @@ def stream() -> Stream:
     draw = torch.Generator().manual_seed(0)
     y = torch.arange(6).repeat(40)
     x = torch.randn(6, 1, 6, 6, generator=draw)[y] + torch.randn(240, 1, 6, 6, generator=draw)
-    return streams.from_arrays(x, y, x[:40], y[:40], classes_per_task=2)
+    return splits.from_arrays(x, y, x[:40], y[:40], classes_per_task=2)
 
 
 class WithBuffers(nn.Module):
@@ -78,12 +85,18 @@ def trained(stream: Stream, network: Any, each: Learner, fuse: bool, **more: Any
     return fleet
 
 
+def programs_of(fleet: Fleet) -> list[Any]:
+    """What was compiled; None for what could not be."""
+    assert isinstance(fleet.execution, Compiled)
+    return list(fleet.execution.programs._made.values())
+
+
 @needs_compiler
 @pytest.mark.parametrize(("name", "runs"), [*((name, 1) for name in LEARNERS), ("rwalk-S", 3)])
 def test_compiled_runs_are_the_eager_ones(stream: Stream, name: str, runs: int) -> None:
     random = torch.get_rng_state()
     eager, compiled = (trained(stream, WithBuffers, LEARNERS[name](), fuse, runs=runs) for fuse in (False, True))
-    assert [each is not None for each in compiled._programs.values()] == [True] * PROGRAMS[name]
+    assert [each is not None for each in programs_of(compiled)] == [True] * PROGRAMS[name]
     torch.testing.assert_close(compiled.theta, eager.theta, rtol=0, atol=1e-10)
     for key, buffer in eager.net.buffers.items():
         torch.testing.assert_close(compiled.net.buffers[key], buffer, rtol=0, atol=1e-10)
@@ -94,65 +107,83 @@ def test_compiled_runs_are_the_eager_ones(stream: Stream, name: str, runs: int) 
     "each",
     [
         learner("rwalk", fisher="example"),
-        learner("icarl", MemorySpec(3)),
         learner("a-gem", MemorySpec(3)),
     ],
-    ids=["per-example Fisher", "distillation", "projection"],
+    ids=["per-example Fisher", "projection"],
 )
 def test_a_step_that_is_more_than_one_gradient_is_not_compiled(
     stream: Stream, each: Learner, caplog: pytest.LogCaptureFixture
 ) -> None:
     wanted, eager = (trained(stream, WithBuffers, each, fuse) for fuse in (True, False))
-    assert not wanted.fused and not wanted._programs
-    assert ["is not compiled" in record.getMessage() for record in caplog.records] == [True], "as it was asked for"
+    assert isinstance(wanted.execution, Eager)
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("rwalk")]
+    assert ["is not compiled" in each for each in ours] == [True], "as it was asked for"
     assert torch.equal(wanted.theta, eager.theta)
 
 
-def test_what_is_worth_compiling(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rwalk.fleet.compiler_works", lambda device="cpu": True)
+FACTS = Facts(cuda=False, runs=1, parameters=300_000, steps=5_000, observes=True, grows=False, one_gradient=True,
+              gains_from_recording=False)  # fmt: skip
 
-    def fused(steps: int, name: str = "rwalk", width: int = 512, runs: int = 1) -> bool:
-        def network(shape: tuple[int, ...], classes: int) -> nn.Module:
-            return networks.MLP(shape, classes, (width, width))
 
-        training = Training(steps=-(-steps // len(stream)))
-        return Fleet(stream, network, [learner(name)] * runs, list(range(runs)), training).fused
-
-    assert fused(5_000) and not fused(4_900), "of a network larger than the paper's, 5,000 steps"
-    assert fused(10_000, "vanilla") and not fused(9_900, "vanilla"), "of a method that observes nothing, twice"
-    assert not fused(5_000, width=128) and fused(80_000, width=128), "of a small network, more"
-    assert not fused(5_000, runs=2), "a fleet on a CPU is not what is fast there"
-    assert not fused(5_000, "ewc"), "EWC would be compiled anew for every task"
+@pytest.mark.parametrize(
+    ("changes", "asked", "expected"),
+    [
+        ({}, None, Plan(compiled=True)),
+        ({"steps": 4_999}, None, Plan()),
+        ({"observes": False}, None, Plan()),  # a method that observes nothing gains half
+        ({"observes": False, "steps": 10_000}, None, Plan(compiled=True)),
+        ({"parameters": 26_000}, None, Plan()),  # a small network gains less
+        ({"parameters": 26_000, "steps": 50_000}, None, Plan(compiled=True)),
+        ({"runs": 2, "steps": 10**6}, None, Plan()),  # a fleet on a CPU is not what is fast there
+        ({"grows": True, "steps": 10**6}, None, Plan()),  # EWC would be compiled anew for every task
+        ({"one_gradient": False, "steps": 10**6}, None, Plan()),
+        ({"steps": 10**6}, False, Plan()),
+        ({"steps": 1}, True, Plan(compiled=True, gradient=True, warn=True)),
+        ({"one_gradient": False}, True, Plan(gradient=True, warn=True)),
+        ({"cuda": True, "steps": 1}, None, Plan(compiled=True)),
+        ({"cuda": True, "grows": True}, None, Plan()),
+        ({"cuda": True, "runs": 10, "gains_from_recording": True}, None, Plan(compiled=True, gradient=True)),
+        ({"cuda": True, "runs": 9, "gains_from_recording": True}, None, Plan(compiled=True)),
+        ({"cuda": True, "runs": 10}, None, Plan(compiled=True)),
+        ({"cuda": True, "one_gradient": False}, None, Plan(compiled=True)),
+    ],
+)
+def test_what_is_worth_compiling(changes: dict[str, Any], asked: bool | None, expected: Plan) -> None:
+    facts = FACTS._replace(**changes)
+    assert choose(facts, asked, lambda: True) == expected
+    if asked is None:
+        assert choose(facts, asked, lambda: False) == Plan(), "without a compiler"
 
 
 @needs_compiler
 def test_a_compiled_run_goes_on_bit_for_bit(stream: Stream) -> None:
-    class Keeper:
+    class Checkpointer:
         def due(self, fleet: Fleet) -> bool:
             return (fleet.task, fleet.step) == (1, 4)
 
-        def keep(self, fleet: Fleet) -> None:
-            self.kept = fleet.snapshot()
+        def save(self, fleet: Fleet) -> None:
+            self.kept = snapshots.take(fleet)
 
-    keeper = Keeper()
+    keeper = Checkpointer()
     whole = Fleet(stream, WithBuffers, [LEARNERS["rwalk-S"]()], [3], TRAINING, dtype=DOUBLE, fuse=True)
-    whole.train(keeper=keeper)
+    whole.train(checkpoints=keeper)
     rest = Fleet(stream, WithBuffers, [LEARNERS["rwalk-S"]()], [3], TRAINING, dtype=DOUBLE, fuse=True)
-    tensors, counters = keeper.kept
+    tensors = keeper.kept.tensors()
     known = len(programs._known)
-    rest.restore({name: tensors[name] for name in sorted(tensors)}, counters)  # a file's order is the alphabet's
+    in_order = {name: tensors[name] for name in sorted(tensors)}  # a file's order is the alphabet's
+    snapshots.restore(rest, Snapshot.of(in_order, keeper.kept.counters()))
     rest.train()
     assert torch.equal(rest.theta, whole.theta)
-    assert whole.fused and rest.fused and None not in [*whole._programs.values(), *rest._programs.values()]
+    assert None not in [*programs_of(whole), *programs_of(rest)]
     assert len(programs._known) == known, "a run that goes on has the same programs"
 
 
 @needs_compiler
 def test_what_cannot_be_compiled_is_trained_as_it_is(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
     each = learner("rwalk", lam=3.7)
-    with caplog.at_level(logging.INFO, "rwalk.fleet"):
+    with caplog.at_level(logging.INFO, "rwalk.engine"):
         eager, compiled = (trained(stream, Undecided, each, fuse) for fuse in (False, True))
-    assert list(compiled._programs.values()) == [None] and not compiled.fused
+    assert isinstance(compiled.execution, Eager)
     assert torch.equal(compiled.theta, eager.theta)
     assert [record.getMessage()[:28] for record in caplog.records] == ["the network is not compiled:"]
 
@@ -209,14 +240,16 @@ def test_the_same_operations_are_compiled_once_and_other_tensors_never_mistaken(
 
 SCRIPT = """
 import torch
-from rwalk import fleet, streams
+from rwalk import Fleet, Training
+from rwalk.data import splits
+from rwalk.engine.execution import plan
 from rwalk.learners import learner
-fleet.WORTH_COMPILING = {True: 0, False: 0}
+plan.WORTH_COMPILING = {True: 0, False: 0}
 x, y = torch.rand(80, 1, 4, 4), torch.arange(4).repeat(20)
-stream = streams.from_arrays(x, y, x, y, classes_per_task=2)
-each = fleet.Fleet(stream, "mlp", [learner("rwalk")], [0], fleet.Training(steps=2))
+stream = splits.from_arrays(x, y, x, y, classes_per_task=2)
+each = Fleet(stream, "mlp", [learner("rwalk")], [0], Training(steps=2))
 each.train()
-print(each.fused)
+print(type(each.execution).__name__ == "Compiled")
 """
 
 

@@ -17,16 +17,16 @@ import pytest
 
 from rwalk import metrics
 from rwalk.cli import app
+from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
-from rwalk.fleet import Training
-from rwalk.memory import MemorySpec
 from rwalk.paper.experiments import published_values
 from rwalk.report import results, sections
 from rwalk.report.html import render, write_report
 from rwalk.report.summary import summarise
-from rwalk.specs import RunSpec, StreamSpec
-from rwalk.store import SCHEMA, Row, Store
 from rwalk.studies import Study
+from rwalk.studies.specs import RunSpec, StreamSpec
+from rwalk.studies.store import SCHEMA, Row, Store
+from rwalk.training import Training
 
 HOSTILE = "<img src=x onerror='window.boom=1'></script><script>window.boom=1</script>&amp;<b>bold</b>"
 HEADS = ("single", "multi")
@@ -113,8 +113,8 @@ def test_a_folder_may_hold_many_files_or_many_studies(tmp_path: Path) -> None:
         (None, "no finished run"),
         ("", "no finished run"),
         ("{broken\n{}\n", "no JSON"),
-        ('{"hash": "a"}\n', "is no result of a run"),
-        ("[1, 2]\n", "is no result of a run"),
+        ('{"hash": "a"}\n', "is not a result of a run"),
+        ("[1, 2]\n", "is not a result of a run"),
     ],
 )
 def test_what_cannot_be_read_is_said(tmp_path: Path, content: str | None, complaint: str) -> None:
@@ -137,7 +137,7 @@ def test_a_row_of_the_wrong_form_is_refused(tmp_path: Path) -> None:
         row = made_rows()[0]
         spoil(row)
         write_rows(tmp_path / "runs.jsonl", [row])
-        with pytest.raises(InputError, match="no result of a run"):
+        with pytest.raises(InputError, match="not a result of a run"):
             results.read(tmp_path)
 
 

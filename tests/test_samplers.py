@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
+from rwalk.data.samplers import SAMPLERS, entropy, mean_of_features, plane_distance, select, uniform
 from rwalk.errors import InputError
-from rwalk.samplers import SAMPLERS, entropy, mean_of_features, plane_distance, select, uniform
 
 RUNS, EXAMPLES = 3, 40
 
@@ -48,42 +48,6 @@ def literal_herding(features: Tensor, m: int) -> list[int]:
 
 
 # The contract
-
-
-@every_sampler
-@pytest.mark.parametrize("m", [0, 1, 7, EXAMPLES, EXAMPLES + 5])
-def test_keeps_m_different_examples_of_each_run(name: str, m: int, evidence: dict[str, Tensor]) -> None:
-    kept = select(name, EXAMPLES, m, seeded(1, 2, 3), **evidence)
-    assert kept.shape == (RUNS, min(m, EXAMPLES))
-    assert kept.dtype == torch.long
-    for run in kept.tolist():
-        assert len(set(run)) == len(run)
-        assert set(run) <= set(range(EXAMPLES))
-
-
-@every_sampler
-def test_a_smaller_budget_keeps_a_prefix(name: str, evidence: dict[str, Tensor]) -> None:
-    whole = select(name, EXAMPLES, EXAMPLES, seeded(1, 2, 3), **evidence)
-    for m in (1, 10, 39):
-        assert torch.equal(select(name, EXAMPLES, m, seeded(1, 2, 3), **evidence), whole[:, :m])
-
-
-@every_sampler
-def test_a_run_keeps_the_same_alone_and_in_a_fleet(name: str, evidence: dict[str, Tensor]) -> None:
-    together = select(name, EXAMPLES, 10, seeded(1, 2, 3), **evidence)
-    for run in range(RUNS):
-        own = {need: tensor[run : run + 1] for need, tensor in evidence.items()}
-        assert torch.equal(select(name, EXAMPLES, 10, seeded(run + 1), **own)[0], together[run])
-
-
-@every_sampler
-def test_the_generators_are_the_only_chance(name: str, evidence: dict[str, Tensor]) -> None:
-    shared_state, before = torch.get_rng_state(), {need: tensor.clone() for need, tensor in evidence.items()}
-    first = select(name, EXAMPLES, 10, seeded(1, 2, 3), **evidence)
-    again = select(name, EXAMPLES, 10, seeded(1, 2, 3), **evidence)
-    assert torch.equal(first, again)
-    assert torch.equal(torch.get_rng_state(), shared_state)
-    assert all(torch.equal(evidence[need], before[need]) for need in evidence)
 
 
 @random_samplers

@@ -12,8 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rwalk.data.splits import from_arrays, permuted, split, union, validation_split
+from rwalk.data.streams import Dataset, Stream, Task
 from rwalk.errors import InputError
-from rwalk.streams import Dataset, Stream, Task, from_arrays, permuted, split, union, validation_split
 
 unhurried = settings(deadline=None)  # a busy machine is no failure
 NAMES = ("ant", "bee", "cat", "dog", "elk", "fox")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -11,21 +12,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import little
-from rwalk import InputError
-from rwalk.compare import compare
-from rwalk.specs import RunSpec
-from rwalk.store import Store
-from rwalk.studies import Event, Study
-from rwalk.workers import Pool, WorkerDied
+from rwalk import Fleet, InputError, MemorySpec
+from rwalk.studies import Study
+from rwalk.studies.compare import compare
+from rwalk.studies.events import Event, Started, Stepped, Trained
+from rwalk.studies.executors import local
+from rwalk.studies.executors.base import Executor
+from rwalk.studies.executors.base import fleets as in_fleets
+from rwalk.studies.specs import RunSpec
+from rwalk.studies.store import Store
+from rwalk.studies.workers import Pool, WorkerDied
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The references' cache, away from the user's; and worker processes must find little.py."""
     monkeypatch.setenv("RWALK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("PYTHONPATH", os.path.dirname(little.__file__))
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(little.__file__), prepend=os.pathsep)
     return tmp_path / "cache"
 
 
@@ -37,13 +43,13 @@ def executed(study: Study, folder: Path, **how: Any) -> bytes:
 
 
 def stopping_after(events: int) -> tuple[Callable[[Event], None], Callable[[], bool]]:
-    """(watch, stop): says stop from the so many-th event on."""
+    """(watch, stop): says stop from the so many-th report of progress on."""
     seen: list[Event] = []
-    return seen.append, lambda: len(seen) >= events
+    return seen.append, lambda: sum(isinstance(event, Stepped) for event in seen) >= events
 
 
 def runs_of(events: Sequence[Event]) -> set[str]:
-    return {run.hash() for event in events for run in event.runs}
+    return {run.hash() for event in events if isinstance(event, Stepped) for run in event.runs}
 
 
 def test_rows_do_not_depend_on_who_computes_them(tmp_path: Path) -> None:
@@ -64,7 +70,7 @@ def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
     study, events = little.study(), []
     executed(study, tmp_path)
     executed(study, tmp_path, watch=events.append)
-    assert events == []
+    assert runs_of(events) == set()
     lines = (tmp_path / "runs.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "runs.jsonl").write_bytes(b"".join(lines[:1] + lines[2:]))
     assert executed(study, tmp_path, watch=events.append) == b"".join(lines)
@@ -143,7 +149,8 @@ def test_references_are_trained_once_for_all_methods(cache: Path, tmp_path: Path
     events: list[Event] = []
     executed(little.study(methods=["vanilla"], reference="final"), tmp_path / "a")
     executed(little.study(methods=["pi"], reference="final"), tmp_path / "b", watch=events.append)
-    assert not [event for event in events if event.runs[0].reference is not None]
+    (started,) = (event for event in events if isinstance(event, Started))
+    assert not [run for run in started.runs if run.reference is not None]
     for path in cache.rglob("*.json"):
         path.write_text('{"single": "<script>", "multi": []}')
     watched = executed(little.study(methods=["rwalk"], reference="final"), tmp_path / "c")
@@ -166,6 +173,126 @@ def test_impossible_studies_are_refused(changes: dict[str, Any], message: str) -
     with pytest.raises(InputError) as caught:
         little.study(**changes)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+# ── runs that do not fit into the memory together ─────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def fleets(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
+    """Train in fleets, as on CUDA, of which those wider than so many runs exhaust the memory on the way."""
+    train, widths = local.train, []
+
+    def limit(width: int) -> list[int]:
+        def limited(shared: Any, job: Any, report: Callable[[Any], None], stop: Callable[[], bool]) -> Any:
+            widths.append(len(job))
+
+            def failing(news: Any) -> None:
+                report(news)
+                if len(job) > width and not isinstance(news, str) and news.task == 1:
+                    raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 20 MiB.")
+
+            return train(shared, job, failing, stop)
+
+        monkeypatch.setattr(local, "train", limited)
+        return widths
+
+    monkeypatch.setattr(Executor, "jobs_of", lambda self, specs: in_fleets(specs))
+    return limit
+
+
+def sweep(runs: int, **changes: Any) -> Study:
+    """Runs that can share a fleet, in a precision in which no prediction hangs on rounding."""
+    (base,) = little.study(methods=["rwalk"], seeds=1).runs
+    specs = [replace(base, numbers={"lam": 1.0 + run}, dtype="float64") for run in range(runs)]
+    return Study(tuple(specs), "none", **{"workers": 1, "checkpoint_every": 5, **changes})
+
+
+def test_a_fleet_that_exhausts_the_memory_goes_on_in_narrower_ones(
+    tmp_path: Path, fleets: Callable[[int], list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    widths = fleets(9)
+    whole = executed(sweep(7), tmp_path / "whole")
+    assert widths == [7]
+    widths = fleets(2)
+    widths.clear()
+    events: list[Event] = []
+    with caplog.at_level("WARNING"):
+        assert executed(sweep(7), tmp_path / "narrow", watch=events.append) == whole
+    assert widths == [7, 4, 2, 2, 3, 2, 1]
+    assert caplog.messages[0] == "7 runs do not fit into the memory of cpu, trying 4 at a time"
+    finished = [run.hash() for event in events if isinstance(event, Trained) for run in event.runs]
+    assert finished == [run.hash() for run in sweep(7).runs], "each once, in the study's order"
+    assert not (tmp_path / "narrow" / "checkpoints").exists()
+
+
+def test_narrower_fleets_go_on_from_their_own_checkpoints(
+    tmp_path: Path, fleets: Callable[[int], list[int]]
+) -> None:
+    fleets(9)
+    whole = executed(sweep(4), tmp_path / "whole")
+    for width, after, done in ((2, 14, 0), (1, 14, 0), (2, 31, 2)):  # events; a fleet has some twenty
+        folder, seen = tmp_path / f"{width}-{after}", []
+        widths = fleets(width)
+        watch, stop = stopping_after(after)
+        with pytest.raises(KeyboardInterrupt):
+            executed(sweep(4), folder, watch=watch, stop=stop)
+        assert len(list((folder / "checkpoints").iterdir())) == 1, "of the fleet at work alone"
+        assert len(Store(folder).rows()) == done
+        widths.clear()
+        assert executed(sweep(4), folder, watch=seen.append) == whole
+        assert widths[0] == width, "as it was cut before"
+        first = next(event for event in seen if isinstance(event, Stepped))
+        assert first.runs == sweep(4).runs[done : done + width]
+        assert (first.progress.task, first.progress.step) > (0, 5)
+
+
+def test_a_run_that_does_not_fit_alone_is_refused_and_other_errors_are_their_own(
+    tmp_path: Path, fleets: Callable[[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleets(0)
+    with pytest.raises(
+        InputError, match="a run does not fit into the memory of cpu: take smaller batches"
+    ) as told:
+        executed(sweep(2), tmp_path)
+    assert "\n" not in str(told.value)
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(local, "train", broken)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        executed(sweep(2), tmp_path)
+
+
+def test_memory_that_ends_while_a_graph_is_captured_is_recognised() -> None:
+    """Leaving the capture fails because of it, and is what one gets to see."""
+    try:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+    except RuntimeError as error:
+        assert local._out_of_memory(error)
+    assert local._out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
+    assert not local._out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_sweep_on_cuda_is_cut_to_the_memory_there_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Eight runs of some 400 MB each, with 1.5 GB for all of them."""
+    runs = [replace(run, network="little:wide", memory=None) for run in sweep(8).runs]
+    study = Study(tuple(runs), "none", device="cuda")
+    whole = executed(study, tmp_path / "whole")
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1.5e9 / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        with caplog.at_level("WARNING"):
+            assert executed(study, tmp_path / "narrow") == whole
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert "8 runs do not fit into the memory of cuda, trying 4 at a time" in caplog.messages
 
 
 # ── worker processes ──────────────────────────────────────────────────────────────────────────────────────
@@ -228,3 +355,13 @@ def test_only_some_methods(tmp_path: Path) -> None:
     with Store(tmp_path / "whole").opened(study.describe()) as store:
         assert study.execute(store) == both
     assert (tmp_path / "parts" / "runs.jsonl").read_bytes() == (tmp_path / "whole" / "runs.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(("method", "setting"), [("gem", "margin"), ("rwalk", "lam")])
+def test_runs_of_one_fleet_can_share_it(method: str, setting: str) -> None:
+    """A projector is one for all runs of a fleet, whatever its settings; a method's λ is each run's."""
+    memory = MemorySpec(per_class=2)
+    runs = [RunSpec(method=method, numbers={setting: value}, memory=memory) for value in (0.1, 0.5, 1)]
+    for job in in_fleets(runs):
+        Fleet(little.stream(), "mlp", [run.learner() for run in job], [run.seed for run in job])
+    assert len(in_fleets(runs)) == (3 if method == "gem" else 1)

@@ -11,20 +11,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rwalk import metrics
+    from rwalk.augmentations import Augmentation
     from rwalk.classifier import IncrementalClassifier
+    from rwalk.data.memory import MemorySpec
+    from rwalk.data.samplers import Sampler
+    from rwalk.data.splits import from_arrays, permuted, split
+    from rwalk.data.streams import Dataset, Stream
+    from rwalk.engine.fleet import Fleet
     from rwalk.errors import InputError
-    from rwalk.fleet import Fleet, Training
     from rwalk.guard import Guard
     from rwalk.learners import Learner, learner
-    from rwalk.memory import MemorySpec
+    from rwalk.losses import Batch, Loss
     from rwalk.methods import EWC, PI, EWCpp, Method, RWalk, Vanilla
-    from rwalk.streams import Dataset, Stream, from_arrays, permuted, split
+    from rwalk.projectors import Projector
+    from rwalk.studies import Study
+    from rwalk.training import Training
 
 __version__ = "0.1.0"
 
 __all__ = [
     "EWC",
     "PI",
+    "Augmentation",
+    "Batch",
     "Dataset",
     "EWCpp",
     "Fleet",
@@ -32,10 +41,14 @@ __all__ = [
     "IncrementalClassifier",
     "InputError",
     "Learner",
+    "Loss",
     "MemorySpec",
     "Method",
+    "Projector",
     "RWalk",
+    "Sampler",
     "Stream",
+    "Study",
     "Training",
     "Vanilla",
     "from_arrays",
@@ -48,12 +61,19 @@ __all__ = [
 _HOMES = {
     "rwalk.classifier": ("IncrementalClassifier",),
     "rwalk.errors": ("InputError",),
-    "rwalk.fleet": ("Fleet", "Training"),
+    "rwalk.engine.fleet": ("Fleet",),
+    "rwalk.training": ("Training",),
     "rwalk.guard": ("Guard",),
     "rwalk.learners": ("Learner", "learner"),
-    "rwalk.memory": ("MemorySpec",),
+    "rwalk.data.memory": ("MemorySpec",),
     "rwalk.methods": ("EWC", "PI", "EWCpp", "Method", "RWalk", "Vanilla"),
-    "rwalk.streams": ("Dataset", "Stream", "from_arrays", "permuted", "split"),
+    "rwalk.data.samplers": ("Sampler",),
+    "rwalk.losses": ("Batch", "Loss"),
+    "rwalk.projectors": ("Projector",),
+    "rwalk.augmentations": ("Augmentation",),
+    "rwalk.studies": ("Study",),
+    "rwalk.data.splits": ("from_arrays", "permuted", "split"),
+    "rwalk.data.streams": ("Dataset", "Stream"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -16,6 +16,7 @@ from rwalk.errors import InputError, unknown
 
 __all__ = [
     "BASELINES",
+    "HEADS",
     "average_accuracies",
     "average_accuracy",
     "backward_transfer",
@@ -27,6 +28,9 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float64]
+
+HEADS = ("single", "multi")
+"""A class is sought among all that were seen (single), or among those of its task (multi)."""
 
 BASELINES = ("max", "own", "mean")
 """What was known of a task before task k: its best accuracy (the paper), its first (Lopez-Paz), its mean."""

@@ -14,6 +14,7 @@ import io
 import json
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,11 +23,21 @@ import atheris
 sys.path.insert(0, str(Path(__file__).parents[1]))
 with atheris.instrument_imports(include=["rwalk"]):
     import little
-    from rwalk import Fleet, InputError, MemorySpec, Training, checkpoint, datasets, learner
-    from rwalk.store import Store, read_rows
-    from rwalk.studies import Study
+    from rwalk import Fleet, InputError, MemorySpec, Training, learner, sealed
+    from rwalk.classifier import IncrementalClassifier
+    from rwalk.classifier import files as classifier_files
+    from rwalk.data import datasets
+    from rwalk.data.datasets.mnist import read_idx
+    from rwalk.data.datasets.pickles import unpickled
+    from rwalk.guard import Guard
+    from rwalk.guard import files as guard_files
+    from rwalk.studies import Study, checkpoint
+    from rwalk.studies.store import Store, read_rows
 
 import numpy as np
+import safetensors.torch
+import torch
+from torch import nn
 
 FOLDER = Path(tempfile.mkdtemp())
 STREAM = little.stream()
@@ -40,7 +51,7 @@ def fleet() -> Fleet:
 def saved() -> tuple[bytes, bytes]:
     """The record and the tensors of a sound checkpoint."""
     trained = fleet()
-    trained.train(keeper=checkpoint.Keeper(FOLDER, "run", every=1))
+    trained.train(checkpoints=checkpoint.Checkpointer(FOLDER, "run", every=1))
     record = max(FOLDER.glob("*.json"))
     return record.read_bytes(), record.with_suffix(".safetensors").read_bytes()
 
@@ -77,6 +88,68 @@ def tensors(data: bytes) -> None:
     checkpoint.load(signed(json.loads(RECORD)["content"], data), VICTIM, "run")
 
 
+def sealed_again(kind: str, data: bytes) -> Path:
+    """A file whose checksum is right: `data` are its record and, after a zero byte, its tensors.
+
+    What cannot be taken apart so is the whole file.
+    """
+    path = FOLDER / "sealed.safetensors"
+    record, _, packed = data.partition(b"\0")
+    try:
+        held, text = safetensors.torch.load(packed), record.decode()
+        metadata = sealed.metadata(kind, text, held)
+    except Exception:  # anything may be wrong with these bytes, and that is no finding
+        path.write_bytes(data)
+    else:
+        safetensors.torch.save_file(held, path, metadata)
+    return path
+
+
+def guard(data: bytes) -> None:
+    """A guard."""
+    path = sealed_again(guard_files.FORMAT, data)
+    model = little_model()
+    with warnings.catch_warnings(action="ignore"):
+        Guard.load(path, model, torch.optim.SGD(model.parameters(), lr=0.1)).detach()
+
+
+def classifier(data: bytes) -> None:
+    """A classifier."""
+    IncrementalClassifier.load(sealed_again(classifier_files.FORMAT, data), network=little.Network)
+
+
+def little_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(2, 2)
+
+
+def taken_apart(path: Path) -> list[bytes]:
+    """A sound file, as `sealed_again` takes it and as it is."""
+    metadata, held = sealed.read(path)
+    return [metadata["record"].encode() + b"\0" + safetensors.torch.save(held), path.read_bytes()]
+
+
+def guards() -> list[bytes]:
+    seeds = []
+    for method in ("rwalk", "ewc"):
+        model = little_model()
+        trained = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), method)
+        model(torch.ones(2)).square().sum().backward()
+        trained.optimizer.step()
+        trained.consolidate([model(torch.ones(2)).square().sum()] if method == "ewc" else None)
+        trained.save(FOLDER / "guard.safetensors")
+        trained.detach()
+        seeds += taken_apart(FOLDER / "guard.safetensors")
+    return seeds
+
+
+def classifiers() -> list[bytes]:
+    x = np.eye(2, dtype=np.float32)
+    learned = IncrementalClassifier(network=little.Network, method="rwalk", memory=1, epochs=1, random_state=0)
+    learned.fit(np.concatenate([x, x]), ["a", "b", "a", "b"]).save(FOLDER / "classifier.safetensors")
+    return taken_apart(FOLDER / "classifier.safetensors")
+
+
 def rows(data: bytes) -> None:
     """runs.jsonl."""
     path = FOLDER / "runs.jsonl"
@@ -104,12 +177,12 @@ def pickle(data: bytes) -> None:
     # C's unpickler allocates the memo it is told to. Only the official bytes ever get there, so let it.
     if b"r" in data:
         return
-    datasets._unpickled(data, "data_batch_1")
+    unpickled(data, "data_batch_1")
 
 
 def idx(data: bytes) -> None:
     """MNIST's files, after their checksum."""
-    datasets._idx(gzip.compress(data, 1), "train-images")
+    read_idx(gzip.compress(data, 1), "train-images")
 
 
 def arrays() -> bytes:
@@ -121,6 +194,8 @@ def arrays() -> bytes:
 LOADERS: dict[str, tuple[Callable[[bytes], None], list[bytes]]] = {
     "record": (record, [json.dumps(json.loads(RECORD)["content"]).encode(), RECORD]),
     "tensors": (tensors, [TENSORS]),
+    "guard": (guard, guards()),
+    "classifier": (classifier, classifiers()),
     "rows": (rows, [b'{"hash": "x", "method": "pi", "lam": 1.0, "seed": 0}\n']),
     "study": (study, [json.dumps(little.study(seeds=1).describe()).encode()]),
     "npz": (npz, [arrays()]),

@@ -1,14 +1,18 @@
-"""The methods on vectors. Each is a frozen record of its numbers and pure equations over explicit state."""
+"""The methods on vectors: frozen records of hyper-parameters, and pure equations over explicit state.
+
+One file each. A file that is put here is found by itself, under the name that its method has.
+"""
 
 from __future__ import annotations
 
-from rwalk.methods.base import Method, Number, State, stack
+from rwalk.methods.base import Method, Number, State
 from rwalk.methods.ewc import EWC
 from rwalk.methods.ewcpp import EWCpp
 from rwalk.methods.pi import PI
 from rwalk.methods.rwalk import RWalk
 from rwalk.methods.vanilla import Vanilla
+from rwalk.registry import discovered
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (Vanilla, EWC, EWCpp, PI, RWalk)}
+METHODS: dict[str, type[Method]] = discovered(__name__, Method)
 
-__all__ = ["EWC", "METHODS", "PI", "EWCpp", "Method", "Number", "RWalk", "State", "Vanilla", "stack"]
+__all__ = ["EWC", "METHODS", "PI", "EWCpp", "Method", "Number", "RWalk", "State", "Vanilla"]

@@ -11,21 +11,19 @@ their cost, their pull and their proximal step are written once, below.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from rwalk.errors import InputError
-from rwalk.vectors import normalized
 
 Number = float | Tensor
 State = dict[str, Tensor]
 Ranges = Mapping[str, tuple[Tensor, Tensor]]  # a state vector's smallest and largest value over the network
 Spring = tuple[Number, Tensor, Tensor]  # (strength, importance, anchor): strength · Σ importance (θ − anchor)²
-SomeMethod = TypeVar("SomeMethod", bound="Method")
 
 
 @dataclass(frozen=True)
@@ -126,6 +124,20 @@ class Method:
         theta /= weight
 
 
+def normalized(vector: Tensor, extrema: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """Min–max to [0, 1] over the parameters of each run; a constant vector becomes zero.
+
+    `extrema` is given where the vector is a piece of a network: smallest and largest over all of it.
+
+    >>> normalized(torch.tensor([[1.0, 2.0, 3.0], [4.0, 4.0, 4.0]]))
+    tensor([[0.0000, 0.5000, 1.0000],
+            [0.0000, 0.0000, 0.0000]])
+    """
+    low, high = vector.aminmax(dim=-1, keepdim=True) if extrema is None else extrema
+    tiny = torch.finfo(vector.dtype).tiny
+    return (vector - low) / (high - low).clamp(min=tiny)
+
+
 def unit(state: State, name: str, ranges: Ranges | None) -> Tensor:
     """A vector of the state, min–max normalised over the network: all of it, or the `ranges` a piece is told."""
     return normalized(state[name], None if ranges is None else ranges[name])
@@ -147,27 +159,3 @@ def require(
     if not inside or value != value or value in (float("inf"), float("-inf")):
         low = f"{'greater than' if open_ else 'at least'} {minimum:g}"
         raise InputError(f"{name} must be {low}{f' and at most {maximum:g}' * (maximum < 1e300)}, not {value!r}")
-
-
-def stack(methods: Sequence[SomeMethod], like: Tensor, columns: bool = False) -> SomeMethod:
-    """One method for a fleet: where runs differ in a number, that number becomes [R, 1].
-
-    With `columns` every number does: compiled code then serves all values, being compiled for none.
-    """
-    first = methods[0]
-    if any(type(method) is not type(first) for method in methods):
-        raise InputError("the runs of one fleet share their method; put different methods into different fleets")
-    stacked: dict[str, Any] = {}
-    types = get_type_hints(type(first))  # not the fields' own: those are strings in some modules, types in others
-    for field in fields(first):
-        values = [getattr(method, field.name) for method in methods]
-        differ = any(value != values[0] for value in values)
-        is_number = types[field.name] in (Number, float)
-        if differ or (columns and is_number):
-            if not is_number:
-                raise InputError(
-                    f"the runs of one fleet must agree on {field.name}, got {values}: "
-                    "put them into different fleets"
-                )
-            stacked[field.name] = torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
-    return replace(first, **stacked)

@@ -20,7 +20,7 @@ class EWC(Method):
     """
 
     name: ClassVar[str] = "ewc"
-    summary: ClassVar[str] = "elastic weight consolidation: one Fisher a task, memory grows with the tasks"
+    summary: ClassVar[str] = "elastic weight consolidation: one Fisher per task, memory grows with the tasks"
     data_pass: ClassVar[bool] = True
 
     lam: Number = 1e6  # a batch's squared gradient is tiny at a minimum

@@ -7,8 +7,8 @@ leaves EWC++ next to no Fisher (docs/design.md). So these are chosen anew. RWalk
 THE RULE. A tenth of every class's training data is held out; neither the test set nor a published value is looked
 at. A setting is a block of a table: a dataset, a network, with or without exemplars, and the head that the block
 is read by. In each, every method is trained with every combination that its grid names: how long, λ, the form of
-the penalty, and for EWC++ α. A method's numbers are those with the highest validation A_K under the setting's own
-head; the time to train is the one at which the methods, each at its best, are best on average.
+the penalty, and for EWC++ α. A method's hyper-parameters are those with the highest validation A_K under the
+setting's own head; the time to train is the one at which the methods, each at its best, are best on average.
 
 WHERE IT IS NARROWER THAN IT SOUNDS. CIFAR-100 is tuned with three seeds, with samples and with ResNet-18 with one,
 in the proximal form and with α = 0.01 alone, over decades of λ that a first look found (λ 1, 100, 10⁴ at 1000
@@ -20,12 +20,14 @@ RWalk is tuned, between GEM's own training (one epoch, batches of 10, SGD) and 4
 other tables (batches of 64, Adam).
 
 What the rule chose is `budgets.json` beside this file, with the validation scores of all that its grids name.
+Tuning anew writes another file, which `rwalk reproduce --budgets` reads.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -33,15 +35,17 @@ from typing import Any
 
 import numpy as np
 
+from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError, unknown
-from rwalk.fleet import Training
-from rwalk.memory import MemorySpec
-from rwalk.specs import DT, NETWORK, RunSpec, StreamSpec
-from rwalk.store import Row, write_atomically
+from rwalk.files import parse_json, write_atomically
+from rwalk.studies.specs import DT, NETWORK, RunSpec, StreamSpec
+from rwalk.studies.store import Row
+from rwalk.training import Training
 
-FILE = Path(__file__).with_name("budgets.json")
+FILE = Path(__file__).with_name("budgets.json")  # read, never written
+_preferred: dict[str, Any] = {}  # a file of the user's, while there is one
 METHODS = ("vanilla", "ewc++", "pi", "rwalk")
-EXEMPLARS = {"mnist": 10, "cifar100": 25}  # a class, as in the paper
+EXEMPLARS = {"mnist": 10, "cifar100": 25}  # per class, as in the paper
 BLOCKS = {"multi": "multi", "single": "single", "samples": "single"}  # a block of table 1 → the head it is read by
 HELD_OUT = 0.1
 
@@ -55,7 +59,7 @@ class Setting:
     run: RunSpec
     head: str
     trainings: tuple[Training, ...]
-    grid: Mapping[str, tuple[Numbers, ...]]  # method → its numbers
+    grid: Mapping[str, tuple[Numbers, ...]]  # method → its hyper-parameters
     seeds: int
 
     def candidates(self) -> Iterator[RunSpec]:
@@ -156,7 +160,7 @@ def find(name: str) -> dict[str, Setting]:
 
 def choose(setting: Setting, rows: Iterable[Row]) -> dict[str, Any]:
     """Apply the rule to the rows of a setting's candidates."""
-    scores: dict[str, dict[str, dict[str, list[float]]]] = {}  # training → method → numbers → A a seed
+    scores: dict[str, dict[str, dict[str, list[float]]]] = {}  # training → method → numbers → A per seed
     for row in rows:
         spec = row["spec"]
         cell = scores.setdefault(_text(spec["training"]), {}).setdefault(row["method"], {})
@@ -191,21 +195,48 @@ def brief(training: Mapping[str, Any]) -> str:
     return f"{training['steps']} steps" if training["steps"] else f"{epochs} epoch{'s' * (epochs != 1)}"
 
 
-def decide(name: str, rows: Iterable[Row]) -> str:
-    """Write down what the rule chooses of a setting's rows, and say it."""
-    chosen = load() if FILE.exists() else {}
+def decide(name: str, rows: Iterable[Row], file: Path) -> str:
+    """Add what the rule chooses of a setting's rows to a file of budgets, and say it."""
+    chosen = read(file) if file.exists() else {}
     chosen[name] = choose(SETTINGS[name], rows)
-    write_atomically(FILE, written(chosen))
+    try:
+        write_atomically(file, written(chosen))
+    except OSError as error:
+        raise InputError(f"cannot write {file}: {error.strerror or error}; choose another --budgets") from error
     return f"chosen: {brief(chosen[name]['training'])} {chosen[name]['numbers']} {chosen[name]['validation']}"
+
+
+@contextmanager
+def taken_from(file: Path | None) -> Iterator[None]:
+    """Prefer the budgets in a file of the user's; what it does not name stays as it was."""
+    global _preferred
+    before = _preferred
+    _preferred = {} if file is None else read(file)
+    try:
+        yield
+    finally:
+        _preferred = before
 
 
 def load() -> dict[str, Any]:
     """What the rule chose."""
+    return {**read(FILE), **_preferred}
+
+
+def read(file: Path) -> dict[str, Any]:
+    """The budgets in a file."""
     try:
-        chosen: dict[str, Any] = json.loads(FILE.read_text())
-    except FileNotFoundError:
-        raise InputError("the budgets have not been chosen yet: run `rwalk reproduce --tune mnist`") from None
-    return chosen
+        chosen = parse_json(file.read_bytes())
+        for name, setting in chosen.items():
+            if name not in SETTINGS or set(setting) != {"training", "numbers", "validation", "tried"}:
+                raise ValueError(f"{name!r} is not a setting")
+            Training(**setting["training"])
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}") from None
+    except (AttributeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{file} holds no budgets ({reason}): write it with `rwalk reproduce --tune`") from None
+    return dict(chosen)
 
 
 def written(chosen: Mapping[str, Any]) -> str:
@@ -219,7 +250,7 @@ def written(chosen: Mapping[str, Any]) -> str:
 
 
 def budgeted(dataset: str, method: str, block: str, exemplars: int | None = None, sampler: str = "mof") -> RunSpec:
-    """A run of the paper under its block's budget; a learner that has no numbers gets the training alone."""
+    """A run of the paper under its block's budget; a learner without hyper-parameters gets the training alone."""
     return under_budget(f"{dataset}-{block}", replace(base(dataset, exemplars, sampler), method=method))
 
 

@@ -19,7 +19,7 @@ from rwalk.paper.published import TABLE_S2
 
 DATASETS = {"mnist": "MNIST", "cifar100": "CIFAR-100"}
 REGULARISED = tuple(method for method in METHODS if method != "vanilla")
-CATCHES_UP = {"mnist": 20, "cifar100": 200}  # samples a class, by the paper's text
+CATCHES_UP = {"mnist": 20, "cifar100": 200}  # samples per class, by the paper's text
 
 Verdict = tuple[str, str]  # "yes", "**no**" or "undecided"; what we saw
 Judge = Callable[[Measured, str], Verdict]
@@ -199,14 +199,14 @@ def _less_sensitive_than(other: str, measured: Measured, dataset: str) -> Verdic
 
 
 def _by_size(measured: Measured, dataset: str, size: int) -> dict[str, Mean]:
-    return {m: measured.mean("A", f"figure4-{dataset}", f"{size} a class", f"{m}-S") for m in METHODS}
+    return {m: measured.mean("A", f"figure4-{dataset}", f"{size} per class", f"{m}-S") for m in METHODS}
 
 
 def _vanilla_catches_up(at: Mapping[str, int], measured: Measured, dataset: str) -> Verdict:
     few, many = SAMPLE_SIZES[dataset][0], at[dataset]
     first, then = _by_size(measured, dataset, few), _by_size(measured, dataset, many)
     seen = "; ".join(
-        f"{size} a class: {scores['vanilla'].value:.1f} against RWalk's {scores['rwalk'].value:.1f}"
+        f"{size} per class: {scores['vanilla'].value:.1f} against RWalk's {scores['rwalk'].value:.1f}"
         for size, scores in ((few, first), (many, then))
     )
     behind, ahead = first["rwalk"] - first["vanilla"], then["rwalk"] - then["vanilla"]
@@ -260,5 +260,5 @@ CLAIMS = (
         "vanilla catches up with enough samples",
         partial(_vanilla_catches_up, {dataset: sizes[-1] for dataset, sizes in SAMPLE_SIZES.items()}),
     ),
-    Claim("… which is 20 a class (MNIST), 200 (CIFAR-100)", partial(_vanilla_catches_up, CATCHES_UP)),
+    Claim("… which is 20 per class (MNIST), 200 (CIFAR-100)", partial(_vanilla_catches_up, CATCHES_UP)),
 )

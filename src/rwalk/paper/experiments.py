@@ -9,7 +9,7 @@ from typing import Any
 
 from rwalk.paper.budgets import BLOCKS, EXEMPLARS, METHODS, budgeted, resnet, under_budget
 from rwalk.paper.published import TABLE1, TABLE_S1, TABLE_S2, Published
-from rwalk.specs import RunSpec
+from rwalk.studies.specs import RunSpec
 
 SAMPLE_SIZES = {"mnist": (1, 5, 10, 20, 50, 100), "cifar100": (5, 10, 25, 50, 100, 200)}
 SAMPLERS = ("uniform", "plane", "entropy", "mof")
@@ -88,7 +88,7 @@ def figure4(dataset: str) -> Iterator[Entry]:
     for size in SAMPLE_SIZES[dataset]:
         for method in METHODS:
             run = budgeted(dataset, method, "samples", size, "uniform")
-            yield Entry(f"{method}-S", run, "single", f"{size} a class")
+            yield Entry(f"{method}-S", run, "single", f"{size} per class")
 
 
 def figure5(dataset: str) -> Iterator[Entry]:
@@ -117,7 +117,7 @@ NOTE_S1 = """
 Not under one budget: GEM and iCaRL train as GEM's authors do (one epoch of batches of 10, SGD at 0.1; nothing
 tuned), RWalk for 400 steps of batches of 64 with Adam, some ten epochs, with a tuned λ; on validation data it
 reaches 61.0 at best in GEM's one epoch. "Pixels" are inputs in [0, 1], as GEM's authors have them; elsewhere the
-mean image is taken off. Their 5120 samples are 51 a class here, 5100. I is not measured: there are no reference
+mean image is taken off. Their 5120 samples are 51 per class here, 5100. I is not measured: there are no reference
 models of this size.
 """.strip()
 

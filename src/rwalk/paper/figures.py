@@ -72,7 +72,7 @@ def _colour(method: str) -> str:
 
 
 def _over_time(entries: list[tuple[Entry, Summary]], path: Path) -> list[Path]:
-    """Figure 2 and its twin for CIFAR-100: a row a block of table 1, a column a task, and A_k last."""
+    """Figure 2 and its twin for CIFAR-100: one row per block of table 1, one column per task, and A_k last."""
     blocks = []
     for block, head in BLOCKS.items():
         title = f"{HEAD_NAMES[head]}{', samples' * (block == 'samples')}: accuracy %"
@@ -111,7 +111,7 @@ def _plane(entries: list[tuple[Entry, Summary]], path: Path) -> list[Path]:
 
 
 def _sizes(entries: list[tuple[Entry, Summary]], dataset: str, path: Path) -> list[Path]:
-    """Figure 4: average accuracy against the number of samples a class."""
+    """Figure 4: average accuracy against the number of samples per class."""
     figure, axes = _figure(5.2, 3.8)
     for method in dict.fromkeys(summary.method for _, summary in entries):
         points = [
@@ -125,14 +125,14 @@ def _sizes(entries: list[tuple[Entry, Summary]], dataset: str, path: Path) -> li
     axes.set_xscale("log")
     axes.set_xticks(SAMPLE_SIZES[dataset], [str(size) for size in SAMPLE_SIZES[dataset]])
     axes.minorticks_off()
-    axes.set_xlabel("samples a class (uniform)")
+    axes.set_xlabel("samples per class (uniform)")
     axes.set_ylabel("average accuracy $A_K$ %")
     axes.legend(frameon=False)
     return _save(figure, path)
 
 
 def _samplers(entries: list[tuple[Entry, Summary]], path: Path) -> list[Path]:
-    """Figure 5: A_k over the tasks by sampling strategy, a panel a method."""
+    """Figure 5: A_k over the tasks by sampling strategy, one panel per method."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.0, 2.9), layout="constrained")

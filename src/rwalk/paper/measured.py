@@ -8,18 +8,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rwalk import provenance
 from rwalk.paper.experiments import EXPERIMENTS, Entry, runs_of
 from rwalk.paper.reproduce import known_rows
 from rwalk.report.summary import Summary, mean_and_deviation, summarise
-from rwalk.specs import RunSpec
-from rwalk.store import Store
-
-# Student's t at 97.5 %, by one over the degrees of freedom (∞ … 1): nearly straight lines between them.
-STUDENT = (
-    (0.0, 1 / 20, 1 / 10, 1 / 8, 1 / 6, 1 / 5, 1 / 4, 1 / 3, 1 / 2, 1.0),
-    (1.960, 2.086, 2.228, 2.306, 2.447, 2.571, 2.776, 3.182, 4.303, 12.706),
-)
+from rwalk.studies import provenance
+from rwalk.studies.specs import RunSpec
+from rwalk.studies.store import Store
 
 
 @dataclass(frozen=True)
@@ -45,7 +39,9 @@ class Mean:
     @property
     def reach(self) -> float:
         """Half the width of its 95 % confidence interval."""
-        return self.error * float(np.interp(1 / self.freedom, *STUDENT))
+        from scipy import stats
+
+        return self.error * float(stats.t.ppf(0.975, self.freedom))
 
 
 class NotRun(LookupError):

@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
-from rwalk.errors import unknown
+from rwalk.data import datasets
+from rwalk.errors import InputError, unknown
 from rwalk.paper import budgets
 from rwalk.paper.experiments import EXPERIMENTS, Experiment, runs_of
-from rwalk.specs import RunSpec, content_hash
-from rwalk.store import Row, Store
-from rwalk.studies import Study, fleet_of
-from rwalk.workers import available_cores
+from rwalk.studies import Study
+from rwalk.studies.executors import fleet_of
+from rwalk.studies.specs import RunSpec, content_hash
+from rwalk.studies.store import Row, Store
+from rwalk.threads import available_cores, few_threads
 
 
 class Planned(NamedTuple):
@@ -87,15 +87,19 @@ def dry_run(plan: Sequence[Planned], known: Collection[str], only: Collection[st
     """What would run, and about how long, from rates measured now on this machine.
 
     A run that two studies share is counted once; what is `known` by its hash, or in a study's folder, need not
-    run.
+    run. Nothing is downloaded: where data are missing, there is no estimate.
     """
     there, total = set(known), 0.0
+    absent: dict[str, str | None] = {}  # dataset → why it cannot be used
     for name, _, cost, study, folder in plan:
         missing = study.missing(there | study.current(Store(folder).rows()).keys(), only)
         there |= {run.hash() for run in missing}
         line = f"{name}: {len(missing)} of {len(study.runs)} runs to do"
         if not missing:
             yield line
+            continue
+        if any(_absence(run.stream.dataset, study, absent) for run in missing):
+            yield f"{line} ({cost})"
             continue
         references = [spec for spec in study.unknown_references(missing) if spec.hash() not in there]
         there |= {spec.hash() for spec in references}
@@ -108,6 +112,19 @@ def dry_run(plan: Sequence[Planned], known: Collection[str], only: Collection[st
         yield f"{line}{with_them}, {steps:,} steps, about {_minutes(seconds)} of training ({cost})"
     if len(plan) > 1 and total:
         yield f"together: about {_minutes(total)} of training"
+    for reason in dict.fromkeys(filter(None, absent.values())):
+        yield f"no estimate: {reason}"
+
+
+def _absence(dataset: str, study: Study, known: dict[str, str | None]) -> str | None:
+    """Why a dataset cannot be used here without downloading it, or None."""
+    if dataset not in known:
+        try:
+            datasets.load(dataset, study.data, download=False)
+            known[dataset] = None
+        except InputError as error:
+            known[dataset] = str(error)
+    return known[dataset]
 
 
 def _minutes(seconds: float) -> str:
@@ -132,16 +149,12 @@ def _steps_per_second(study: Study, run: RunSpec, steps: int = 40) -> float:
     short = replace(run, training=replace(run.training, steps=steps))
     fleet = fleet_of(study.device, study.stream(run.stream), [replace(short, seed=seed) for seed in range(width)])
     marks = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with few_threads(1):
         for _ in range(2):  # the second time is warm
             fleet.step = 0
             began = time.perf_counter()
-            fleet._begin_task()
-            fleet._train_task()
+            fleet.begin_task()
+            fleet.train_task()
             marks.append(time.perf_counter() - began)
-    finally:
-        torch.set_num_threads(threads)
     at_once = width if study.device != "cpu" else study.workers or available_cores()
     return at_once * steps / marks[-1]

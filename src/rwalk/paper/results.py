@@ -8,25 +8,25 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from rwalk.files import write_atomically
 from rwalk.paper import budgets, figures
 from rwalk.paper.claims import CLAIMS, DATASETS
 from rwalk.paper.experiments import EXPERIMENTS, Entry, Experiment
 from rwalk.paper.measured import Measured
 from rwalk.paper.published import BETTER, Published
 from rwalk.report.summary import Summary, mean_and_deviation
-from rwalk.store import write_atomically
 
 OPENING = """
 # The paper, reproduced
 
 Made by `rwalk reproduce`; do not edit. Ours is mean ± standard deviation over the seeds, A in percent; Δ is ours
 less the paper's. A cell of ours that says – has not been run. Budgets were chosen by one rule, on validation data
-and without a look at published values; what narrows it stands with them.
+and without a look at published values; where the rule was narrowed is said with them.
 
 ## The claims of the paper's text
 
-Yes and no are with 95 % confidence over our seeds (Welch's t-test, each margin by itself), and undecided is what
-is nearer. Thresholds, where the paper names none, are ours: they stand in parentheses.
+Yes and no are with 95 % confidence over our seeds (Welch's t-test, each margin by itself); what lies between is
+undecided. Where the paper names no threshold, ours stands in parentheses.
 """.strip()
 
 
@@ -52,9 +52,9 @@ def _page(measured: Measured, drawn: list[Path]) -> Iterator[str]:
     yield ""
     yield (budgets.__doc__ or "").strip()
     yield ""
-    yield "A number marked * is the smallest or the largest of several that were tried."
+    yield "A value marked * is the smallest or the largest of several that were tried."
     yield ""
-    yield from _row("setting", "how long", "method", "numbers", "validation A, %")
+    yield from _row("setting", "how long", "method", "hyper-parameters", "validation A, %")
     for setting, chosen in budgets.load().items():
         for method in chosen["numbers"]:
             shown = _numbers(setting, method, chosen["numbers"][method])
@@ -141,5 +141,5 @@ def _spread(values: NDArray[np.float64], digits: int) -> str:
 
 
 def _plain(value: float, digits: int) -> str:
-    """Of a number too small for its digits one that is left."""
+    """With so many digits; with one significant digit where none would be left."""
     return f"{value:.0e}" if 0 < abs(value) < 0.5 * 10**-digits else f"{value:.{digits}f}"

@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from rwalk.errors import InputError
-from rwalk.fleet import HEADS
-from rwalk.provenance import mixture
+from rwalk.files import write_atomically
+from rwalk.metrics import HEADS
 from rwalk.report import results, sections
 from rwalk.report.figures import HEAD_NAMES
 from rwalk.report.results import Results
 from rwalk.report.sections import NOTHING, Published
 from rwalk.report.summary import summarise
 from rwalk.report.tables import TITLES
-from rwalk.store import write_atomically
+from rwalk.studies.provenance import mixture
 
 SCRIPTS = ("model.js", "plots.js", "page.js")
 

@@ -1,22 +1,55 @@
-"""The live display of a study: what is running, how fast, how long it will take."""
+"""A study while it runs: what is running, how fast, how long it will take.
+
+On a terminal as bars that move; in a file or a pipe as a line now and then.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from rwalk.specs import RunSpec
-from rwalk.studies import Event, Study
+from rwalk.studies import Study
+from rwalk.studies.events import Event, Finished, RowDone, Started, Stepped, Stopped, Trained
+from rwalk.studies.specs import RunSpec
+
+
+class Tally:
+    """How many steps of how many are done, over all runs; it listens to events."""
+
+    def __init__(self, study: Study) -> None:
+        self.study = study
+        self.expected = 0
+        self._done: dict[str, int] = {}
+
+    def watch(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self.expected = sum(self.study.steps(run) for run in event.runs)
+        elif isinstance(event, Stepped | Trained):
+            self._done[event.runs[0].hash()] = self.steps_of(event)
+
+    @property
+    def done(self) -> int:
+        return sum(self._done.values())
+
+    def steps_of(self, event: Stepped | Trained) -> int:
+        """The steps that the runs of an event have behind them, references and tasks of any length included."""
+        everything = self.study.steps(event.runs[0])
+        if isinstance(event, Trained):
+            return everything * len(event.runs)
+        task, tasks, step, steps, _ = event.progress
+        return int((task + step / steps) / tasks * everything) * len(event.runs)
 
 
 class Live:
     """A bar for the whole study and a line for every job at work; `watch` is given to `Study.execute`."""
 
-    def __init__(self, study: Study, runs: int, console: Console) -> None:
-        self.study = study
+    def __init__(self, study: Study, console: Console) -> None:
+        self.tally = Tally(study)
         self.bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=28),
@@ -26,14 +59,8 @@ class Live:
             console=console,
             transient=True,
         )
-        self.total = self.bars.add_task("[bold]study", total=None, runs=runs)
-        self.jobs: dict[str, tuple[TaskID, int]] = {}
-        self.expected = 0.0
-
-    def expect(self, specs: list[RunSpec]) -> None:
-        """These runs will be watched."""
-        self.expected = sum(self.study.steps(spec) for spec in specs)
-        self.bars.update(self.total, total=self.expected)
+        self.total = self.bars.add_task("[bold]study", total=None)
+        self.jobs: dict[str, TaskID] = {}
 
     def __enter__(self) -> Live:
         self.bars.start()
@@ -43,23 +70,55 @@ class Live:
         self.bars.stop()
 
     def watch(self, event: Event) -> None:
-        first = event.runs[0]
-        key = first.hash()
-        if key not in self.jobs:
-            steps = self.study.steps(first)
-            self.jobs[key] = self.bars.add_task(_name(event.runs), total=steps * len(event.runs)), 0
-        bar, before = self.jobs[key]
-        if event.progress is None:
-            self.bars.remove_task(bar)
-            done = self.study.steps(first) * len(event.runs)
-        else:
-            tasks = event.progress.tasks
-            text = f"{_name(event.runs)}  task {event.progress.task + 1}/{tasks}"
-            share = (event.progress.task + event.progress.step / event.progress.steps) / tasks
-            done = int(share * self.study.steps(first)) * len(event.runs)
-            self.bars.update(bar, completed=done, description=text)
-        self.jobs[key] = bar, done
-        self.bars.advance(self.total, done - before)
+        self.tally.watch(event)
+        if isinstance(event, Stepped):
+            key = event.runs[0].hash()
+            if key not in self.jobs:
+                steps = self.tally.study.steps(event.runs[0]) * len(event.runs)
+                self.jobs[key] = self.bars.add_task(_name(event.runs), total=steps)
+            text = f"{_name(event.runs)}  task {event.progress.task + 1}/{event.progress.tasks}"
+            self.bars.update(self.jobs[key], completed=self.tally.steps_of(event), description=text)
+        elif isinstance(event, Trained) and event.runs[0].hash() in self.jobs:
+            self.bars.remove_task(self.jobs.pop(event.runs[0].hash()))
+        self.bars.update(self.total, total=self.tally.expected or None, completed=self.tally.done)
+
+
+class Lines:
+    """A line every few seconds, for logs."""
+
+    def __init__(self, study: Study, write: Callable[[str], None], every: float = 10.0) -> None:
+        self.tally = Tally(study)
+        self.write = write
+        self.every = every
+        self.rows = self.missing = 0
+        self._begun = self._last = time.monotonic()
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        return None
+
+    def watch(self, event: Event) -> None:
+        self.tally.watch(event)
+        if isinstance(event, Started):
+            self.missing = sum(run.reference is None for run in event.runs)
+            self.write(f"{self.missing} of {event.total} runs to train, {self.tally.expected:,} steps")
+        elif isinstance(event, RowDone):
+            self.rows += 1
+        now = time.monotonic()
+        if now - self._last >= self.every and not isinstance(event, Started | Finished | Stopped):
+            self._last = now
+            self.write(f"{self.rows} of {self.missing} runs done, {self._share(now - self._begun)}")
+
+    def _share(self, seconds: float) -> str:
+        share = self.tally.done / max(1, self.tally.expected)
+        left = seconds * (1 - share) / share if share else float("inf")
+        return f"{share:.0%} of the steps" + (f", about {_duration(left)} left" if left < 1e7 else "")
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _name(runs: tuple[RunSpec, ...]) -> str:

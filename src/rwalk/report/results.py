@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rwalk.errors import InputError
-from rwalk.specs import RunSpec
-from rwalk.store import Row, Store, read_rows
+from rwalk.studies.specs import RunSpec
+from rwalk.studies.store import Row, Store, read_rows
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Results:
 def read(folder: Path) -> Results:
     """All rows of the *.jsonl files in a folder or, where it has none, in the study folders in it."""
     if not folder.is_dir():
-        raise InputError(f"{folder} is no folder: give one that `rwalk run --out` wrote")
+        raise InputError(f"{folder} is not a folder: give one that `rwalk run --out` wrote")
     files = sorted(folder.glob("*.jsonl")) or sorted(folder.glob("*/*.jsonl"))
     rows = {row["hash"]: row for path in files for row in _rows(path)}
     if not rows:

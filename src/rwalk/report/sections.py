@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rwalk import metrics
-from rwalk.fleet import HEADS
-from rwalk.learners import LEARNERS
+from rwalk.learners import summaries as learner_names
+from rwalk.metrics import HEADS
 from rwalk.report.figures import COLOURS
 from rwalk.report.summary import Summary, mean_and_deviation
-from rwalk.specs import RunSpec, content_hash
+from rwalk.studies.specs import RunSpec, content_hash
 
 DIGITS = 6  # decimals of an accuracy: finer than one example in a test set of 100 000
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star", "hexagon")
@@ -33,7 +33,7 @@ NOTHING: Published = MappingProxyType({})
 def methods(summaries: Iterable[Summary]) -> list[Json]:
     """Every method with its colour and symbol: known ones have the same in every report, others what is left."""
     present = {summary.method for summary in summaries}
-    places = {name: place for place, name in enumerate(LEARNERS) if name in present}
+    places = {name: place for place, name in enumerate(learner_names()) if name in present}
     left = cycle(sorted(set(range(len(COLOURS))) - set(places.values())) or range(len(COLOURS)))
     places |= dict(zip(sorted(present - set(places)), left, strict=False))
     return [
@@ -66,7 +66,7 @@ def _section(summaries: Sequence[Summary], published: Published, held_out: Mappi
     stream = first.spec["stream"]
     settings = [_settings(summary) for summary in summaries]
     told = [_differing(summary.method, settings, summaries) for summary in summaries]
-    order = list(LEARNERS)
+    order = list(learner_names())
     configurations = [
         _configuration(summary, ", ".join(values[name] for name in names if name in values), published, held_out)
         for summary, values, names in zip(summaries, settings, told, strict=True)
@@ -104,7 +104,7 @@ def _choice(configurations: Sequence[Json], on_validation: bool) -> str:
 
 
 def _configuration(summary: Summary, settings: str, published: Published, held_out: Mapping[str, Summary]) -> Json:
-    """One method with all its numbers, over its seeds; its accuracy on held-out training data, if there is one."""
+    """One method with its hyper-parameters, over its seeds; its accuracy on held-out training data, if any."""
     twin = held_out.get(_tested(summary))
     run = RunSpec.from_json({**summary.spec, "seed": 0}).hash() if published else ""
     memory = summary.spec["memory"]
@@ -153,7 +153,7 @@ def _facts(summary: Summary) -> list[str]:
     if stream["permuted"] is not None:
         facts.append("permuted pixels")
     if stream["classes_per_task"] is not None:
-        facts.append(f"{stream['classes_per_task']} classes a task")
+        facts.append(f"{stream['classes_per_task']} classes per task")
     if stream["order_seed"] is not None:
         facts.append(f"order seed {stream['order_seed']}")
     if stream["validation"] is not None:
@@ -177,8 +177,8 @@ def _settings(summary: Summary) -> dict[str, str]:
 def _differing(method: str, settings: Sequence[Mapping[str, str]], summaries: Sequence[Summary]) -> list[str]:
     """The names of the settings worth telling of a method's runs.
 
-    How one trains is told where any two runs of the section differ. A method's own numbers are told where two
-    runs of this method do; not given, they are the defaults, and differ from those given.
+    How one trains is told where any two runs of the section differ. A method's own hyper-parameters are told
+    where two runs of this method do; not given, they are the defaults, and differ from those given.
     """
     own = [values for values, summary in zip(settings, summaries, strict=True) if summary.method == method]
     numbers = {name for summary in summaries for name in summary.spec["numbers"]}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rwalk import metrics
 from rwalk.methods import METHODS
-from rwalk.specs import content_hash
+from rwalk.studies.specs import content_hash
 
 Row = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""The terminal's tables: one a head, a row a method and λ, the best in bold."""
+"""The terminal's tables: one per head, with one row per method and λ, the best in bold."""
 
 from __future__ import annotations
 

@@ -1,0 +1,26 @@
+"""Inputs changed at random while they are trained on; drawn by named generators, so that a run can be repeated.
+
+One file each. A file that is put here is found by itself, under the name that its augmentation has.
+"""
+
+from __future__ import annotations
+
+from rwalk.augmentations.base import Augmentation
+from rwalk.errors import InputError, unknown
+from rwalk.registry import discovered, imported
+
+AUGMENTATIONS: dict[str, type[Augmentation]] = discovered(__name__, Augmentation)
+
+__all__ = ["AUGMENTATIONS", "Augmentation", "find"]
+
+
+def find(name: str) -> Augmentation:
+    """An augmentation by its name, or by `package.module:Name`."""
+    if name in AUGMENTATIONS:
+        return AUGMENTATIONS[name]()
+    if ":" not in name:
+        raise unknown("augmentation", name, [*AUGMENTATIONS, "package.module:Name"])
+    kind = imported(name, "augmentation")
+    if not (isinstance(kind, type) and issubclass(kind, Augmentation)):
+        raise InputError(f"augmentation {name!r} is not an Augmentation of rwalk: make it a subclass")
+    return kind()

@@ -1,0 +1,30 @@
+"""What an augmentation is: draws, made on the CPU by a named generator, and a pure function of inputs and draws.
+
+So a run sees the same inputs alone, in a fleet, in a captured graph and after a resume.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Generator, Tensor
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Base of all augmentations."""
+
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raise InputError where inputs of this shape cannot be augmented so."""
+
+    def draw(self, steps: int, batch: int, generator: Generator) -> Tensor:
+        """Numbers [steps, batch, k] for an epoch's steps: one row for every example that is shown."""
+        raise NotImplementedError
+
+    def apply(self, x: Tensor, draws: Tensor) -> Tensor:
+        """Inputs [R, B, *shape], changed as their draws [R, B, k] say."""
+        raise NotImplementedError

@@ -1,0 +1,99 @@
+"""Running a study, watched: what is missing is trained, what is interrupted says how to go on."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from rwalk.cli import trust
+from rwalk.cli.display import show
+
+if TYPE_CHECKING:
+    from rwalk.studies import Study
+    from rwalk.studies.store import Row, Store
+
+
+def run_and_show(study: Study, store: Store, quiet: bool, as_json: bool, track: str = "") -> None:
+    """Run what is missing, and print all rows: as tables, or as JSON."""
+    rows = execute(study, store, show=not (quiet or as_json), track=track)
+    if as_json:
+        print(json.dumps({"rows": [_public(row) for row in rows], "study": study.describe()}, default=list))
+    else:
+        show(rows, store.folder)
+
+
+def execute(
+    study: Study,
+    store: Store,
+    show: bool,
+    known: dict[str, Row] | None = None,
+    only: Collection[str] = (),
+    go_on: str = "",
+    track: str = "",
+) -> list[Row]:
+    """Run what is missing, watched; `known` rows of other studies, by hash, need not be run again.
+
+    `go_on` names what goes on where this is interrupted, if it is not `rwalk resume`; `track` names trackers.
+    """
+    from contextlib import ExitStack
+
+    from rich.console import Console
+
+    from rwalk.report.live import Lines, Live
+    from rwalk.studies import trackers
+    from rwalk.studies.events import Event
+    from rwalk.studies.interrupts import Interrupts
+    from rwalk.studies.provenance import strangers
+    from rwalk.studies.workers import WorkerDied
+
+    study.prepare()  # whatever is wrong with it is said before anything is written
+    wanted = [trackers.find(name.strip())(store.folder) for name in track.split(",") if name.strip()]
+    with store.opened(study.describe()), Interrupts() as interrupts, ExitStack() as open_displays:
+        there = study.current(store.rows())
+        shared = [row for key, row in study.current((known or {}).values()).items() if key not in there]
+        if shared:
+            store.add(*shared)
+            there |= {row["hash"]: row for row in shared}
+            for line in strangers(shared, study.device):
+                print(f"rwalk: {line}", file=sys.stderr)
+        todo = study.missing(there, only)
+        console = Console(stderr=True)
+        listeners = [open_displays.enter_context(tracker).watch for tracker in wanted]
+        if show and todo:
+            display: Live | Lines = Live(study, console) if console.is_terminal else Lines(study, _to_stderr)
+            open_displays.enter_context(display)
+            listeners.append(display.watch)
+
+        def watch(event: Event) -> None:
+            for listen in listeners:
+                listen(event)
+
+        try:
+            return study.execute(store, watch, interrupts, only)
+        except (KeyboardInterrupt, WorkerDied) as error:
+            print(
+                f"rwalk: {str(error) or 'stopped'}; {len(store.rows())} of {len(study.runs)} runs are kept in "
+                f"{store.folder}, and those at work are saved: "
+                f"{go_on or f'`{resume_command(study, store)}`'} goes on from there",
+                file=sys.stderr,
+            )
+            code = 1 if isinstance(error, WorkerDied) else 128 + (interrupts.caught or 2)
+            raise SystemExit(code) from None
+
+
+def _to_stderr(line: str) -> None:
+    print(f"rwalk: {line}", file=sys.stderr, flush=True)
+
+
+def resume_command(study: Study, store: Store) -> str:
+    """The command that goes on with a study: a file says neither where the data are nor which code to trust."""
+    words = ["rwalk", "resume", str(store.folder)]
+    words += [] if study.data is None else ["--data", str(study.data)]
+    return shlex.join([*words, *trust.options(trust.named_by(study.runs))])
+
+
+def _public(row: Row) -> Row:
+    return {key: value for key, value in row.items() if key not in ("hash", "spec")}

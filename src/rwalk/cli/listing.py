@@ -1,0 +1,27 @@
+"""`rwalk methods` and `rwalk datasets`: what there is to choose from."""
+
+from __future__ import annotations
+
+
+def methods() -> None:
+    """List the methods, one line each."""
+    from rwalk.learners import summaries
+
+    _print(summaries())
+
+
+def datasets() -> None:
+    """List the datasets, one line each."""
+    from rwalk.data.datasets import describe
+
+    _print(describe())
+
+
+def _print(lines: dict[str, str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    for name, line in lines.items():
+        table.add_row(f"[bold]{name}[/bold]", line)
+    Console().print(table)

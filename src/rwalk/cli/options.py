@@ -1,0 +1,37 @@
+"""Options that several commands share, and what their texts mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Data = Annotated[Path | None, typer.Option(envvar="RWALK_DATA", help="folder with the official dataset files")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes cuda where there is one")]
+Workers = Annotated[int | None, typer.Option(help="processes on a CPU (default: its cores)")]
+CheckpointEvery = Annotated[
+    int | None, typer.Option(help="steps between checkpoints (default: as often as costs 2 % of the time)")
+]
+ExecutorName = Annotated[str, typer.Option("--executor", help="where runs are trained: local")]
+Track = Annotated[
+    str, typer.Option(help="show the study elsewhere too, comma-separated: tensorboard, or package.module:Name")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="no live display")]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object for scripts instead of tables")]
+
+
+def chosen_device(name: str) -> str:
+    """The device of that name; `auto` takes cuda where there is one."""
+    if name != "auto":
+        return name
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def check_seeds(seeds: int | None) -> None:
+    from rwalk.errors import InputError
+
+    if seeds is not None and seeds < 1:
+        raise InputError(f"--seeds must be at least 1, not {seeds}")

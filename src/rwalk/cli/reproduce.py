@@ -1,0 +1,84 @@
+"""`rwalk reproduce`: the paper's tables and figures."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rwalk.cli.execute import execute
+from rwalk.cli.options import Data, Device, Quiet, Workers, check_seeds, chosen_device
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="table1, figure2, mnist, table1-mnist …; all by default")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="how many seeds (default: the experiment's, 5 or 3)")] = None,
+    only: Annotated[str, typer.Option(help="of these methods alone: rwalk,pi (default: all)")] = "",
+    tune: Annotated[
+        str,
+        typer.Option(
+            help="choose the budgets of a dataset, or of one setting, on validation data: what is missing runs"
+        ),
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="say what would run and how long, from a measured rate")
+    ] = False,
+    data: Data = None,
+    device: Device = "auto",
+    workers: Workers = None,
+    out: Annotated[
+        Path,
+        typer.Option(help="where the rows are kept, one folder per experiment; RESULTS.md is put beside it"),
+    ] = Path("results"),
+    budgets_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--budgets",
+            help="a file of budgets to prefer to rwalk's own; --tune writes it (default: OUT/tuning/budgets.json)",
+        ),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Regenerate the paper's tables and figures, beside the published values; only what is missing runs."""
+    from rwalk.errors import InputError, unknown
+    from rwalk.paper import budgets
+    from rwalk.paper import reproduce as paper
+    from rwalk.paper.results import write_results
+    from rwalk.studies.store import Store
+
+    check_seeds(seeds)
+    where: dict[str, Any] = {"data": data, "device": chosen_device(device), "workers": workers}
+    wanted = tuple(name.strip().lower() for name in only.split(",")) if only else ()
+    if tune:
+        if names or seeds or only:
+            raise InputError("--tune chooses budgets and runs nothing else: drop experiments, --seeds, --only")
+        out /= "tuning"
+    chosen = budgets_file or out / "budgets.json"
+    with budgets.taken_from(None if tune else budgets_file):
+        plan = paper.plan_tuning(tune, out, **where) if tune else paper.plan(names or [], out, seeds, **where)
+        compared = dict.fromkeys(run.method for planned in plan for run in planned.study.runs)
+        for name in wanted:
+            if name not in compared:
+                raise unknown("method here", name, compared)
+        if dry_run:
+            for line in paper.dry_run(plan, paper.known_rows(out), wanted):
+                print(line)
+            return
+        for name, title, _, study, folder in plan:
+            print(f"{name}: {title}")
+            store, known = Store(folder), paper.known_rows(out)
+            rows = store.rows()
+            if study.missing(study.current(rows), wanted):  # otherwise no data are needed
+                rows = execute(study, store, show=not quiet, known=known, only=wanted, go_on="the same command")
+            if tune:
+                print(budgets.decide(name, rows, chosen))
+        if tune:
+            print(f"to use what is in {chosen}: rwalk reproduce --budgets {shlex.quote(str(chosen))}")
+            return
+        for path in write_results(out):
+            print(path)
+    print(f"interactive, in one page: rwalk report {out}")

@@ -1,0 +1,52 @@
+"""`rwalk resume`: an interrupted study goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rwalk.cli import execute, trust
+from rwalk.cli.options import AsJson, CheckpointEvery, Data, ExecutorName, Quiet, Track, Workers, chosen_device
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="the study folder of an interrupted `rwalk run`")],
+    data: Data = None,
+    trusted: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trust",
+            "--network",
+            help="confirm code of your own, package.module:name, that the study names; repeatable",
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="where to go on (default: where it began)")] = "",
+    workers: Workers = None,
+    checkpoint_every: CheckpointEvery = None,
+    executor: ExecutorName = "local",
+    track: Track = "",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with an interrupted study, exactly where it stopped."""
+    from rwalk.studies import Study
+    from rwalk.studies.store import Store
+    from rwalk.studies.study import runs_of
+
+    store = Store(folder)
+    record = store.study()
+    trust.check(folder, runs_of(record), trusted or ())  # before the study is made: that imports what it names
+    trust.let_import(trusted or ())
+    began = record.get("environment")
+    where = device or (str(began.get("device", "auto")) if isinstance(began, dict) else "auto")
+    study = Study.from_json(
+        record,
+        data=data,
+        device=chosen_device(where),
+        workers=workers,
+        checkpoint_every=checkpoint_every,
+        executor=executor,
+    )
+    execute.run_and_show(study, store, quiet, as_json, track)

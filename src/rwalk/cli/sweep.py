@@ -1,0 +1,96 @@
+"""One run and what varies: methods, hyper-parameters and seeds, multiplied out into the runs of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import product
+from typing import Any, get_args, get_type_hints
+
+from rwalk import parts
+from rwalk.errors import InputError, unknown
+from rwalk.learners import as_used
+from rwalk.studies.specs import DT, RunSpec
+
+Grid = dict[str, list[Any]]  # hyper-parameters, each with its values
+
+
+def method_names(text: str) -> list[str]:
+    """The names in a comma-separated list; those of the user's own are written as they are."""
+    return [name.strip() if ":" in name else name.strip().lower() for name in text.split(",")]
+
+
+def runs(
+    base: RunSpec,
+    methods: Sequence[str],
+    seeds: int,
+    lam: str = "",
+    penalty: str = "gradient",
+    settings: Sequence[str] = (),
+) -> list[RunSpec]:
+    """The base run with every method, every combination of that method's hyper-parameters, and every seed."""
+    settable = {name: {each.name for each in fields(parts.find(name))} for name in methods}
+    chosen = _settings(settings, settable)
+    found = []
+    for name in methods:
+        own = {key: values for key, values in chosen.get("", {}).items() if key in settable[name]}
+        grid = _usual(name, base.stream.dataset, settable[name], lam, penalty) | own | chosen.get(name, {})
+        memory = as_used(parts.find(name), base.memory)
+        for values in product(*grid.values()):
+            run = replace(base, method=name, numbers=dict(zip(grid, values, strict=True)), memory=memory)
+            found += [replace(run, seed=seed) for seed in range(seeds)]
+    return found
+
+
+def _usual(method: str, dataset: str, settable: Collection[str], lam: str, penalty: str) -> Grid:
+    """What the options for all methods say of this one, as far as it has such hyper-parameters."""
+    grid: Grid = {"dt": [DT[dataset]]} if "dt" in settable and dataset in DT else {}
+    if method == "vanilla":  # it holds nothing, whatever its strength
+        return grid
+    if "penalty" in settable and penalty != "gradient":
+        grid["penalty"] = [penalty]
+    if "lam" in settable and lam:
+        grid["lam"] = _floats(lam, "--lam")
+    return grid
+
+
+def _settings(given: Sequence[str], settable: Mapping[str, Collection[str]]) -> dict[str, Grid]:
+    """["alpha=0.1,0.9", "rwalk.dt=50"] → {"": {"alpha": [0.1, 0.9]}, "rwalk": {"dt": [50]}}.
+
+    `settable` are the methods that are run, each with what can be set of it.
+    """
+    chosen: dict[str, Grid] = {}
+    for item in given:
+        key, equals, values = item.partition("=")
+        method, _, name = key.rpartition(".")
+        if not equals or not name:
+            raise InputError(f"--set takes NAME=VALUE or METHOD.NAME=VALUE, not {item!r}")
+        if method and method not in settable:
+            raise unknown("method here", method, settable)
+        having = [one for one in ([method] if method else settable) if name in settable[one]]
+        if not having:
+            known = {each for one in ([method] if method else settable) for each in settable[one]}
+            raise unknown(f"setting of {method or ', '.join(settable)}", name, sorted(known))
+        chosen.setdefault(method, {})[name] = [_value(having[0], name, each) for each in values.split(",")]
+    return chosen
+
+
+def _value(method: str, name: str, text: str) -> Any:
+    """A hyper-parameter from its text: of the type that it has."""
+    kind = get_type_hints(parts.find(method))[name]
+    if bool in (kind, *get_args(kind)) and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for number in (int, float):
+        if number in (kind, *get_args(kind)):
+            try:
+                return number(text)
+            except ValueError:
+                continue
+    return text  # what it must be is said where it is used
+
+
+def _floats(text: str, option: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{option} takes numbers separated by commas, not {text!r}") from None

@@ -1,0 +1,59 @@
+"""Arrays as examples: inputs as float32 tensors, labels as integers or strings."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from rwalk.errors import InputError
+
+
+def as_inputs(x: ArrayLike | Tensor, part: str) -> Tensor:
+    """A copy of numbers as float32; those of type uint8 are pixels, and become [0, 1]."""
+    array = _array(x, f"{part} inputs")
+    if array.dtype.kind not in "biuf":
+        raise InputError(f"{part} inputs are of type {array.dtype}: give numbers")
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused as such
+        inputs = torch.from_numpy(np.array(array, dtype=np.float32, order="C"))
+    return inputs.div_(255) if array.dtype == np.uint8 else inputs
+
+
+def as_labels(y: ArrayLike | Tensor, part: str) -> NDArray[Any]:
+    """Labels as integers or strings."""
+    labels = _array(y, f"{part} labels")
+    if labels.ndim != 1:
+        raise InputError(f"{part} labels have shape {list(labels.shape)}: give one label per example, as [N]")
+    kind = labels.dtype.kind
+    if kind == "S":
+        return np.char.decode(labels, "utf-8", "replace")
+    if kind == "O" and all(isinstance(label, str) for label in labels):
+        return labels.astype(np.str_)
+    if kind == "O" and all(isinstance(label, Integral) for label in labels):
+        return labels.astype(np.int64)
+    if kind == "f" and np.isfinite(labels).all() and (labels == labels.round()).all():
+        return labels.astype(np.int64)
+    if kind in "biuUT":
+        return labels
+    raise InputError(
+        f"{part} labels of type {labels.dtype} cannot name classes: give integers or strings, none missing"
+    )
+
+
+def _array(values: ArrayLike | Tensor, what: str) -> NDArray[Any]:
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        return np.asarray(values.float() if values.is_floating_point() else values)
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise InputError(f"{what} are not an array: give every example the same shape") from None
+
+
+def unit_interval(pixels: NDArray[np.uint8]) -> Tensor:
+    """Bytes as float32 in [0, 1]."""
+    return torch.from_numpy(pixels.astype(np.float32)).div_(255)

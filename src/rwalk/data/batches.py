@@ -1,0 +1,64 @@
+"""Which examples each step sees: pure functions from pools of example numbers to batches [steps, B].
+
+Batches of exemplars "beside" the new examples are twice as wide, once there are exemplars: [steps, 2B].
+`current` is the task's training data by class, `kept` the exemplars of earlier tasks by class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+
+from rwalk.training import batch_size, steps_per_epoch
+
+Replay = Literal["balanced", "concat", "half", "beside", "none"]
+REPLAYS = {
+    "balanced": "every batch holds all classes seen in equal parts",
+    "concat": "task data and exemplars are one dataset",
+    "half": "half of every batch is exemplars",
+    "beside": "as many exemplars follow the task's own examples in every batch, all equally likely (ER, DER)",
+    "none": "exemplars are not trained on (GEM only constrains with them)",
+}
+
+
+def epoch(
+    current: Sequence[Tensor], kept: Sequence[Tensor], replay: Replay, batch: int, generator: Generator
+) -> Tensor:
+    """The batches of one epoch."""
+    examples = sum(len(pool) for pool in current)
+    size, steps = batch_size(examples, batch), steps_per_epoch(examples, batch)
+    if not kept or replay == "none":
+        return shuffled(torch.cat([*current]), steps, size, generator)
+    if replay == "concat":
+        return shuffled(torch.cat([*current, *kept]), steps, size, generator)
+    if replay == "half":
+        fresh = shuffled(torch.cat([*current]), steps, size - size // 2, generator)
+        return torch.cat([fresh, balanced(kept, steps, size // 2, generator)], dim=1)
+    if replay == "beside":
+        fresh = shuffled(torch.cat([*current]), steps, size, generator)
+        return torch.cat([fresh, uniform(torch.cat([*kept]), steps, size, generator)], dim=1)
+    return balanced([*current, *kept], steps, size, generator)
+
+
+def shuffled(pool: Tensor, steps: int, batch: int, generator: Generator) -> Tensor:
+    """A permutation cut into batches; the last one is filled up from the permutation's beginning."""
+    order = torch.randperm(len(pool), generator=generator)
+    return pool[order[torch.arange(steps * batch) % len(pool)]].view(steps, batch)
+
+
+def uniform(pool: Tensor, steps: int, batch: int, generator: Generator) -> Tensor:
+    """Every place of every batch by a draw of its own, so that a pool may be smaller than a batch."""
+    return pool[torch.randint(len(pool), (steps, batch), generator=generator)]
+
+
+def balanced(pools: Sequence[Tensor], steps: int, batch: int, generator: Generator) -> Tensor:
+    """Every batch takes from all pools in turn, beginning with a random one; within a pool at random."""
+    sizes = torch.tensor([len(pool) for pool in pools])
+    starts = sizes.cumsum(0) - sizes
+    first = torch.randint(len(pools), (steps, 1), generator=generator)
+    pool = (first + torch.arange(batch)) % len(pools)
+    within = torch.rand(steps, batch, generator=generator, dtype=torch.float64) * sizes[pool]
+    return torch.cat([*pools])[starts[pool] + within.long()]

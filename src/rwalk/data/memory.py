@@ -1,0 +1,80 @@
+"""The exemplars kept: a few examples of every class seen, as numbers of the stream's training examples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from rwalk.data import samplers
+from rwalk.data.batches import REPLAYS, Replay
+from rwalk.errors import InputError, unknown
+
+
+@dataclass(frozen=True)
+class MemorySpec:
+    """How much is remembered, and how it is used.
+
+    per_class  m exemplars of every class; or
+    total      a fixed budget shared by all classes seen (iCaRL's rule: every class shrinks as classes arrive)
+    sampler    which examples: uniform, plane, entropy, mof, …
+    replay     how batches mix them in: balanced, concat, half, beside, none
+    """
+
+    per_class: int | None = None
+    total: int | None = None
+    sampler: str = "mof"
+    replay: Replay = "balanced"
+
+    def __post_init__(self) -> None:
+        if (self.per_class is None) == (self.total is None):
+            raise InputError("a memory is sized per class or in total, one of them (memory or memory_total)")
+        size = self.per_class if self.per_class is not None else self.total
+        if not isinstance(size, int) or size < 1:
+            raise InputError(f"a memory must hold at least 1 exemplar, not {size!r}")
+        samplers.check_name(self.sampler)
+        if self.replay not in REPLAYS:
+            raise unknown("replay", self.replay, REPLAYS)
+
+    def quota(self, groups: int) -> int:
+        """Exemplars for each of so many classes."""
+        if self.per_class is not None:
+            return self.per_class
+        assert self.total is not None
+        return max(1, self.total // groups)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The exemplars of one class of one task, best first: examples [R, m], and what is stored beside each."""
+
+    task: int
+    label: int
+    examples: Tensor = field(repr=False)
+    stored: dict[str, Tensor] = field(default_factory=dict, repr=False)  # [R, m, …]
+
+    def first(self, count: int) -> Group:
+        """The best so many of them."""
+        stored = {name: each[:, :count] for name, each in self.stored.items()}
+        return Group(self.task, self.label, self.examples[:, :count], stored)
+
+
+@dataclass
+class Memory:
+    """What is kept so far. Runs of a fleet keep different examples, but equally many."""
+
+    spec: MemorySpec
+    groups: list[Group] = field(default_factory=list)
+
+    def keep(self, arrivals: list[Group]) -> None:
+        """Take in a task's groups; under a total budget everyone shrinks to the new quota."""
+        everyone = [*self.groups, *arrivals]
+        quota = self.spec.quota(len(everyone))
+        self.groups = [group.first(quota) for group in everyone]
+
+    def of_run(self, run: int) -> list[Tensor]:
+        """One run's exemplars, class by class."""
+        return [group.examples[run] for group in self.groups]
+
+    def of_task(self, task: int) -> list[Group]:
+        return [group for group in self.groups if group.task == task]

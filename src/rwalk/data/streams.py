@@ -1,0 +1,189 @@
+"""What is learned, and in which order: a dataset divided into tasks. Data, not behaviour."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from rwalk.data.arrays import as_inputs, as_labels
+from rwalk.data.checks import check_examples, check_permutations, check_shapes, check_task
+from rwalk.data.draws import hold_out
+from rwalk.errors import InputError
+
+HELD_OUT = 0.2  # of every class, where a dataset brings no test examples of its own
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Labelled examples, before they are divided into tasks."""
+
+    name: str
+    x: Tensor = field(repr=False)  # training inputs, float32 [N, *shape]
+    y: Tensor = field(repr=False)  # training labels, int64 [N], indices into class_names
+    x_test: Tensor = field(repr=False)
+    y_test: Tensor = field(repr=False)
+    class_names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_examples(self)
+        trained = torch.bincount(self.y, minlength=len(self.class_names)) > 0
+        if not trained.all():
+            name = self.class_names[int(trained.int().argmin())]
+            raise InputError(f"class {name!r} has no training example: give it some or leave the class out")
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: ArrayLike | Tensor,
+        y: ArrayLike | Tensor,
+        x_test: ArrayLike | Tensor | None = None,
+        y_test: ArrayLike | Tensor | None = None,
+        *,
+        name: str = "arrays",
+        seed: int = 0,
+    ) -> Dataset:
+        """From arrays or tensors, copied; the labels are any integers or strings.
+
+        Inputs of type uint8 are pixels, and become [0, 1]. Without test arrays, a fifth of every class is
+        held out for testing, chosen by `seed`.
+        """
+        if (x_test is None) != (y_test is None):
+            raise InputError("x_test and y_test belong together: give both or neither")
+        values, columns = np.unique(as_labels(y, "training"), return_inverse=True)
+        names = tuple(str(value) for value in values)
+        inputs, targets = as_inputs(x, "training"), torch.from_numpy(columns)
+        if x_test is None or y_test is None:
+            check_shapes(inputs, targets, "training")
+            kept, held = hold_out(targets, HELD_OUT, seed, names)
+            return cls(name, inputs[kept], targets[kept], inputs[held], targets[held], names)
+        tested, positions = np.unique(as_labels(y_test, "test"), return_inverse=True)
+        column = {label: index for index, label in enumerate(names)}
+        if strangers := [str(value) for value in tested if str(value) not in column]:
+            raise InputError(
+                f"test label {strangers[0]!r} is never trained: add training examples or drop its tests"
+            )
+        lookup = torch.tensor([column[str(value)] for value in tested], dtype=torch.int64)
+        return cls(name, inputs, targets, as_inputs(x_test, "test"), lookup[torch.from_numpy(positions)], names)
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One lesson: which classes, which examples of the stream."""
+
+    classes: tuple[int, ...]  # columns of the head this task's labels use
+    train: Tensor = field(repr=False)  # numbers of the stream's training examples, int64
+    test: Tensor = field(repr=False)  # numbers of the stream's test examples, int64
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Examples and the tasks they arrive in.
+
+    Where inputs are permuted, an example's number says which permutation shows it: v · N + i is example i of N
+    under permutation v. So whoever holds a number (a task, a memory, a batch) needs to know nothing else.
+    """
+
+    x: Tensor = field(repr=False)  # training inputs, float [N, *shape]
+    y: Tensor = field(repr=False)  # training labels, int64 in 0..C-1: columns of the head
+    x_test: Tensor = field(repr=False)
+    y_test: Tensor = field(repr=False)
+    tasks: tuple[Task, ...]
+    class_names: tuple[str, ...]
+    name: str
+    permutations: Tensor | None = field(default=None, repr=False)  # [V, D] of the D flattened input positions
+
+    def __post_init__(self) -> None:
+        check_examples(self)
+        check_permutations(self)
+        if not self.tasks:
+            raise InputError("a stream needs at least one task: none was given")
+        for k, task in enumerate(self.tasks):
+            check_task(self, k, task)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of one input."""
+        return self.x.shape[1:]
+
+    @property
+    def classes(self) -> int:
+        """C, the number of classes and of the head's columns."""
+        return len(self.class_names)
+
+    def seen(self, k: int) -> tuple[int, ...]:
+        """The classes of tasks 0..k, in the order of their arrival."""
+        return tuple(dict.fromkeys(column for task in until(self, k) for column in task.classes))
+
+    def labels(self, index: Tensor) -> Tensor:
+        """Labels of training examples."""
+        return self.y[index % len(self.y)]
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Training examples by number, numbers of any shape: inputs and labels."""
+        return _gathered(self.x, self.y, self.permutations, index)
+
+    def test_batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Test examples by number."""
+        return _gathered(self.x_test, self.y_test, self.permutations, index)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Stream:
+        """The same stream elsewhere; `dtype` is the inputs' alone."""
+        if self.x.device == torch.device(device) and dtype in (None, self.x.dtype):
+            return self
+        return replace(
+            self,
+            x=self.x.to(device, dtype),
+            y=self.y.to(device),
+            x_test=self.x_test.to(device, dtype),
+            y_test=self.y_test.to(device),
+            tasks=tuple(Task(t.classes, t.train.to(device), t.test.to(device)) for t in self.tasks),
+            permutations=None if self.permutations is None else self.permutations.to(device),
+        )
+
+    def fingerprint(self) -> str:
+        """SHA-256 of everything but the name, the same on every device: a key for caches."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256()
+
+        def add(tensor: Tensor) -> None:
+            digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
+            digest.update(tensor.cpu().flatten().view(torch.uint8).numpy().data)
+
+        digest.update(json.dumps(self.class_names).encode())
+        for tensor in (self.x, self.y, self.x_test, self.y_test):
+            add(tensor)
+        for task in self.tasks:
+            digest.update(json.dumps(task.classes).encode())
+            add(task.train)
+            add(task.test)
+        if self.permutations is not None:
+            add(self.permutations)
+        return digest.hexdigest()
+
+
+def until(stream: Stream, k: int) -> tuple[Task, ...]:
+    if not 0 <= k < len(stream):
+        raise InputError(f"there is no task {k}: {stream.name} has tasks 0 to {len(stream) - 1}")
+    return stream.tasks[: k + 1]
+
+
+def _gathered(x: Tensor, y: Tensor, permutations: Tensor | None, index: Tensor) -> tuple[Tensor, Tensor]:
+    if permutations is None:  # index_select is faster than indexing, and takes one dimension
+        rows = index.reshape(-1)
+        return x.index_select(0, rows).view(*index.shape, *x.shape[1:]), y.index_select(0, rows).view(index.shape)
+    example, view = index % len(y), index // len(y)
+    shown = x.flatten(1)[example].gather(-1, permutations[view])
+    return shown.view(*index.shape, *x.shape[1:]), y[example]

@@ -1,0 +1,73 @@
+"""How a step is executed: operation by operation, as one compiled program, or as a captured CUDA graph.
+
+All give the same training up to rounding; `plan.choose` says which one pays.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from rwalk.engine import networks
+from rwalk.engine.execution.plan import Facts, Plan, choose
+from rwalk.engine.programs import compiler_works
+
+if TYPE_CHECKING:
+    from rwalk.engine.fleet import Fleet
+
+__all__ = ["Execution", "Plan", "choose", "made", "plan_of"]
+
+logger = logging.getLogger(__name__)
+
+
+class Execution(Protocol):
+    """One step of a fleet after another."""
+
+    def begin_task(self) -> None:
+        """A task begins, or is taken up again: vectors may be others than before."""
+
+    def step(self, *batch: Tensor) -> Tensor:
+        """Gradient, projection, walk and observation: losses [R]."""
+
+    def close_window(self) -> None:
+        """The method scores a window of steps."""
+
+    def end_task(self) -> None:
+        """A task has ended: vectors are about to be replaced."""
+
+
+def plan_of(fleet: Fleet, asked: bool | None) -> Plan:
+    """What pays for a fleet that is being made."""
+    method, kind = fleet.learner.method, fleet.theta.device.type
+    examples = [len(task.train) for task in fleet.stream.tasks]
+    facts = Facts(
+        cuda=fleet.theta.is_cuda,
+        runs=fleet.theta.shape[0],
+        parameters=fleet.theta.shape[1],
+        steps=sum(fleet.training.steps_of(each) for each in examples),
+        observes=bool(method.wants),
+        grows=method.data_pass,
+        one_gradient=fleet.learner.projector is None and not method.observes_examples,
+        gains_from_recording=networks.gains_from_recording(fleet.net.module),
+    )
+    plan = choose(facts, asked, lambda: compiler_works("cuda" if kind == "cuda" else "cpu"))
+    if asked and not plan.compiled:
+        logger.warning("a step that takes more than one gradient is not compiled on a CPU")
+    return plan
+
+
+def made(fleet: Fleet, plan: Plan) -> Execution:
+    """The execution that a plan names; each kind is imported only where it is used."""
+    if fleet.theta.is_cuda:
+        from rwalk.engine.execution.captured import Captured
+
+        return Captured(fleet, plan)
+    if plan.compiled:
+        from rwalk.engine.execution.compiled import Compiled
+
+        return Compiled(fleet, plan)
+    from rwalk.engine.execution.eager import Eager
+
+    return Eager(fleet)

@@ -1,0 +1,80 @@
+"""A step on CUDA as a captured graph; the walk as one kernel and the gradient as one program where that pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rwalk import private_torch
+from rwalk.engine import walk
+from rwalk.engine.execution import recorded
+from rwalk.engine.execution.eager import Eager
+from rwalk.engine.execution.inputs import Inputs
+from rwalk.engine.execution.plan import Plan
+from rwalk.engine.graphs import Graphed
+
+if TYPE_CHECKING:
+    from rwalk.engine.fleet import Fleet
+
+
+class Captured(Eager):
+    """The whole step where nothing in it looks at the host; else the gradients alone."""
+
+    def __init__(self, fleet: Fleet, plan: Plan) -> None:
+        super().__init__(fleet)
+        self.programs = recorded.Programs(plan.warn)
+        self.plain_gradients = self.by_program if plan.gradient else self.by_autograd
+        self.plain_constraint = self.constraint
+        self.whole = fleet.learner.projector is None and not fleet.method.observes_examples
+        self.score = walk.score
+        self._step: Callable[..., Any]
+        self._window: Callable[..., Any]
+        if plan.compiled:
+            self.walk, self.score = _kernel(walk.step), _kernel(walk.score)
+
+    def begin_task(self) -> None:
+        """Vectors are others after consolidation, so every task is captured anew."""
+        super().begin_task()
+        self.gradients = self.plain_gradients
+        if self.whole:
+            self._step, self._window = Graphed(super().step), Graphed(self._score)
+        else:
+            self.gradients, self.constraint = Graphed(self.plain_gradients), Graphed(self.plain_constraint)
+            self._step, self._window = super().step, self._score
+
+    def step(self, *batch: Tensor) -> Tensor:
+        losses: Tensor = self._step(*batch)
+        return losses
+
+    def close_window(self) -> None:
+        self._window()
+
+    def _score(self) -> None:
+        self.score(self.fleet.method, self.fleet.state, self.fleet.theta)
+
+    def by_program(self, *batch: Tensor) -> tuple[Tensor, ...]:
+        """Losses and gradients from one compiled program; by autograd, where the network has none."""
+        inputs = self.inputs.of(*batch)
+        self.names = tuple(inputs)
+        arguments = (*inputs.values(), *self.fleet.net.own_buffers, self.fleet.theta)
+        program = self.programs.of((inputs["x"].shape, self.names), self._gradient, *arguments)
+        return self.differentiated(inputs) if program is None else tuple(program(*arguments))
+
+    def _gradient(self, *arguments: Tensor) -> tuple[Tensor, ...]:
+        """What is recorded."""
+        net = self.fleet.net
+        inputs: Inputs = dict(zip(self.names, arguments, strict=False))
+        *buffers, theta = arguments[len(self.names) :]
+        losses, pieces = recorded.gradient(self.fleet, inputs, buffers, net.layout.split(theta))
+        return losses, torch.cat(pieces, dim=1)
+
+
+def _kernel(function: walk.Function) -> walk.Function:
+    """An update compiled for fleets of any width."""
+    # Every method, before and after its first consolidation, is a variant of its own. The limit is for the whole
+    # process.
+    private_torch.allow_variants(64)
+    return torch.compile(function, dynamic=True)

@@ -1,0 +1,94 @@
+"""A step on a CPU as one compiled program: what the gradient leaves in the cache, the walk finds there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rwalk.engine import walk
+from rwalk.engine.execution import recorded
+from rwalk.engine.execution.eager import Eager
+from rwalk.engine.execution.inputs import Inputs, StepInputs
+from rwalk.engine.execution.plan import Plan
+from rwalk.engine.optimizer import OPTIMIZERS
+from rwalk.parts import stack
+
+if TYPE_CHECKING:
+    from rwalk.engine.fleet import Fleet
+
+
+class Compiled:
+    """Forward, backward, optimizer, pull and observation, recorded once and compiled.
+
+    One part per parameter, as the gradients come. Where a network cannot be recorded, the fleet goes on eagerly.
+    """
+
+    def __init__(self, fleet: Fleet, plan: Plan) -> None:
+        self.fleet = fleet
+        self.programs = recorded.Programs(plan.warn)
+
+    def begin_task(self) -> None:
+        fleet = self.fleet
+        fleet.state = dict(sorted(fleet.state.items()))
+        self.inputs = StepInputs(fleet)
+        sizes = fleet.net.layout.sizes
+        self.parts = walk.cut(fleet.theta, fleet.optimizer.state, fleet.state, sizes, scratch=False)
+        self.held = (*fleet.net.own_buffers, *walk.tensors(self.parts))
+
+    def end_task(self) -> None:
+        self.parts, self.held = [], ()  # views of vectors that consolidation replaces
+
+    def step(self, *batch: Tensor) -> Tensor:
+        inputs = self.inputs.of(*batch)
+        self.names = tuple(inputs)
+        arguments = (*inputs.values(), *self.held)
+        program = self.programs.of((inputs["x"].shape, self.names, *self.fleet.state), self._step, *arguments)
+        if program is None:
+            return self._go_on_eagerly().step(*batch)
+        self.fleet.optimizer.tick()
+        (losses,) = program(*arguments)
+        return losses
+
+    def close_window(self) -> None:
+        fleet = self.fleet
+        vectors = (fleet.theta, *fleet.state.values())
+        program = self.programs.of(("window", *fleet.state), self._window, *vectors)
+        if program is None:
+            fleet.method.score(fleet.state, fleet.theta)
+        else:
+            program(*vectors)
+
+    def _step(self, *arguments: Tensor) -> tuple[Tensor, ...]:
+        """What is recorded."""
+        fleet, layout = self.fleet, self.fleet.net.layout
+        given, held = arguments[: len(self.names)], arguments[len(self.names) :]
+        inputs: Inputs = dict(zip(self.names, given, strict=True))
+        buffers, vectors = held[: len(fleet.net.buffers)], held[len(fleet.net.buffers) :]
+        parts = walk.filled(self.parts, vectors)
+        parameters = {
+            name: part.theta.view(fleet.runs, *shape)
+            for name, shape, part in zip(layout.names, layout.shapes, parts, strict=True)
+        }
+        losses, pieces = recorded.gradient(fleet, inputs, buffers, parameters)
+        with torch.no_grad():
+            for part, piece in zip(parts, pieces, strict=True):
+                walk.step(fleet.method, fleet.optimizer, part, piece, None)
+        return (losses,)
+
+    def _window(self, theta: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
+        self.fleet.method.score(dict(zip(self.fleet.state, vectors, strict=True)), theta)
+        return ()
+
+    def _go_on_eagerly(self) -> Eager:
+        """Exactly as if it had begun so: hyper-parameters as they are, and torch's own optimizer."""
+        fleet = self.fleet
+        fleet.method = stack([each.method for each in fleet.learners], fleet.theta)
+        moments = fleet.optimizer.state
+        fleet.optimizer = OPTIMIZERS[fleet.training.optimizer](fleet.theta, fleet.training.lr)
+        fleet.optimizer.state = moments
+        eager = Eager(fleet)
+        fleet.execution = eager
+        eager.begin_task()
+        return eager

@@ -1,0 +1,89 @@
+"""A step operation by operation, as PyTorch computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rwalk.engine import constraints, fisher, walk
+from rwalk.engine.execution.inputs import Inputs, StepInputs, batch_of
+
+if TYPE_CHECKING:
+    from rwalk.engine.fleet import Fleet
+
+BLOCK = 65_536  # parameters a CPU takes through a whole step of the walk at a time: eight vectors of it are 2 MB
+Gradients = Callable[..., tuple[Tensor, ...]]  # a batch → losses [R], and their gradients part by part
+
+
+class Eager:
+    """On a CPU a run alone goes block by block through all operations, so that a block stays in the cache and no
+    scratch vector is larger. A fleet, or a GPU, takes all parameters at once."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.walk = walk.step
+        self.gradients: Gradients = self.by_autograd
+        self.constraint: Callable[[Tensor, Tensor], Tensor] = partial(constraints.gradient, fleet)
+        self.parts: list[walk.Part] = []
+
+    def begin_task(self) -> None:
+        fleet, layout = self.fleet, self.fleet.net.layout
+        # In one order, however they came about: a program made for a run serves one that was read from a file too.
+        fleet.state = dict(sorted(fleet.state.items()))
+        self.inputs = StepInputs(fleet)
+        idle = not (fleet.method.wants or fleet.method.data_pass)  # nothing to do but to step
+        self.block = layout.size if fleet.theta.is_cuda or idle or not fleet.net.solo else BLOCK
+        self.by_parameter = fleet.net.solo and not fleet.theta.is_cuda
+        sizes = layout.sizes if self.by_parameter else [layout.size]
+        blocks = [min(self.block, size - done) for size in sizes for done in range(0, size, self.block)]
+        scratch = not (fleet.theta.is_cuda or idle)
+        self.parts = walk.cut(fleet.theta, fleet.optimizer.state, fleet.state, blocks, scratch)
+        if fleet.learner.projector and fleet.task:
+            self.recalled = constraints.constraints_of(fleet)
+
+    def end_task(self) -> None:
+        self.parts = []  # views of vectors that consolidation replaces
+
+    def step(self, *batch: Tensor) -> Tensor:
+        fleet = self.fleet
+        losses, *pieces = self.gradients(*batch)
+        square = None
+        if fleet.method.observes_examples:
+            square = fisher.of_examples(fleet, *fleet.stream.batch(batch[0]))
+        with torch.no_grad():
+            if fleet.learner.projector and fleet.task:
+                grad = fleet.learner.projector.project(torch.cat(pieces, dim=1), self.old_gradients())
+                pieces = [grad[:, part.where] for part in self.parts]
+            fleet.optimizer.tick()
+            for part, piece in zip(self.parts, pieces, strict=True):
+                self.walk(fleet.method, fleet.optimizer, part, piece, square)
+        return losses
+
+    def close_window(self) -> None:
+        self.fleet.method.score(self.fleet.state, self.fleet.theta)
+
+    def old_gradients(self) -> Tensor:
+        """Of the old tasks' exemplars at θ [R, constraints, P]."""
+        drawn = constraints.drawn(self.fleet, self.recalled)
+        return torch.stack([self.constraint(*each) for each in drawn], dim=1)
+
+    def by_autograd(self, *batch: Tensor) -> tuple[Tensor, ...]:
+        return self.differentiated(self.inputs.of(*batch))
+
+    def differentiated(self, inputs: Inputs) -> tuple[Tensor, ...]:
+        """Losses [R], and their gradients part by part; for a run alone as they come from autograd."""
+        net = self.fleet.net
+        losses = self.losses(net.forward(inputs["x"]), inputs)
+        pieces = net.gradient_pieces(losses) if self.by_parameter else [net.gradient(losses)]
+        return losses.detach(), *(block for piece in pieces for block in piece.split(self.block, dim=1))
+
+    def losses(self, logits: Tensor, inputs: Inputs) -> Tensor:
+        taught = None
+        if "teacher" in inputs:
+            with torch.no_grad():
+                taught = self.fleet.net.forward(inputs["x"], theta=inputs["teacher"], train=False)
+        return self.fleet.loss(logits, batch_of(inputs, taught))

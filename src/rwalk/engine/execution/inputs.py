@@ -1,0 +1,54 @@
+"""What a step is given, as named tensors: programs take them as arguments, losses see them as a batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rwalk.engine import exemplars
+from rwalk.losses import Batch
+
+if TYPE_CHECKING:
+    from rwalk.engine.fleet import Fleet
+
+Inputs = dict[str, Tensor]
+KEPT = "kept."
+
+
+class StepInputs:
+    """The inputs of a fleet's steps, of which some are the same for a whole task."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        lesson = fleet.lesson
+        self.fixed: Inputs = {"head": lesson.head, "new": lesson.new, "old": lesson.old}
+        if "teacher" in fleet.loss_state:
+            self.fixed["teacher"] = fleet.loss_state["teacher"]
+        self.exemplars: Tensor | None = None  # their numbers [R, M], where the loss wants to know them
+        if (fleet.loss.tells_kept or fleet.loss.keeps) and fleet.memory and fleet.memory.groups:
+            self.exemplars, self.stored = exemplars.recalled(fleet)
+
+    def of(self, index: Tensor, *draws: Tensor) -> Inputs:
+        x, y = self.fleet.stream.batch(index)
+        if self.fleet.augmentation:
+            x = self.fleet.augmentation.apply(x, *draws)
+        return {"x": x, "y": y, **self.fixed, **self._kept(index)}
+
+    def _kept(self, index: Tensor) -> Inputs:
+        """Which of these examples [R, B] come from the memory, and what is stored beside them."""
+        if self.exemplars is None:
+            return {}
+        place = torch.searchsorted(self.exemplars, index).clamp(max=self.exemplars.shape[1] - 1)
+        found: Inputs = {"is_kept": self.exemplars.gather(1, place) == index}
+        for name, each in self.stored.items():
+            here = place.reshape(*place.shape, *(1 for _ in each.shape[2:])).expand(*place.shape, *each.shape[2:])
+            found[KEPT + name] = each.gather(1, here)
+        return found
+
+
+def batch_of(inputs: Inputs, taught: Tensor | None) -> Batch:
+    """The inputs as a loss sees them."""
+    kept = {name.removeprefix(KEPT): each for name, each in inputs.items() if name.startswith(KEPT)}
+    return Batch(inputs["y"], inputs["head"], inputs["new"], inputs["old"], taught, inputs.get("is_kept"), kept)

@@ -1,0 +1,58 @@
+"""Which execution pays: a pure function of a few facts.
+
+The rule for a CPU looks at nothing but the run itself, so that its bits do not depend on its company.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+# Steps from which a CPU's are compiled, for a method that observes them and for one that does not, of a network as
+# large as the paper's MLP: they gain twice the seconds that compiling takes once its results are cached. Smaller
+# ones gain less; larger ones more, but compiling takes longer the more layers there are (ResNet-18: two minutes).
+WORTH_COMPILING = {True: 5_000, False: 10_000}
+LARGE = 260_000  # parameters
+# Steps × runs on CUDA from which a gradient is compiled: 10,000 steps of five of the paper's CIFAR networks gain
+# the dozen seconds it takes, and the next fleet of a study has its program already.
+WORTH_RECORDING = 50_000
+
+
+class Facts(NamedTuple):
+    """What the choice depends on."""
+
+    cuda: bool
+    runs: int
+    parameters: int
+    steps: int  # over all tasks
+    observes: bool  # the method looks at every step
+    grows: bool  # its springs grow with the tasks: compiling for every task anew costs more than it gains
+    one_gradient: bool  # a step takes nothing but the gradient of one loss
+    gains_from_recording: bool  # the network's gradient is faster as one program, on CUDA
+
+
+class Plan(NamedTuple):
+    """What is compiled.
+
+    compiled  on a CPU the whole step, as one program; on CUDA the walk, as one kernel
+    gradient  on CUDA the gradient too
+    warn      warn of what could not be compiled, as it was asked for
+    """
+
+    compiled: bool = False
+    gradient: bool = False
+    warn: bool = False
+
+
+def choose(facts: Facts, asked: bool | None, compiler_works: Callable[[], bool]) -> Plan:
+    """What to compile: what was `asked` for, where it can be; else what earns the seconds that it takes."""
+    possible = facts.cuda or facts.one_gradient
+    if asked is not None:
+        return Plan(compiled=asked and possible, gradient=asked, warn=asked)
+    if facts.cuda:
+        long = facts.steps * facts.runs >= WORTH_RECORDING
+        gradient = long and facts.gains_from_recording and compiler_works()
+        return Plan(compiled=not facts.grows and compiler_works(), gradient=gradient)
+    weight = min(1.0, facts.parameters / LARGE)
+    worth = facts.runs == 1 and facts.steps * weight >= WORTH_COMPILING[facts.observes]
+    return Plan(compiled=possible and not facts.grows and worth and compiler_works())

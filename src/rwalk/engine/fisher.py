@@ -1,0 +1,46 @@
+"""Squared gradients beside the step's own: of single examples, and of all data of a task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rwalk import seeds
+from rwalk.losses import heads
+
+if TYPE_CHECKING:
+    from rwalk.engine.fleet import Fleet
+
+
+def of_examples(fleet: Fleet, x: Tensor, y: Tensor) -> Tensor:
+    """The mean of squared per-example gradients of a batch [R, P]."""
+
+    def loss(logits: Tensor, label: Tensor) -> Tensor:
+        return F.cross_entropy(logits + fleet.lesson.head, label)
+
+    with torch.enable_grad():
+        return fleet.net.example_squares(x, loss, y)
+
+
+def of_task(fleet: Fleet) -> Tensor:
+    """The Fisher of the task's data at θ, eq. (1): mean squared gradient, in evaluation mode.
+
+    In shuffled batches, as a user's own loader gives them: gradients of one class add up, those of several partly
+    cancel.
+    """
+    fisher = torch.zeros_like(fleet.theta)
+    examples = fleet.lesson.examples
+    draws = [seeds.generator(seed, "fisher", fleet.past + fleet.task) for seed in fleet.seeds]
+    orders = torch.stack([examples[torch.randperm(len(examples), generator=draw)] for draw in draws])
+    for index in orders.to(fleet.theta.device).split(fleet.training.batch, dim=1):
+        x, y = fleet.stream.batch(index)
+        if fleet.method.fisher == "example":
+            square = of_examples(fleet, x, y)
+        else:
+            losses = heads.cross_entropy(fleet.net.forward(x, train=False) + fleet.lesson.head, y)
+            square = fleet.net.gradient(losses).square()
+        fisher.add_(square, alpha=index.shape[1] / len(examples))
+    return fisher

@@ -1,0 +1,195 @@
+"""THE training loop. R runs, one program: θ[R, P], one forward pass, everything after it elementwise.
+
+One run is a fleet of one; there is no second loop. Runs differ in seed and in hyper-parameters (λ, α …), share all
+else, and never see each other: no reduction here crosses runs, no random draw depends on the fleet's width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rwalk import augmentations
+from rwalk.data.memory import Memory
+from rwalk.data.streams import Stream
+from rwalk.engine import evaluation, execution, exemplars, fisher, networks
+from rwalk.engine.late import LateLosses
+from rwalk.engine.lessons import Lesson, batches_of, lesson_of
+from rwalk.engine.optimizer import OPTIMIZERS, Optimizer
+from rwalk.engine.vectors import Networks
+from rwalk.errors import InputError
+from rwalk.learners import Learner
+from rwalk.methods.base import State
+from rwalk.metrics import HEADS
+from rwalk.parts import stack
+from rwalk.training import Training
+
+
+class Progress(NamedTuple):
+    """Where a fleet is: `step` of `steps` done in a task (from 0) of `tasks`, and the mean loss of its runs."""
+
+    task: int
+    tasks: int
+    step: int
+    steps: int
+    loss: float
+
+
+class Measured(NamedTuple):
+    """A task has ended: accuracies [R, task + 1] on it and on all before it, by each head."""
+
+    task: int
+    tasks: int
+    accuracy: dict[str, NDArray[np.float64]]
+
+
+Tell = Callable[[Progress | Measured], None]
+
+
+class Checkpoints(Protocol):
+    """Who saves a fleet on its way. Asked after every step, so that a signal to stop is heeded at once."""
+
+    def due(self, fleet: Fleet) -> bool: ...
+
+    def save(self, fleet: Fleet) -> None: ...
+
+
+class Fleet:
+    """R runs of one learner on one stream.
+
+    >>> from rwalk.data import datasets, splits
+    >>> stream = splits.split(datasets.load("digits"), classes_per_task=2)
+    >>> fleet = Fleet(stream, "mlp", [Learner()] * 2, seeds=[0, 1], training=Training(epochs=1))
+    >>> fleet.train()
+    >>> fleet.accuracy["single"].shape
+    (2, 5, 5)
+
+    How a step is executed, operation by operation or compiled or captured, is chosen by what pays (see
+    `execution`); `fuse` asks for compiled steps, or for none.
+
+    A stream may be the rest of a longer one: `past` counts the tasks before its first, whose examples are gone.
+    Random draws go on where they left off.
+    """
+
+    lesson: Lesson  # what is fixed while the current task is learned
+
+    def __init__(
+        self,
+        stream: Stream,
+        network: str | networks.Factory,
+        learners: Sequence[Learner],
+        seeds: Sequence[int],
+        training: Training = Training(),  # noqa: B008 - frozen
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        autocast: bool = False,
+        past: int = 0,
+        fuse: bool | None = None,
+    ) -> None:
+        if not seeds or len(learners) != len(seeds):
+            raise InputError(f"a fleet needs one learner per seed, got {len(learners)} for {len(seeds)} seeds")
+        first = learners[0]
+        if any(replace(each, method=first.method, loss=first.loss) != first for each in learners):
+            raise InputError("runs of one fleet may differ in the hyper-parameters of their method and loss only")
+        self.stream = stream.to(device, dtype)
+        self.seeds = list(seeds)
+        self.past = past
+        self.training = training
+        self.augmentation = augmentations.find(training.augment) if training.augment else None
+        if self.augmentation:
+            self.augmentation.check(tuple(stream.shape))
+        self.learners = list(learners)
+        self.learner = first
+        build = networks.builder(network, tuple(stream.shape), stream.classes)
+        self.net = Networks(
+            build, seeds, device, dtype, lambda module: networks.head_of(module, stream.classes), autocast
+        )
+        exemplars.check_features(first, self.net)
+        self.theta = self.net.theta.detach()  # the same storage, without autograd
+        plan = execution.plan_of(self, fuse)
+        self.loss = stack([each.loss for each in learners], self.theta)
+        self.method = stack([each.method for each in learners], self.theta, columns=plan.compiled)
+        self.optimizer: Optimizer = OPTIMIZERS[training.optimizer](self.theta, training.lr, plan.compiled)
+        self.memory = None if first.memory is None else Memory(first.memory)
+        self.state: State = self.method.start(self.theta)
+        self.loss_state: State = {}
+        self.task = 0
+        self.step = 0
+        shape = (self.runs, len(stream), len(stream))
+        self.accuracy: dict[str, NDArray[np.float64]] = {head: np.full(shape, np.nan) for head in HEADS}
+        self.stopped: list[str | None] = [None] * self.runs
+        self.execution: execution.Execution = execution.made(self, plan)
+
+    @property
+    def runs(self) -> int:
+        return self.net.runs
+
+    def train(self, tell: Tell | None = None, checkpoints: Checkpoints | None = None) -> None:
+        """Learn the tasks one after another, measuring all tasks seen after each."""
+        # Shapes are fixed: let cuDNN measure what suits them. (`flags` turns off whatever it is not told.)
+        exact = torch.backends.cudnn.deterministic
+        with torch.backends.cudnn.flags(True, benchmark=not exact, deterministic=exact, allow_tf32=True):
+            while self.task < len(self.stream) and not all(self.stopped):
+                self.begin_task()
+                self.train_task(tell, checkpoints)
+                self.end_task(tell)
+                self.task, self.step = self.task + 1, 0
+                if checkpoints and checkpoints.due(self):
+                    checkpoints.save(self)
+
+    def begin_task(self) -> None:
+        if self.step == 0:
+            self.optimizer.restart()
+            self.loss.begin_task(self.loss_state, self.theta, self.past + self.task)
+        self.lesson = lesson_of(self)
+        self.execution.begin_task()
+
+    def train_task(self, tell: Tell | None = None, checkpoints: Checkpoints | None = None) -> None:
+        late = LateLosses(self.theta.is_cuda)
+        for batch in batches_of(self):  # drawn by names: (seed, task, epoch)
+            losses = self.execution.step(*batch)  # gradient → project → walk → observe
+            self.step += 1
+            if self.method.window and self.step % self.method.window == 0:
+                self.execution.close_window()
+            due = checkpoints is not None and checkpoints.due(self)
+            for step, seen in late.add(losses, self.step, flush=due or self.step == self.lesson.steps):
+                self._stop_what_diverged(step, seen)
+                if tell:
+                    loss = float(seen[-1].nanmean())
+                    tell(Progress(self.task, len(self.stream), step, self.lesson.steps, loss))
+            if all(self.stopped):
+                return
+            if checkpoints and due:
+                checkpoints.save(self)
+
+    def end_task(self, tell: Tell | None = None) -> None:
+        self.execution.end_task()
+        importance = fisher.of_task(self) if self.method.data_pass else None
+        self.method.consolidate(self.state, self.theta, importance)
+        if self.memory:
+            self.memory.keep(exemplars.chosen(self))
+        measured = evaluation.evaluate(self, self.stream, self.task)
+        alive = np.array([reason is None for reason in self.stopped])
+        for head, values in measured.items():
+            self.accuracy[head][alive, self.task, : self.task + 1] = values[alive]
+        if tell:
+            tell(Measured(self.task, len(self.stream), measured))
+
+    def _stop_what_diverged(self, last: int, losses: Tensor) -> None:
+        """Stop the runs whose loss is no longer a number; their rows go on as NaN and disturb nobody."""
+        finite = losses.isfinite()
+        first = last - len(losses)
+        for run in (~finite.all(0)).nonzero().flatten().tolist():
+            if self.stopped[run] is None:
+                step = first + int(finite[:, run].int().argmin()) + 1
+                lam = self.learners[run].lam
+                self.stopped[run] = (
+                    f"the loss is not finite at step {step} of task {self.task + 1} (λ = {lam:g}, learning rate "
+                    f"= {self.training.lr:g}): lower one of them, or take the proximal penalty"
+                )

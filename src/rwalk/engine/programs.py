@@ -1,0 +1,100 @@
+"""A function of tensors as one compiled program.
+
+`torch.compile` reads Python code and makes sure before every call that nothing it read has changed. Here the
+function is run once and its operations are recorded, forward and backward alike; what is left of a call is the
+arithmetic. On a CPU a whole step of RWalk then takes half the time with the paper's networks, and five sixths with
+ResNet-18; on CUDA the CIFAR network's gradient takes three quarters: between two convolutions there is one kernel.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from shutil import which
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from rwalk import private_torch
+from rwalk.errors import first_line
+
+logger = logging.getLogger(__name__)
+
+Function = Callable[..., tuple[Tensor, ...]]
+# What was recorded → its program, or why there is none: the next run of a study has the same network.
+_known: dict[Any, Function | Exception] = {}
+_recording = False
+
+
+def program(function: Function, *example: Tensor) -> Function:
+    """The function for tensors of these shapes. What it changes in its arguments, the program changes too.
+
+    Other tensors that it reads are read anew in every call; only arguments may be changed. Raises whatever
+    recording or compiling raises; what looks at values to decide what to do cannot be recorded, and says so.
+    """
+    with _recorded():
+        recorded = private_torch.record(function, *example)
+    held = _lifted(recorded)
+    inputs = [*example, *held]
+    kinds = ((each.shape, each.stride(), each.dtype, each.device) for each in inputs)
+    key = (recorded.code, torch.get_num_threads(), *kinds)  # compiled for so many threads, which round otherwise
+    if key not in _known:
+        try:
+            _known[key] = private_torch.compiled(recorded, inputs)
+        except Exception as error:
+            _known[key] = error.with_traceback(None)
+    compiled = _known[key]
+    if isinstance(compiled, Exception):
+        raise compiled
+    return (lambda *arguments: compiled(*arguments, *held)) if held else compiled
+
+
+def _lifted(recorded: GraphModule) -> list[Tensor]:
+    """Make the tensors that a record holds its last arguments: a compiler would take their values for granted."""
+    graph = recorded.graph
+    arguments = [node for node in graph.nodes if node.op == "placeholder"]
+    held: list[Tensor] = []
+    for node in [node for node in graph.nodes if node.op == "get_attr"]:
+        with graph.inserting_after(arguments[-1]):
+            arguments.append(graph.placeholder(f"held_{len(held)}"))
+        node.replace_all_uses_with(arguments[-1])
+        graph.erase_node(node)
+        held.append(getattr(recorded, str(node.target)))
+    recorded.recompile()
+    return held
+
+
+def recording() -> bool:
+    """Whether operations are being recorded: what is compiled by itself must then be called as it was written."""
+    return _recording
+
+
+@contextmanager
+def _recorded() -> Iterator[None]:
+    global _recording
+    _recording = True
+    try:
+        yield
+    finally:
+        _recording = False
+
+
+@cache
+def compiler_works(device: str = "cpu") -> bool:
+    """Whether programs can be compiled here: a compiler (C++, or Triton for CUDA) may be missing, or be broken."""
+    if which(os.environ.get("CXX", "g++")) is None if device == "cpu" else find_spec("triton") is None:
+        return False
+    try:
+        program(lambda x: (x + 1,), torch.zeros(64, device=device))  # enough for vector instructions
+    except Exception as error:  # whatever it is: what cannot be compiled can still be trained
+        name = "C++ compiler" if device == "cpu" else "compiler for CUDA (Triton)"
+        name = "compiler of torch" if isinstance(error, private_torch.Gone) else name
+        logger.warning("the %s does not work, training goes on without: %s", name, first_line(error))
+        return False
+    return True

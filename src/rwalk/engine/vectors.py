@@ -1,0 +1,263 @@
+"""A network is a vector, a fleet of networks is a matrix: nn.Module ⇄ θ[R, P].
+
+This is the only file that knows how parameters get out of θ and how gradients get back into a vector.
+Everybody else sees `theta`, `forward` and `gradient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rwalk.engine.batched import BatchWell
+from rwalk.errors import InputError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each named parameter of a module lies in the flat vector."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Layout:
+        trainable = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
+        if not trainable:
+            raise InputError("the network has no trainable parameter: nothing can be learned")
+        return cls(tuple(trainable), tuple(trainable.values()))
+
+    @property
+    def sizes(self) -> list[int]:
+        return [shape.numel() for shape in self.shapes]
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    def pick(self, module: nn.Module) -> list[nn.Parameter]:
+        """The module's parameters, in the vector's order."""
+        parameters = dict(module.named_parameters())
+        return [parameters[name] for name in self.names]
+
+    def split(self, theta: Tensor) -> dict[str, Tensor]:
+        """Views [..., *shape] of θ[..., P] by name.
+
+        One `split` and views, never slices: its backward is one `cat`, where each slice would pad to P.
+        """
+        parts = theta.split(self.sizes, dim=-1)
+        lead = theta.shape[:-1]
+        views = [part.view(*lead, *shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        return dict(zip(self.names, views, strict=True))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Run a block under a seed of its own and leave the global random state as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+class Networks:
+    """R networks of one architecture, their parameters the rows of θ[R, P].
+
+    `build` makes one network; it is called once a seed, under that seed. Buffers (BatchNorm's statistics,
+    dropout's counters) and frozen parameters are stacked per run beside θ.
+
+    For R = 1 the module's own parameters are views into θ, and a forward pass is a plain call: nothing is
+    paid for being a fleet. For R > 1 the module is a template, called under vmap.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        seeds: Sequence[int],
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        tap: Callable[[nn.Module], nn.Module | None] = lambda module: None,
+        autocast: bool = False,
+    ) -> None:
+        rows, buffers = [], []
+        for seed in seeds:
+            with seeded(seed):
+                module = build().to(dtype)
+            self.layout = Layout.of(module)
+            rows.append(torch.cat([p.detach().reshape(-1) for p in self.layout.pick(module)]))
+            buffers.append(_untrained(module))
+        self.device = torch.device(device)
+        self.autocast = autocast
+        self.module = module.to(self.device)
+        self.theta = torch.stack(rows).to(self.device)
+        self.buffers = {name: torch.stack([each[name] for each in buffers]).to(self.device) for name in buffers[0]}
+        self._features: Tensor | None = None
+        self._head = tap(self.module)
+        self.has_features = self._head is not None
+        if self._head is not None:
+            self._head.register_forward_pre_hook(self._remember_features)
+        self.solo = len(seeds) == 1
+        if self.solo:
+            self._bind()
+        else:
+            self.theta.requires_grad_(True)
+
+    def _remember_features(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._features = inputs[0]
+
+    def _bind(self) -> None:
+        """Make the module's parameters and buffers views into row 0."""
+        self._parameters = self.layout.pick(self.module)
+        for parameter, view in zip(self._parameters, self.layout.split(self.theta[0]).values(), strict=True):
+            parameter.data = view
+        for name, held in _untrained(self.module).items():
+            self.buffers[name] = self.buffers[name].contiguous()
+            held.set_(self.buffers[name][0])  # type: ignore[call-overload]
+
+    @property
+    def runs(self) -> int:
+        return self.theta.shape[0]
+
+    def forward(self, x: Tensor, *, theta: Tensor | None = None, train: bool = True) -> Tensor:
+        """Logits [R, B, C] of inputs [R, B, ...], at θ or at another matrix of the same shape."""
+        return self.forward_with_features(x, theta=theta, train=train)[1]
+
+    def forward_with_features(
+        self, x: Tensor, *, theta: Tensor | None = None, train: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """(features [R, B, f], logits [R, B, C]); features are empty where the network has no known head."""
+        if self.module.training != train:
+            self.module.train(train)
+        with self._precision():
+            if self.solo and theta is None:
+                logits = self.module(_channels_last(x[0]))[None]
+                features = self._taken(logits[0])[None]
+            else:
+                parameters = self.layout.split(self.theta if theta is None else theta)
+                # Another θ is a visit, not training: it must not move the running statistics.
+                buffers = self.buffers if theta is None else {k: v.clone() for k, v in self.buffers.items()}
+                with BatchWell():
+                    features, logits = torch.func.vmap(self._call)(parameters, buffers, x)
+        return features.to(self.theta.dtype), logits.to(self.theta.dtype)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.autocast else nullcontext()
+
+    def _call(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        logits = torch.func.functional_call(self.module, {**parameters, **buffers}, (x,))
+        return self._taken(logits), logits
+
+    def _taken(self, logits: Tensor) -> Tensor:
+        features, self._features = self._features, None
+        return logits.new_empty(logits.shape[0], 0) if features is None else features.flatten(1)
+
+    def gradient(self, losses: Tensor) -> Tensor:
+        """∂losses[r]/∂θ[r] for every run: [R, P]."""
+        if not self.solo:
+            return torch.autograd.grad(losses.sum(), self.theta)[0]
+        return torch.cat(self.gradient_pieces(losses), dim=1)
+
+    def gradient_pieces(self, losses: Tensor) -> list[Tensor]:
+        """The same for R = 1, as it comes: a piece [1, n] a parameter, which spares the gathering."""
+        grads = torch.autograd.grad(losses[0], self._parameters, allow_unused=True, materialize_grads=True)
+        return [grad.reshape(1, -1) for grad in grads]
+
+    def pure_gradient(
+        self,
+        loss: Callable[[Tensor], Tensor],
+        parameters: Mapping[str, Tensor],
+        buffers: Sequence[Tensor],
+        x: Tensor,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Losses [R] and their gradients, a piece [R, n] a parameter, as a function that `programs` can record.
+
+        Of parameters [R, *shape] and of `own_buffers` that are given, which it moves as training does.
+        """
+        self.module.train()
+        leaves = {name: (p[0] if self.solo else p).detach().requires_grad_() for name, p in parameters.items()}
+        held = dict(zip(self.buffers, buffers, strict=True))
+        with torch.enable_grad(), self._precision():
+            if self.solo:
+                logits = self._call(leaves, held, _channels_last(x[0]))[1][None]
+            else:
+                with BatchWell():
+                    _, logits = torch.func.vmap(self._call)(leaves, held, x)
+            losses = loss(logits.to(self.theta.dtype))
+        grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return losses.detach(), [grad.reshape(self.runs, -1) for grad in grads]
+
+    def pure_outputs(self, parameters: Mapping[str, Tensor], buffers: Sequence[Tensor], x: Tensor) -> Tensor:
+        """Logits [R, B, C] in evaluation mode, as a function that `programs` can record; it changes nothing."""
+        self.module.eval()
+        held = {name: buffer.clone() for name, buffer in zip(self.buffers, buffers, strict=True)}
+        with self._precision():
+            if self.solo:
+                own = {name: each[0] for name, each in parameters.items()}
+                logits = self._call(own, held, _channels_last(x[0]))[1][None]
+            else:
+                with BatchWell():
+                    _, logits = torch.func.vmap(self._call)(dict(parameters), held, x)
+        return logits.to(self.theta.dtype)
+
+    @property
+    def own_buffers(self) -> list[Tensor]:
+        """The buffers as one call of the module has them: for R = 1 without the runs' dimension."""
+        return [buffer[0] if self.solo else buffer for buffer in self.buffers.values()]
+
+    def head_weight(self) -> Tensor:
+        """The last layer's weights [R, C, f]: row c is w_c."""
+        prefix = next(name for name, module in self.module.named_modules() if module is self._head)
+        name = f"{prefix}.weight".removeprefix(".")  # the network may be the layer itself
+        frozen = self.buffers.get(name)
+        return self.layout.split(self.theta.detach())[name] if frozen is None else frozen
+
+    @contextmanager
+    def still_buffers(self) -> Iterator[None]:
+        """Look without touching: what forward passes inside do to buffers is undone."""
+        before = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        try:
+            yield
+        finally:
+            for name, buffer in self.buffers.items():
+                buffer.copy_(before[name])
+
+    def example_squares(self, x: Tensor, loss: Callable[[Tensor, Tensor], Tensor], y: Tensor) -> Tensor:
+        """Mean over the batch of squared per-example gradients [R, P]: the Fisher as eq. (1) defines it.
+
+        Taken in evaluation mode: one example has no batch statistics, and a Fisher is not to be drawn at
+        random, nor to move the running statistics.
+        """
+        self.module.eval()
+
+        def example_loss(row: Tensor, buffers: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
+            parameters = self.layout.split(row)
+            logits = torch.func.functional_call(self.module, {**parameters, **buffers}, (one_x[None],))
+            self._features = None
+            return loss(logits, one_y[None])
+
+        per_example = torch.func.vmap(torch.func.grad(example_loss), in_dims=(None, None, 0, 0))
+
+        def run_squares(row: Tensor, buffers: dict[str, Tensor], xs: Tensor, ys: Tensor) -> Tensor:
+            gradients: Tensor = per_example(row, buffers, xs, ys)
+            return gradients.square().mean(0)
+
+        rows = [
+            run_squares(self.theta[r].detach(), {k: v[r] for k, v in self.buffers.items()}, x[r], y[r])
+            for r in range(self.runs)
+        ]
+        return torch.stack(rows)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """Images on CUDA as cuDNN likes them."""
+    return x.contiguous(memory_format=torch.channels_last) if x.is_cuda and x.dim() == 4 else x
+
+
+def _untrained(module: nn.Module) -> dict[str, Tensor]:
+    """What a module holds beside its trainable parameters: buffers and frozen parameters."""
+    frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
+    return {**dict(module.named_buffers()), **frozen}

@@ -1,0 +1,249 @@
+"""A guard at work: it follows one optimizer, and every step of that is guarded and observed as a whole."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+from weakref import WeakSet, ref
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from rwalk.errors import InputError
+from rwalk.guard import watch
+from rwalk.guard.pieces import Piece
+from rwalk.guard.steps import Step, Uninterrupted, contain
+from rwalk.methods import Method
+
+Pieces = Mapping[nn.Parameter, Piece | None]  # None: a parameter of the optimizer that is not guarded
+
+
+class Following:
+    """What happens around each step of an optimizer.
+
+    owner     whom it works for, as errors name it
+    match     finds the pieces again once the optimizer has parameters nobody has seen yet
+    observed  called after every step that was observed, before Ctrl-C can interrupt
+    """
+
+    def __init__(
+        self,
+        owner: object,
+        optimizer: Optimizer,
+        pieces: Pieces,
+        method: Method,
+        match: Callable[[], Pieces],
+        observed: Callable[[], None],
+    ) -> None:
+        self.owner = owner
+        self.optimizer = optimizer
+        self.pieces = pieces
+        self.method = method
+        self.may_overshoot = True  # until that was warned of, once a task
+        self._match = match
+        self._observed = observed
+        self._step: Step | None = None  # under way, or failed without anybody saying so
+        self._release: list[Callable[[], None]] = []
+
+    @property
+    def guarded(self) -> list[Piece]:
+        return [piece for piece in self.pieces.values() if piece]
+
+    def check_is_alone(self) -> None:
+        """Two guards of one parameter would both pull, or each miss what the other's optimizer does."""
+        if self._rivals():
+            gc.collect()  # a guard and its optimizer hold each other: nobody else may hold them any more
+        for other in self._rivals():
+            raise InputError(
+                f"{other.owner} guards these parameters already, and both would pull: go on with that one, or "
+                "detach() it before"
+            )
+
+    def _rivals(self) -> list[Following]:
+        parameters = [piece.parameter for piece in self.guarded]
+        others = [other for other in _AT_WORK if other.owner is not self.owner]
+        return [other for other in others if any(map(other.pieces.get, parameters))]
+
+    def begin(self, hooks: bool) -> None:
+        if hooks:
+            me = ref(self)  # a scheduler may keep what `contain` makes for as long as the optimizer lives
+
+            def failed() -> None:
+                if (following := me()) is not None:
+                    following.forget_failed_step(at_once=True)
+
+            self._release = [
+                self.optimizer.register_step_pre_hook(self._before_hook).remove,
+                self.optimizer.register_step_post_hook(self._after_hook).remove,
+                contain(self.optimizer, failed),
+            ]
+        _watch_all_optimizers()
+        _AT_WORK.add(self)
+
+    def end(self) -> None:
+        self.forget_failed_step(at_once=False)
+        for release in self._release:
+            release()
+        self._release = []
+        _AT_WORK.discard(self)
+
+    # ── a step ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def is_within_a_step(self) -> bool:
+        return self._step is not None and self._step.is_under_way()
+
+    def before_step(self) -> None:
+        """Of a loop that calls this itself: twice without `after_step`, and the step in between was skipped."""
+        self.forget_failed_step(at_once=False)
+        self._before_step(Step())
+
+    def after_step(self) -> None:
+        if self._step is None:
+            raise InputError("after_step() without before_step(): call both, around every optimizer.step()")
+        self._after_step(self._step)
+
+    def forget_failed_step(self, at_once: bool) -> None:
+        """Nothing of it is observed, and gradients are given back: see `Piece.abandon`."""
+        step, self._step = self._step, None
+        if step is not None:
+            step.abandon(at_once)
+
+    def _before_hook(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The gradients are complete now; with a closure, only once that has run."""
+        if self.is_within_a_step():  # of a class that calls super().step()
+            return None
+        self.forget_failed_step(at_once=False)
+        step = Step(sys._getframe(1))
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._before_step(step)
+            return None
+        self._step = step
+        guarded = self._guarded_closure(step, closure)
+        if len(args) > 1:
+            return (args[0], guarded, *args[2:]), kwargs
+        return args, {**kwargs, "closure": guarded}
+
+    def _guarded_closure(self, step: Step, closure: Callable[[], Any]) -> Callable[[], Any]:
+        evaluated = False
+
+        def guarded() -> Any:
+            nonlocal evaluated
+            if evaluated:
+                raise InputError(
+                    f"{type(self.optimizer).__name__} evaluates its closure more than once per step: Guard needs "
+                    "one gradient per step; use an optimizer that evaluates it once"
+                )
+            evaluated = True
+            loss = closure()
+            self._before_step(step)
+            return loss
+
+        return guarded
+
+    def _after_hook(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._step is not None and self._step.call is sys._getframe(1):  # not of a step within it
+            self._after_step(self._step)
+
+    @torch.no_grad()
+    def _before_step(self, step: Step) -> None:
+        self._step = None
+        if not _will_step(self.optimizer):
+            return
+        self._step = step
+        groups = self.optimizer.param_groups
+        if any(parameter not in self.pieces for group in groups for parameter in group["params"]):
+            self.pieces = self._match()
+        try:
+            for group in groups:
+                self._join(step, group)
+            if self.may_overshoot and self.method.penalty == "gradient":
+                self._warn_of_overshooting()
+        except BaseException:
+            self.forget_failed_step(at_once=True)
+            raise
+
+    def _join(self, step: Step, group: dict[str, Any]) -> None:
+        """Of a group of the optimizer's parameters, those that are guarded take part in the step."""
+        lr = group.get("lr", 0.0)
+        for parameter in group["params"]:
+            piece = self.pieces[parameter]
+            # Without a gradient the optimizer leaves a parameter alone, and so does the guard.
+            if piece is not None and parameter.grad is not None:
+                step.pieces.append((piece, lr))
+                piece.before_step(self.method)
+
+    def _warn_of_overshooting(self) -> None:
+        groups = self.optimizer.param_groups
+        worst = max(watch.overshoot(self.optimizer, group, self.pieces, self.method) for group in groups)
+        if worst > 1:
+            self.may_overshoot = False
+            watch.warn_of_overshooting(self.method, self.optimizer, worst)
+
+    @torch.no_grad()
+    def _after_step(self, step: Step) -> None:
+        self._step = None
+        try:
+            with Uninterrupted():
+                for piece, lr in step.pieces:
+                    piece.after_step(self.method, lr)
+                self._observed()
+        except BaseException:
+            step.abandon(at_once=True)
+            raise
+
+
+def _will_step(optimizer: Any) -> bool:
+    """Whether GradScaler lets this step happen; if so, the gradients are unscaled from here on.
+
+    Of most optimizers it does not even call the step otherwise. To those that are fused it hands the scale and the
+    verdict, to be used inside the kernel, where nobody can see the gradient.
+    """
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is not None and found_inf.item():
+        return False
+    scale = getattr(optimizer, "grad_scale", None)
+    if scale is not None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.div_(scale.to(parameter.grad.device))
+        optimizer.grad_scale = None
+    return True
+
+
+# ── all guards at work ───────────────────────────────────────────────────────────────────────────────────────
+
+_AT_WORK: WeakSet[Following] = WeakSet()
+
+
+def _check_is_followed(optimizer: Optimizer, args: object, kwargs: object) -> None:
+    """Before a step of any optimizer: does it move parameters of a guard that does not follow it?"""
+    if _bypasses_a_guard(optimizer):
+        gc.collect()  # as in `check_is_alone`
+        if _bypasses_a_guard(optimizer):
+            raise InputError(
+                f"an optimizer ({type(optimizer).__name__}) that the guard does not follow moves guarded "
+                "parameters: guard.attach(optimizer) follows a new one, guard.detach() stops guarding"
+            )
+
+
+def _bypasses_a_guard(optimizer: Optimizer) -> bool:
+    for following in list(_AT_WORK):
+        if following.optimizer is optimizer or following.is_within_a_step():  # of one that wraps this optimizer
+            continue
+        if any(following.pieces.get(p) for group in optimizer.param_groups for p in group["params"]):
+            return True
+    return False
+
+
+@cache
+def _watch_all_optimizers() -> None:
+    register_optimizer_step_pre_hook(_check_is_followed)

@@ -1,0 +1,98 @@
+"""What a task's end measures: over all parameters, on all ranks, and for EWC over the task's data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rwalk.errors import InputError
+from rwalk.guard.pieces import Piece
+from rwalk.guard.shards import Group
+from rwalk.methods import Method
+from rwalk.methods.base import Ranges
+
+WANTS_LOSSES = (
+    "consolidate() wants each batch's loss, one number with its graph, in a generator: "
+    "guard.consolidate(criterion(model(x), y) for x, y in loader)"
+)
+
+
+class Measured(NamedTuple):
+    finite: bool
+    penalty: float
+    ranges: Ranges
+
+
+def all_of_it(guarded: Sequence[Piece], method: Method, fishers: Iterable[Tensor]) -> Measured:
+    """Whether all that was measured is finite, and the extrema of the vectors to normalise.
+
+    All as minima, the largest negated, so that ranks that share a network out have to talk only once.
+    """
+    pieces = [piece for piece in guarded if piece.started]
+    penalty = sum(piece.cost(method) for piece in pieces)
+    finite = math.isfinite(penalty) and all(piece.is_finite() for piece in pieces)
+    finite = finite and all(bool(fisher.isfinite().all()) for fisher in fishers)
+    minima = [float(finite), -penalty if finite else 0.0]
+    for name in method.scales:
+        pairs = [piece.extrema(name) for piece in pieces]
+        minima += [min(low for low, _ in pairs), min(-high for _, high in pairs)]
+    groups = dict.fromkeys(group for piece in guarded for group in piece.groups)
+    finite_everywhere, negated_penalty, *bounds = reduced(minima, groups, "MIN")
+    low, negated_high = (torch.tensor(each, dtype=torch.float64) for each in (bounds[::2], bounds[1::2]))
+    ranges = dict(zip(method.scales, zip(low, -negated_high, strict=True), strict=True))
+    return Measured(bool(finite_everywhere), -negated_penalty, ranges)
+
+
+def reduced(numbers: list[float], groups: Iterable[Group], op: Literal["MIN", "SUM"]) -> list[float]:
+    """Numbers reduced over all ranks of these process groups."""
+    for device, group in groups:
+        tensor = torch.tensor(numbers, dtype=torch.float64, device=device)
+        dist.all_reduce(tensor, getattr(dist.ReduceOp, op), group)
+        numbers = tensor.tolist()
+    return numbers
+
+
+def data_fisher(
+    model: nn.Module, guarded: Sequence[Piece], method: Method, losses: Iterable[Tensor]
+) -> dict[Piece, Tensor]:
+    """Mean over the batches of the squared gradients, eq. (1); the model is left as it was."""
+    gradients = {parameter: parameter.grad for parameter in model.parameters()}
+    modes = {module: module.training for module in model.modules()}
+    total: dict[Piece, Tensor] = {}
+    batches = 0
+    try:
+        model.eval()
+        for parameter in gradients:
+            parameter.grad = None
+        with torch.enable_grad():
+            for loss in losses:
+                if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+                    raise InputError(WANTS_LOSSES)
+                loss.backward()
+                batches += 1
+                _add_squares(total, guarded, method)
+                for parameter in gradients:
+                    parameter.grad = None
+    finally:
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient
+        for module, training in modes.items():
+            module.training = training
+    if not total:
+        raise InputError(f"no gradient reached a guarded parameter in {batches} batches: check the losses given")
+    return {piece: square.div_(batches) for piece, square in total.items()}
+
+
+@torch.no_grad()
+def _add_squares(total: dict[Piece, Tensor], guarded: Sequence[Piece], method: Method) -> None:
+    for piece in guarded:
+        square = piece.square_of_gradient()
+        if square is not None:
+            if not piece.started:
+                piece.start(method)
+            total[piece] = total[piece].add_(square) if piece in total else square

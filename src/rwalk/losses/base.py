@@ -1,0 +1,75 @@
+"""What a loss is: a few hyper-parameters, and one number per run from the network's outputs and the batch.
+
+A loss may ask for more than labels, and says so: the network as it was before the task, or what the memory has
+kept beside an exemplar. State of its own is a dict of named tensors, of any shape, so that checkpoints need no
+code of a loss's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from rwalk.classifiers import Classifier, Logits
+from rwalk.data.batches import Replay
+
+Number = float | Tensor
+State = dict[str, Tensor]
+
+
+class Batch(NamedTuple):
+    """What a loss sees beside the network's logits [R, B, C]."""
+
+    y: Tensor  # labels [R, B]
+    head: Tensor  # 0 for the classes that are trained, −∞ for the others: [C], added to the logits
+    new: Tensor  # which classes are the task's own [C]
+    old: Tensor  # which were seen before it and are not among them [C]
+    taught: Tensor | None = None  # logits [R, B, C] of the loss's teacher
+    is_kept: Tensor | None = None  # which examples come from the memory [R, B]; None until it holds any
+    kept: Mapping[str, Tensor] = MappingProxyType({})  # what is stored beside them [R, B, …]; elsewhere, anything
+
+
+def spread(number: Number, over: Tensor) -> Number:
+    """A hyper-parameter as it multiplies a tensor [R, …]: where runs differ in it, each its own part."""
+    return number.reshape(-1, *(1 for _ in over.shape[1:])) if isinstance(number, Tensor) else number
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Base of all losses; a subclass is a frozen record of its hyper-parameters.
+
+    name          what it is called on the command line, where it is an algorithm
+    replay        how exemplars are mixed into batches, where that is part of the algorithm
+    needs_memory  whether it is nothing without exemplars
+    tells_kept    whether it tells exemplars from new examples: then `Batch.is_kept` says which are which
+    keeps         what the memory is to store beside an exemplar: "logits" or "features", as they are at its task's
+                  end; `Batch.kept` brings it back, and `Batch.is_kept` says where
+    classifier    how examples are classified in the end
+    """
+
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    replay: ClassVar[Replay | None] = None
+    needs_memory: ClassVar[bool] = False
+    tells_kept: ClassVar[bool] = False
+    keeps: ClassVar[tuple[str, ...]] = ()
+    classifier: ClassVar[Classifier] = Logits()
+
+    def begin_task(self, state: State, theta: Tensor, task: int) -> None:
+        """A task begins, the first being 0. A vector called "teacher" is a network whose logits it is shown."""
+
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        """One loss per run: [R, B, C] → [R]."""
+        raise NotImplementedError
+
+
+class Taught(Loss):
+    """A loss that learns from the network as it was before the task."""
+
+    def begin_task(self, state: State, theta: Tensor, task: int) -> None:
+        if task:
+            state["teacher"] = theta.clone()

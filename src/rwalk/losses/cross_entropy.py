@@ -1,0 +1,18 @@
+"""Cross entropy over the classes that are trained: what every method descends that has no loss of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rwalk.losses.base import Batch, Loss
+from rwalk.losses.heads import cross_entropy
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Loss):
+    """Mean cross entropy of the batch."""
+
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        return cross_entropy(logits + batch.head, batch.y)

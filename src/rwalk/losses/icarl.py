@@ -1,0 +1,41 @@
+"""iCaRL (Rebuffi et al. 2017): distillation on the old outputs, and the nearest mean of exemplars."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rwalk.classifiers import Classifier, Logits, NearestMean
+from rwalk.data.batches import Replay
+from rwalk.losses.base import Batch, Taught
+
+
+@dataclass(frozen=True)
+class ICaRL(Taught):
+    """Sigmoid cross entropy: new outputs learn the labels, old outputs what the network said before the task."""
+
+    name: ClassVar[str] = "icarl"
+    summary: ClassVar[str] = "iCaRL: distillation, herded exemplars, nearest mean of exemplars"
+    replay: ClassVar[Replay | None] = "concat"  # on the union of new data and exemplars
+    needs_memory: ClassVar[bool] = True
+    classifier: ClassVar[Classifier] = NearestMean()
+
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        target = F.one_hot(batch.y, logits.shape[-1]).to(logits.dtype)
+        if batch.taught is not None:
+            target = torch.where(batch.old, batch.taught.sigmoid(), target)
+        each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+        return (each * (batch.new | batch.old)).sum(-1).mean(-1)
+
+
+@dataclass(frozen=True)
+class ICaRLHybrid(ICaRL):
+    """iCaRL's network, classified by its own outputs."""
+
+    name: ClassVar[str] = "icarl-hb1"
+    summary: ClassVar[str] = "iCaRL, hybrid 1: as iCaRL, but classified by the network's own outputs"
+    classifier: ClassVar[Classifier] = Logits()

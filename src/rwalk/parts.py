@@ -1,0 +1,88 @@
+"""The parts that learners are made of: methods, losses and projectors; by name, and stacked for a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import cache
+from typing import Any, TypeVar, get_type_hints
+
+import torch
+from torch import Tensor
+
+from rwalk.errors import InputError, unknown
+from rwalk.losses import LOSSES, Loss
+from rwalk.methods import METHODS, Method
+from rwalk.projectors import PROJECTORS, Projector
+from rwalk.registry import imported
+
+Part = Method | Loss | Projector
+ORDER = ("vanilla", "ewc", "ewc++", "pi", "rwalk", "icarl", "icarl-hb1", "gem", "a-gem")
+SomePart = TypeVar("SomePart")
+
+
+@cache
+def parts() -> dict[str, type[Part]]:
+    """Every part of ours that has a name; those known longest first, so that a report's colours stay."""
+    found: dict[str, type[Part]] = {**METHODS, **LOSSES, **PROJECTORS}
+    return {name: found[name] for name in [*ORDER, *sorted(found.keys() - set(ORDER))]}
+
+
+def find(name: str) -> type[Part]:
+    """A part by its name, or by `package.module:Name`."""
+    if name in parts():
+        return parts()[name]
+    if ":" not in name:
+        raise unknown("method", name, [*parts(), "package.module:Name"])
+    kind = imported(name, "method")
+    if not (isinstance(kind, type) and issubclass(kind, Method | Loss | Projector)):
+        raise InputError(f"method {name!r} is neither a Method nor a Loss nor a Projector of rwalk: make it one")
+    return kind
+
+
+def made(name: str, settings: dict[str, Any]) -> Part:
+    """A part with these settings; what it does not have is refused by name."""
+    kind = find(name)
+    known = [field.name for field in fields(kind)]
+    for setting in settings:
+        if setting not in known:
+            raise InputError(f"{name} has no {setting!r} (it has: {', '.join(known) or 'nothing to set'})")
+    return kind(**settings)
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """The settings of a part that need not be given; of one of the user's own, which may change, none."""
+    kind = parts().get(name)
+    return {} if kind is None else {each.name: each.default for each in fields(kind)}
+
+
+def stack(each: Sequence[SomePart], like: Tensor, columns: bool = False) -> SomePart:
+    """One part for a fleet: where runs differ in a number, that number becomes a tensor.
+
+    [R, 1] in a method, whose vectors are [R, P]; [R] in a loss, whose values are. With `columns` every number of a
+    method does: compiled code then serves all values, being compiled for none.
+    """
+    first: Any = each[0]
+    if any(type(one) is not type(first) for one in each):
+        raise InputError("the runs of one fleet share their method; put different methods into different fleets")
+    stacked: dict[str, Any] = {}
+    numbers = per_run(type(first))
+    for field in fields(first):
+        values = [getattr(one, field.name) for one in each]
+        differ = any(value != values[0] for value in values)
+        if differ and field.name not in numbers:
+            raise InputError(
+                f"the runs of one fleet must agree on {field.name}, got {values}: put them into different fleets"
+            )
+        if differ or (columns and field.name in numbers):
+            tensor = torch.tensor(values, dtype=like.dtype, device=like.device)
+            stacked[field.name] = tensor if isinstance(first, Loss) else tensor[:, None]
+    return replace(first, **stacked)  # type: ignore[no-any-return]
+
+
+def per_run(kind: type[Any]) -> frozenset[str]:
+    """The hyper-parameters in which the runs of one fleet may differ: numbers, of methods and losses."""
+    if issubclass(kind, Projector):
+        return frozenset()
+    types = get_type_hints(kind)  # not the fields' own: those are strings in some modules, types in others
+    return frozenset(each.name for each in fields(kind) if types[each.name] in (float, float | Tensor))

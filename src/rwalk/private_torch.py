@@ -1,0 +1,99 @@
+"""All that is used of torch without being promised by it, in one place; rwalk does without any of it.
+
+These names may move or go in any release (pyproject.toml bounds the releases that were tested). Each function here
+says what is done where its names are gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.optim import Optimizer
+
+logger = logging.getLogger(__name__)
+
+
+class Gone(RuntimeError):
+    """This torch does not have it: whoever asked has to do without."""
+
+
+@contextmanager
+def _needed(name: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise Gone(f"this torch has no {name} ({error})") from None
+
+
+@_needed("recorder of operations")
+def record(function: Callable[..., Any], *example: Tensor) -> GraphModule:
+    """The operations of a function, as tensors like these go through it. Without it, nothing is compiled."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    # With tensors that have all but values: nothing is computed, changed or kept.
+    recorded: GraphModule = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)
+    return recorded
+
+
+@_needed("compiler of records")
+def compiled(recorded: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+    """A record as a program for tensors like these. Without it, nothing is compiled."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import compile  # seconds, which only those pay who compile
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    # Without a context of its own, what is compiled is not kept on the disk for the next process.
+    fake = FakeTensorMode(shape_env=ShapeEnv())
+    with tracing(TracingContext(fake)):
+        program: Callable[..., tuple[Tensor, ...]] = compile(
+            recorded, [fake.from_tensor(each, static_shapes=True) for each in inputs]
+        )
+    return program
+
+
+def allow_variants(count: int) -> None:
+    """Let torch.compile make so many programs of a function. Without it, what is beyond its limit runs eagerly."""
+    try:
+        torch._dynamo.config.recompile_limit = max(count, torch._dynamo.config.recompile_limit)
+    except AttributeError as error:
+        _say_once(f"torch.compile keeps its limit of variants ({error})")
+
+
+def fused_adam() -> Callable[..., None] | None:
+    """The kernel of torch.optim.Adam(fused=True), without that class's bookkeeping. Without it: the formula."""
+    kernel: Callable[..., None] | None = getattr(torch, "_fused_adam_", None)
+    if kernel is None:
+        _say_once("this torch has no fused Adam of vectors: steps are computed by the formula")
+    return kernel
+
+
+def calls_step_hooks(optimizer: Any) -> bool:
+    """Whether an optimizer's own `step` calls hooks: wrappers' (Accelerate's, Lightning's) do not.
+
+    torch marks the steps that do. Without the mark, an optimizer around another is taken for a wrapper.
+    """
+    if _marks_steps():
+        return bool(getattr(type(optimizer).step, "hooked", False))
+    return isinstance(optimizer, Optimizer) and not isinstance(getattr(optimizer, "optimizer", None), Optimizer)
+
+
+@cache
+def _marks_steps() -> bool:
+    plain = torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the mark is put on a class when its first object is made
+    marks = hasattr(type(plain).step, "hooked")
+    if not marks:
+        _say_once("this torch does not mark the optimizers that call hooks: wrappers are told by what they wrap")
+    return marks
+
+
+@cache
+def _say_once(message: str) -> None:
+    logger.warning("%s", message)

@@ -1,0 +1,29 @@
+"""What a projector is: it takes the gradient and the gradients of old exemplars, and gives another gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from rwalk.data.batches import Replay
+
+
+@dataclass(frozen=True)
+class Projector:
+    """Base of all projectors; a subclass is a frozen record of its hyper-parameters.
+
+    per_task  one gradient for every old task, from all its exemplars; else one, from a batch of all exemplars
+    replay    exemplars only constrain: training on them as well would be another algorithm
+    """
+
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    per_task: ClassVar[bool] = True
+    replay: ClassVar[Replay | None] = "none"
+    needs_memory: ClassVar[bool] = True
+
+    def project(self, grad: Tensor, memories: Tensor) -> Tensor:
+        """The gradient [R, P] to go along, in view of the old exemplars' [R, k, P]."""
+        raise NotImplementedError

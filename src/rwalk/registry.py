@@ -1,0 +1,37 @@
+"""Parts by name: ours, each in a file that is found by itself, and the user's own, named `package.module:Name`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Any, TypeVar
+
+from rwalk.errors import InputError
+
+Kind = TypeVar("Kind")
+
+
+def discovered(package: str, base: type[Kind]) -> dict[str, type[Kind]]:
+    """By name, the subclasses of `base` with a name of their own that the modules of a package define."""
+    found: dict[str, type[Kind]] = {}
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        content = importlib.import_module(f"{package}.{module.name}")
+        for kind in vars(content).values():
+            defined_here = isinstance(kind, type) and kind.__module__ == content.__name__
+            if defined_here and issubclass(kind, base) and (name := vars(kind).get("name")):
+                found[name] = kind
+    return found
+
+
+def imported(name: str, what: str) -> Any:
+    """Whatever `package.module:name` names."""
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise InputError(
+            f"{what} {name!r} cannot be imported ({error}): name a module that Python finds"
+        ) from error
+    return found

@@ -1,0 +1,129 @@
+"""Learned things in one file: safetensors, with a JSON record and a checksum in its metadata.
+
+Classifiers and guards are written here, and checkpoints share what is known about tensors in files. Nothing in
+such a file is code or is unpickled. The checksum shows damage; it is no signature, so whoever reads a file still
+checks everything before believing it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rwalk.errors import InputError, first_line
+from rwalk.files import parse_json, replacing
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+class Form(NamedTuple):
+    """What a file says of a tensor before it is read."""
+
+    dtype: torch.dtype | None
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
+
+
+def forms(file: Any) -> dict[str, Form]:
+    """Of all tensors of an open file: read from its header, which safetensors compares with the file's length."""
+    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    return {name: Form(DTYPES.get(s.get_dtype()), tuple(s.get_shape())) for name, s in slices.items()}
+
+
+def write(path: Path, kind: str, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """All of it or nothing, and on the disk when this returns."""
+    try:
+        with replacing(path) as beside:
+            rights = beside.stat().st_mode  # safetensors makes a file that only its owner may read
+            save_file(dict(tensors), beside, metadata(kind, json.dumps(record), tensors))
+            beside.chmod(rights)
+    except SafetensorError as error:
+        raise InputError(f"cannot write {path}: {first_line(error)}") from error
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def metadata(kind: str, record: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    return {"format": kind, "record": record, "sha256": _checksum(record, tensors)}
+
+
+def read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata and the tensors of a file, as somebody wrote them."""
+    if not path.is_file():
+        raise InputError("there is no such file: give the path that `save` was given")
+    try:
+        with safe_open(path, "pt") as file:
+            strange = [name for name, form in forms(file).items() if form.dtype is None]
+            expect(not strange, "the type of a tensor")
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except InputError:
+        raise
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        raise InputError(f"it is damaged or no safetensors file ({shown(error)}): use another copy") from error
+
+
+def unsealed(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The record, if it and the tensors are as they were written."""
+    text = metadata.get("record", "")
+    expect(metadata.get("sha256") == _checksum(text, tensors), "its checksum")
+    return parsed(text)
+
+
+def parsed(text: str) -> dict[str, Any]:
+    try:
+        record = parse_json(text)
+    except ValueError as error:
+        raise InputError(f"it is damaged, its record is no JSON ({shown(error)}): use another copy") from error
+    expect(isinstance(record, dict), "its record")
+    return dict(record)
+
+
+def expect(holds: bool, what: str) -> None:
+    """Refuse a file whose `what` nobody could have written."""
+    if not holds:
+        raise InputError(f"it is damaged, {what} cannot be right: use another copy")
+
+
+def is_whole(number: Any, least: int, below: int = 2**63) -> bool:
+    """Whether this is an integer in a range, and no truth value."""
+    return type(number) is int and least <= number < below
+
+
+def shown(text: object, most: int = 80) -> str:
+    """Words from a file, safe to print: one line, not too long, and nothing that a terminal would obey.
+
+    >>> shown("weight"), shown("two" + chr(10) + "lines")
+    ('weight', "'two\\\\nlines'")
+    """
+    words = first_line(text) if isinstance(text, BaseException) else str(text)
+    words = words if len(words) <= most else words[:most] + "…"
+    return words if words.isprintable() else repr(words)
+
+
+def _checksum(record: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(record.encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,309 @@
+"""A fleet on the disk: exact, atomic, and believed only after it was checked.
+
+A checkpoint is two files. TASK-STEP.safetensors holds all vectors; TASK-STEP.json the counters and the checksum of
+both. The record is written last and removed first: tensors without a record do not count. The last two are
+kept, so that one can be damaged. Nothing in them names a file or a function, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from rwalk import sealed
+from rwalk.engine import evaluation, snapshots
+from rwalk.engine.fleet import Fleet
+from rwalk.engine.snapshots import Snapshot
+from rwalk.errors import InputError
+from rwalk.files import parse_json, write_atomically
+from rwalk.metrics import HEADS
+from rwalk.sealed import Form
+from rwalk.studies.environment import environment
+
+FORMAT = 2
+KEPT = 2
+SHARE = 0.02  # of the training's time may go into checkpoints
+AT_LEAST = 1.0  # seconds of training worth saving
+ASSUMED_SPEED = 1e8  # bytes a second, until the first save has shown the real one
+LARGEST_RECORD = 1 << 24  # bytes; a record is counters, a few thousand at most
+
+_NAME = re.compile(r"(\d{4,})-(\d{8,})\.json")
+_NUMBERS = re.compile(r"exemplars\.\d+")
+
+
+class Checkpointer:
+    """Saves a fleet's checkpoints in a folder of its own, and ends the training when it is told to.
+
+    identity  what the fleet's results depend on; a checkpoint of another identity is not taken
+    every     steps between checkpoints, which then are also made at every task's end; without it, one is made as
+              soon as all of them together cost no more than 2 % of the time
+    stop      asked after every step: whether to save and raise KeyboardInterrupt
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        identity: str,
+        every: int | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.folder = folder
+        self.identity = identity
+        self.every = every
+        self.stop = stop
+        self._begun = time.monotonic()  # not the time of day, which jumps
+        self._spent = 0.0
+        self._next_at: float | None = None
+
+    def resume(self, fleet: Fleet) -> list[str]:
+        """Bring the fleet to its newest sound checkpoint, if there is one; what is worth telling, in words."""
+        told = []
+        for record in _records(self.folder) if self.folder else []:
+            try:
+                written_in = load(record, fleet, self.identity)
+            except InputError as error:
+                told.append(f"{error}; it is not used, an older one or the beginning is")
+                continue
+            now = environment(fleet.theta.device.type)
+            changes = [f"{k} {written_in[k]} → {now[k]}" for k in now if written_in.get(k, now[k]) != now[k]]
+            if changes:
+                told.append(f"{record} goes on elsewhere ({', '.join(changes)}): last digits may differ")
+            break
+        return told
+
+    def due(self, fleet: Fleet) -> bool:
+        if self.stop():
+            return True
+        if self.folder is None:
+            return False
+        if self.every is not None:
+            return fleet.step % self.every == 0  # a task's end is step 0 of the next
+        if self._next_at is None:
+            self._next_at = self._planned(cost=fleet.theta.nbytes * (3 + len(fleet.state)) / ASSUMED_SPEED)
+        return time.monotonic() >= self._next_at
+
+    def save(self, fleet: Fleet) -> None:
+        begun = time.monotonic()
+        if self.folder is not None:
+            try:
+                save(self.folder, fleet, self.identity)
+            except OSError as error:
+                raise InputError(
+                    f"cannot write a checkpoint to {self.folder}: {error.strerror or error}; what was there is "
+                    "kept: make room, and the same command goes on from there"
+                ) from error
+        cost = time.monotonic() - begun
+        self._spent += cost
+        self._next_at = self._planned(cost)
+        if self.stop():
+            raise KeyboardInterrupt
+
+    def _planned(self, cost: float) -> float:
+        """When all checkpoints so far and one more, at this cost, are within their share of the time."""
+        return self._begun + max(AT_LEAST, (self._spent + cost) / SHARE)
+
+
+def save(folder: Path, fleet: Fleet, identity: str) -> None:
+    """Write a checkpoint, then drop all but the last two."""
+    snapshot = snapshots.take(fleet)
+    tensors, counters = snapshot.tensors(), snapshot.counters()
+    if _unsound(tensors, counters["stopped"]) is not None:
+        return  # its next loss stops it, and the checkpoint before this one leads there too
+    packed = safetensors.torch.save(tensors)
+    content = {
+        "format": FORMAT,
+        "identity": identity,
+        "environment": environment(fleet.theta.device.type),
+        "counters": counters,
+        "tensors": {"bytes": len(packed), "sha256": hashlib.sha256(packed).hexdigest()},
+    }
+    record = folder / f"{fleet.task:04d}-{fleet.step:08d}.json"
+    write_atomically(record.with_suffix(".safetensors"), packed)
+    write_atomically(record, json.dumps({"sha256": _checksum(content), "content": content}) + "\n")
+    for old in list(_records(folder))[KEPT:]:
+        old.unlink(missing_ok=True)
+        old.with_suffix(".safetensors").unlink(missing_ok=True)
+
+
+def load(record: Path, fleet: Fleet, identity: str) -> Mapping[str, str]:
+    """Bring a fleet to a checkpoint, if every length, name, type, shape and number in it can be this fleet's.
+
+    Gives the environment it was written in. Whatever is wrong raises InputError and leaves the fleet as it was.
+    """
+    try:
+        content = _content(record, identity)
+        counters = _checked_counters(content["counters"], fleet)
+        tensors = _checked_tensors(record.with_suffix(".safetensors"), content["tensors"], fleet, counters)
+    except (_Damaged, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise InputError(f"the checkpoint {record} is damaged or not of this run ({reason})") from None
+    snapshots.restore(fleet, Snapshot.of(tensors, counters))
+    written_in: Mapping[str, str] = content["environment"]
+    return written_in
+
+
+def _records(folder: Path) -> Iterator[Path]:
+    """Records in a folder, newest first: by what they are called, as file times follow clocks that jump."""
+    found = [(match, path) for path in _listed(folder) if (match := _NAME.fullmatch(path.name))]
+    for _, path in sorted(found, key=lambda item: (int(item[0][1]), int(item[0][2])), reverse=True):
+        yield path
+
+
+def _listed(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+# ── what is read is checked before it is used, and its size before it is read ───────────────────────────────────
+
+
+class _Damaged(Exception):
+    """Why a checkpoint cannot be taken."""
+
+
+def _need(condition: bool, reason: str) -> None:
+    if not condition:
+        raise _Damaged(reason)
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _content(record: Path, identity: str) -> dict[str, Any]:
+    _need(record.stat().st_size <= LARGEST_RECORD, "its record is too long")
+    try:
+        outer = parse_json(record.read_bytes())
+    except ValueError:
+        raise _Damaged("its record is not JSON") from None
+    _need(isinstance(outer, dict) and set(outer) == {"sha256", "content"}, "its record is incomplete")
+    content = outer["content"]
+    _need(isinstance(content, dict) and outer["sha256"] == _checksum(content), "its record's checksum is wrong")
+    _need(content.get("format") == FORMAT, f"it has format {content.get('format')!r}, not {FORMAT}")
+    keys = {"format", "identity", "environment", "counters", "tensors"}
+    _need(set(content) == keys, "its record has other keys than it should")
+    _need(content["identity"] == identity, "it belongs to another run")
+    written_in = content["environment"]
+    sound = isinstance(written_in, dict) and all(isinstance(value, str) for value in written_in.values())
+    _need(sound, "its environment is not a record")
+    return dict(content)
+
+
+def _checked_counters(counters: Any, fleet: Fleet) -> dict[str, Any]:
+    keys = {"task", "step", "stopped", "groups"}
+    _need(isinstance(counters, dict) and set(counters) == keys, "its counters are others than they should be")
+    task, step, stopped = counters["task"], counters["step"], counters["stopped"]
+    tasks = fleet.stream.tasks
+    _need(_is_count(task, len(tasks)), "its task is not one of the stream's")
+    last = fleet.training.steps_of(len(tasks[task].train)) if task < len(tasks) else 0
+    _need(_is_count(step, last), "its step is not one of the task's")
+    reasons = isinstance(stopped, list) and all(isinstance(why, str | None) for why in stopped)
+    _need(reasons and len(stopped) == fleet.runs, "it does not say which runs have stopped")
+    kept = range(task) if fleet.memory else ()
+    groups = [[k, label] for k in kept for label in tasks[k].classes]
+    _need(counters["groups"] == groups, "its exemplars are not of the classes seen")
+    return dict(counters)
+
+
+def _is_count(value: Any, largest: int) -> bool:
+    return type(value) is int and 0 <= value <= largest
+
+
+def _checked_tensors(path: Path, recorded: Any, fleet: Fleet, counters: Mapping[str, Any]) -> dict[str, Tensor]:
+    _need(isinstance(recorded, dict) and set(recorded) == {"bytes", "sha256"}, "its record is incomplete")
+    _need(path.stat().st_size == recorded["bytes"], "its tensors are torn")
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    _need(digest == recorded["sha256"], "its tensors' checksum is wrong")
+    try:
+        with safe_open(path, framework="pt") as file:  # reads the header alone, and checks it against the length
+            found = sealed.forms(file)
+            _check_forms(found, _expected(fleet, counters))
+            tensors = {name: file.get_tensor(name) for name in found}
+    except safetensors.SafetensorError as error:
+        raise _Damaged(str(error)) from None
+    examples = len(fleet.stream.y) * (1 if fleet.stream.permutations is None else len(fleet.stream.permutations))
+    for name, tensor in tensors.items():
+        if _NUMBERS.fullmatch(name):
+            inside = bool(((tensor >= 0) & (tensor < examples)).all())
+            _need(inside, f"{name} numbers examples that are not there")
+        if name.startswith("accuracy."):
+            fractions = tensor.isnan() | ((tensor >= 0) & (tensor <= 1))
+            _need(bool(fractions.all()), f"{name} holds something that is not an accuracy")
+    culprit = _unsound(tensors, counters["stopped"])
+    _need(culprit is None, f"{culprit} holds something that is not a number")
+    return tensors
+
+
+def _expected(fleet: Fleet, counters: Mapping[str, Any]) -> dict[str, Form]:
+    """Every tensor a snapshot of this fleet has at this point."""
+    runs, tasks = fleet.runs, len(fleet.stream)
+    vector = Form(fleet.theta.dtype, tuple(fleet.theta.shape))
+    expected = {"theta": vector}
+    expected |= {f"optimizer.{name}": Form(t.dtype, tuple(t.shape)) for name, t in fleet.optimizer.state.items()}
+    expected |= {f"buffer.{name}": Form(t.dtype, tuple(t.shape)) for name, t in fleet.net.buffers.items()}
+    expected |= {f"accuracy.{head}": Form(torch.float64, (runs, tasks, tasks)) for head in HEADS}
+    for part, state in _states(fleet, counters["task"], counters["step"]).items():
+        expected |= {f"{part}.{name}": Form(fleet.theta.dtype, shape) for name, shape in state.items()}
+    for number, (task, label) in enumerate(counters["groups"]):
+        held = int((fleet.stream.labels(fleet.stream.tasks[task].train) == label).sum())
+        assert fleet.memory is not None
+        size = min(fleet.memory.spec.quota(len(counters["groups"])), held)
+        expected[f"exemplars.{number}"] = Form(torch.int64, (runs, size))
+        for name, tail in _stored(fleet).items():
+            expected[f"exemplars.{number}.{name}"] = Form(fleet.theta.dtype, (runs, size, *tail))
+    return expected
+
+
+def _states(fleet: Fleet, tasks: int, step: int) -> dict[str, dict[str, tuple[int, ...]]]:
+    """What the method and the loss hold after so many tasks and steps, and of what shape.
+
+    Found by asking them, with a θ that has all but values and takes no memory.
+    """
+    theta = torch.empty_like(fleet.theta, device="meta")
+    method, loss = fleet.learner.method, fleet.learner.loss
+    held, taught = method.start(theta), dict[str, Tensor]()
+    for _ in range(tasks):
+        method.consolidate(held, theta, theta)
+    for task in range(tasks + 1 if step else tasks):
+        loss.begin_task(taught, theta, task)
+    states = {"method": held, "loss": taught}
+    return {part: {name: tuple(each.shape) for name, each in state.items()} for part, state in states.items()}
+
+
+def _stored(fleet: Fleet) -> dict[str, tuple[int, ...]]:
+    """The shape of what the loss keeps beside every exemplar."""
+    if not fleet.loss.keeps:
+        return {}
+    features, logits = evaluation.outputs(fleet, torch.zeros(fleet.runs, 1, dtype=torch.int64))
+    return {name: tuple({"features": features, "logits": logits}[name].shape[2:]) for name in fleet.loss.keeps}
+
+
+def _check_forms(found: Mapping[str, Form], expected: Mapping[str, Form]) -> None:
+    if missing := expected.keys() - found.keys():
+        raise _Damaged(f"it lacks {min(missing)}")
+    if extra := found.keys() - expected.keys():
+        raise _Damaged(f"it has a tensor {min(extra)[:80]!r} that does not belong there")
+    for name, form in found.items():
+        _need(form == expected[name], f"{name} is {form}, not {expected[name]}")
+
+
+def _unsound(tensors: Mapping[str, Tensor], stopped: list[str | None]) -> str | None:
+    """A tensor that is not finite in a run that goes on; accuracies may be NaN, as some are still to come."""
+    alive = torch.tensor([why is None for why in stopped])
+    for name, tensor in tensors.items():
+        if name.startswith("accuracy.") or not tensor.is_floating_point():
+            continue
+        rows = tensor[alive] if tensor.dim() else tensor
+        if not rows.isfinite().all():
+            return name
+    return None

@@ -1,0 +1,97 @@
+"""Why two studies differ: their settings, data and machines, and which rows by how much."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rwalk.metrics import HEADS
+from rwalk.studies import provenance
+from rwalk.studies.specs import RunSpec
+from rwalk.studies.store import Row, Store
+
+Spec = Mapping[str, Any]
+Flat = dict[str, str]  # a setting's dotted name → its value, as JSON
+
+
+def compare(a: Store, b: Store) -> list[str]:
+    """A line for every difference; none where the studies hold the same results."""
+    first, second = a.study(), b.study()
+    specs = ([RunSpec.from_json(run).to_json() for run in each["runs"]] for each in (first, second))
+    settings = list(_settings(*specs))
+    changed = {name for name, one, other in settings if len(one) == len(other) == 1}
+    lines = [f"setting {name}: {_listed(one)} → {_listed(other)}" for name, one, other in settings]
+    for part in ("reference", "data", "environment"):
+        one, other = _flat(first.get(part), part), _flat(second.get(part), part)
+        lines += [
+            f"{name}: {one.get(name, 'absent')} → {other.get(name, 'absent')}"
+            for name in dict.fromkeys([*one, *other])
+            if one.get(name) != other.get(name)
+        ]
+    ours, theirs = a.rows(), b.rows()
+    before, after = provenance.makers(ours), provenance.makers(theirs)
+    if before != after:
+        lines.append(f"made by: {'; '.join(before) or 'nobody yet'} → {'; '.join(after) or 'nobody yet'}")
+    elif len(before) > 1:
+        lines.append(f"made by, in both: {'; '.join(before)}")
+    return lines + list(_rows(_paired(ours, changed), _paired(theirs, changed)))
+
+
+def _flat(value: Any, name: str = "") -> Flat:
+    if isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+        value = dict(enumerate(value))
+    if isinstance(value, Mapping):
+        return {k: v for key, each in value.items() for k, v in _flat(each, f"{name}.{key}".lstrip(".")).items()}
+    return {name: json.dumps(value)}
+
+
+def _settings(ours: Sequence[Spec], theirs: Sequence[Spec]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """The settings whose values, over all runs, are not the same in both studies."""
+    one, other = ([_flat(spec) for spec in specs] for specs in (ours, theirs))
+    for name in dict.fromkeys(name for spec in [*one, *other] for name in spec):
+        before, after = (list(dict.fromkeys(spec.get(name, "absent") for spec in specs)) for specs in (one, other))
+        if set(before) != set(after):
+            yield name, before, after
+
+
+def _listed(values: list[str]) -> str:
+    return ", ".join(values) or "none"
+
+
+def _paired(rows: Sequence[Row], changed: set[str]) -> dict[str, Row]:
+    """Rows by their settings, without those that set the two studies apart as a whole."""
+    specs = ((row, _flat(row["spec"])) for row in rows)
+    return {json.dumps({k: v for k, v in spec.items() if k not in changed}): row for row, spec in specs}
+
+
+def _rows(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> Iterator[str]:
+    for key in dict.fromkeys([*ours, *theirs]):
+        if key not in theirs:
+            yield f"row {_title(ours[key])}: only in the first"
+        elif key not in ours:
+            yield f"row {_title(theirs[key])}: only in the second"
+        elif distance := ", ".join(_distances(ours[key], theirs[key])):
+            yield f"row {_title(ours[key])}: {distance}"
+
+
+def _title(row: Row) -> str:
+    return f"{row['method']} λ={row['lam']:g} seed {row['seed']}"
+
+
+def _distances(one: Row, other: Row) -> Iterator[str]:
+    if one["stopped"] != other["stopped"]:
+        yield f"stopped {one['stopped']!r} → {other['stopped']!r}"
+    for head in HEADS:
+        for measure in "AFI":
+            before, after = one[head][measure], other[head][measure]
+            if before != after:
+                both = before is not None and after is not None
+                yield f"{head} {measure} {f'{after - before:+.2g}' if both else f'{before} → {after}'}"
+        a, b = (np.array(row["accuracy"][head], dtype=float) for row in (one, other))
+        if a.shape != b.shape:
+            yield f"{head} tasks {len(a)} → {len(b)}"
+        elif not np.array_equal(a, b, equal_nan=True):
+            yield f"{head} accuracies by up to {np.nanmax(np.abs(a - b), initial=0.0):.2g}"

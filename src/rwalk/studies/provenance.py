@@ -1,0 +1,95 @@
+"""What made a result: versions, commit, machine, and the code that a run names.
+
+A run's identity is its settings (their hash), the source of the user's code that they name, our own numerics, and
+the data. The last three stand in every row under "made", so that a row that would come out differently today is
+noticed, and what has changed can be said.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rwalk.studies import numerics
+from rwalk.studies.environment import commit, environment
+from rwalk.studies.sources import source_digest
+from rwalk.studies.specs import RunSpec
+from rwalk.studies.store import MACHINE
+
+Made = dict[str, Any]
+
+
+def made(run: RunSpec, device: str, data: str) -> Made:
+    """What a row says of its making, were it trained here and now; `data` is the stream's fingerprint."""
+    around = environment(device)
+    machine = {name: around[name] for name in MACHINE if name in around}
+    if device != "cpu":
+        machine.pop("processor", None)
+        machine.pop("instructions", None)
+    ours = {"rwalk": around.get("rwalk", "unknown"), "commit": commit(), "numerics": numerics.number_of(run)}
+    return {**ours, "code": code_of(run), "data": data[:16], **machine}
+
+
+def outdated(row_made: Mapping[str, Any], run: RunSpec, data: str | None = None) -> list[str]:
+    """Why a row is not what its run would give today; nothing, where only versions and machines differ.
+
+    A row that was written before rows said what made them is believed to be today's.
+    """
+    reasons = [f"rwalk computes it differently: {what}" for what in
+               numerics.changes_since(row_made.get("numerics", numerics.FIRST), run)]  # fmt: skip
+    before = row_made.get("code", {})
+    reasons += [
+        f"the source of {name} has changed"
+        for name, digest in code_of(run).items()
+        if before.get(name, digest) != digest
+    ]
+    if data is not None and row_made.get("data", data[:16]) != data[:16]:
+        reasons.append(f"the data of {run.stream.dataset} have changed")
+    return reasons
+
+
+def makers(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Who made these rows, most of them first: one line where all come from the same code and kind of machine."""
+    counts = Counter(_maker(row.get("made") or {}) for row in rows)
+    total = counts.total()
+    if len(counts) < 2:
+        return list(counts)
+    return [f"{count} of {total} rows: {maker}" for maker, count in counts.most_common()]
+
+
+def mixture(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A sentence that says that rows come from different code or machines; nothing where they do not."""
+    lines = makers(rows)
+    return f"These rows were not all made alike: {'; '.join(lines)}." if len(lines) > 1 else ""
+
+
+def strangers(rows: Iterable[Mapping[str, Any]], device: str) -> list[str]:
+    """A line for every other kind of machine that made some of these rows, which are taken over here."""
+    here = machine_of(environment(device) | ({"processor": "", "instructions": ""} if device != "cpu" else {}))
+    counts = Counter(machine_of(row["made"]) for row in rows)
+    return [
+        f"{count} finished runs are taken over from another study, made on {there} (this is {here}): "
+        "between machines the last digits of an accuracy differ"
+        for there, count in counts.items()
+        if there != here
+    ]
+
+
+def machine_of(row_made: Mapping[str, Any]) -> str:
+    """The kind of machine that made a row, in words: what decides how floating point rounds."""
+    name = row_made.get("gpu") or " ".join(filter(None, (row_made.get("processor"), row_made.get("instructions"))))
+    return f"{name or 'an unknown machine'}, torch {row_made.get('torch', 'of an unknown version')}"
+
+
+def _maker(row_made: Mapping[str, Any]) -> str:
+    if "numerics" not in row_made:
+        return f"an earlier rwalk (its rows do not name the version) on {machine_of(row_made)}"
+    at = f" ({row_made['commit']})" if row_made.get("commit") else ""
+    code = "".join(f", {name} {digest[:8]}" for name, digest in row_made.get("code", {}).items())
+    return f"rwalk {row_made['rwalk']}{at}{code} on {machine_of(row_made)}"
+
+
+def code_of(run: RunSpec) -> dict[str, str]:
+    """A digest of the source of everything that a run names as `package.module:name`."""
+    return {name: source_digest(name.partition(":")[0]) for name in run.own_code()}

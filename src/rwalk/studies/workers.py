@@ -1,0 +1,159 @@
+"""Jobs in worker processes, one thread each: how fleets use the cores of a CPU.
+
+Wide vectors fall out of a core's cache, so on a CPU a fleet is walked run by run (see docs/design.md).
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch.multiprocessing as multiprocessing
+
+from rwalk.errors import InputError
+from rwalk.studies.interrupts import Interrupts
+from rwalk.threads import few_threads
+
+GRACE = 30.0  # seconds a worker has to save and go
+Stop = Callable[[], bool]
+Report = Callable[[int, Any], None]  # (job number, progress)
+
+
+class WorkerDied(RuntimeError):
+    """A worker process ended without an answer (killed, out of memory)."""
+
+
+class Work(Protocol):
+    """What is done with a job; it asks `stop` now and then, and on a yes saves and raises KeyboardInterrupt."""
+
+    def __call__(self, context: Any, job: Any, report: Callable[[Any], None], stop: Stop, /) -> Any: ...
+
+
+class Pool:
+    """Worker processes that do their work on one job after another.
+
+    `shared` reaches every worker once (tensors through shared memory). An exception in a job ends the pool;
+    leaving the pool, for whatever reason, lets all workers save and go.
+    """
+
+    def __init__(self, work: Work, shared: Any, workers: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.jobs = context.Queue()
+        self.answers = context.Queue()
+        self.processes = [
+            context.Process(target=_serve, args=(work, shared, self.jobs, self.answers, os.getpid()), daemon=True)
+            for _ in range(workers)
+        ]
+
+    def __enter__(self) -> Pool:
+        with _one_thread_each(), _deaf_to_interrupts():
+            for process in self.processes:
+                process.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            for process in self.processes:
+                process.terminate()
+            deadline = time.monotonic() + GRACE
+            for process in self.processes:
+                process.join(max(0.0, deadline - time.monotonic()))
+        finally:  # also when the user has no patience for that
+            for process in self.processes:
+                process.kill()
+                process.join()
+
+    def run(self, jobs: Sequence[Any], report: Report, stop: Stop) -> Iterator[tuple[int, Any]]:
+        """(job number, result) as they finish."""
+        for item in enumerate(jobs):
+            self.jobs.put(item)
+        left = len(jobs)
+        while left:
+            if stop():
+                raise KeyboardInterrupt
+            try:
+                kind, number, content = self.answers.get(timeout=0.2)
+            except queue.Empty:
+                if any(not process.is_alive() for process in self.processes):
+                    raise WorkerDied(
+                        "a worker process died (killed, or out of memory): try fewer --workers"
+                    ) from None
+                continue
+            if kind == "progress":
+                report(number, content)
+            elif kind == "done":
+                left -= 1
+                yield number, content
+            elif kind == "refused":
+                raise InputError(content)
+            else:
+                raise RuntimeError(content)
+
+
+@few_threads(1)
+def _serve(work: Work, shared: Any, jobs: Any, answers: Any, parent: int) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+
+    def stopping() -> bool:
+        if os.getppid() != parent:  # its folder may be another's by now: nothing must be written any more
+            os._exit(1)
+        return interrupts()
+
+    while True:
+        try:
+            number, job = jobs.get(timeout=1.0)
+        except queue.Empty:
+            if os.getppid() != parent:
+                return
+            continue
+
+        def report(content: Any, number: int = number) -> None:
+            answers.put(("progress", number, content))
+
+        with Interrupts(signal.SIGTERM) as interrupts:
+            try:
+                answers.put(("done", number, work(shared, job, report, stopping)))
+            except KeyboardInterrupt:
+                pass
+            except InputError as error:
+                answers.put(("refused", number, str(error)))
+            except Exception:
+                answers.put(("failed", number, traceback.format_exc()))
+            if interrupts():
+                answers.cancel_join_thread()  # nobody reads the answers any more: do not wait until they are sent
+                return
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """A process begun here never hears of Ctrl-C, which a terminal sends to all: it is the parent's to handle."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Libraries read their thread counts from the environment when a process begins."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value

@@ -1,0 +1,143 @@
+"""What must hold of a method by itself: on vectors, without a network."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rwalk.methods.base import Method, Ranges, State
+from rwalk.testing.claims import claim, claim_close, draws
+
+RUNS, SHAPES = 2, ((3, 4), (5,), (2, 1, 3))  # a network of three parameters
+SIZES = [torch.Size(shape).numel() for shape in SHAPES]
+STEPS, LR = 11, 0.05
+NEAR = 1e-9  # of size-one quantities in float64, some dozen operations after they parted
+
+
+def nothing_is_held_before_the_first_task_has_ended(method: Method) -> None:
+    theta, grad = draws(RUNS, sum(SIZES), seed=0), draws(RUNS, sum(SIZES), seed=1)
+    state = method.start(theta)
+    method.observe(state, grad, 0.1 * grad, grad.square())
+    elsewhere = theta + 1
+    cost = method.cost(state, elsewhere)
+    claim(cost.shape == (RUNS,), f"cost gives {list(cost.shape)}, not one number per run [{RUNS}]")
+    claim(cost.eq(0).all(), "the penalty is not zero before the first consolidate")
+    claim(method.pull(state, elsewhere, grad).equal(grad), "it pulls before the first consolidate")
+    moved = elsewhere.clone()
+    method.proximal_step(state, moved, LR)
+    claim(moved.equal(elsewhere), "the proximal step moves θ before the first consolidate")
+
+
+def the_pull_is_the_slope_of_the_cost(method: Method) -> None:
+    theta, state = _after_two_tasks(method)
+    here = (theta + draws(*theta.shape, seed=50)).requires_grad_(True)
+    cost = method.cost(state, here)
+    slope = torch.zeros_like(theta)
+    if cost.requires_grad:  # else nothing holds θ
+        slope = torch.autograd.grad(cost.sum(), here)[0]
+    grad, near = draws(*theta.shape, seed=51), NEAR * (1 + float(slope.abs().max()))
+    for out in (None, torch.empty_like(grad)):
+        given = grad.clone()
+        pulled = method.pull(state, here.detach(), given, out=out)
+        claim_close(pulled, grad + slope, near, "pull is not the gradient plus the slope of cost")
+        claim(given.equal(grad), "pull changes the gradient that it is given")
+
+
+def the_proximal_step_is_the_best_compromise(method: Method) -> None:
+    """u minimises cost(u) + ‖u − θ‖²/(2η): no step along the slope from there, short or long, finds less."""
+    theta, state = _after_two_tasks(method)
+    start = theta + draws(*theta.shape, seed=9)
+    stepped = start.clone()
+    method.proximal_step(state, stepped, LR)
+
+    def objective(u: Tensor) -> Tensor:
+        return method.cost(state, u) + (u - start).square().sum(-1) / (2 * LR)
+
+    here = stepped.clone().requires_grad_(True)
+    least = objective(here)
+    slope = torch.autograd.grad(least.sum(), here)[0]
+    # Rounding of u alone costs ε per stiffness and length; the objective's own terms set that scale.
+    near = NEAR * (1 + objective(start))
+    for reach in torch.logspace(-12, 0, 25, dtype=torch.float64).tolist():
+        there = objective(stepped - reach * slope)
+        claim((there >= least - near).all(), "the proximal step does not minimise cost(u) + ‖u − θ‖²/(2η)")
+
+
+def a_network_in_pieces_is_the_whole(method: Method) -> None:
+    """As a Guard has it: one state per parameter, and `ranges` for what is normalised over the network."""
+    whole = draws(1, sum(SIZES), seed=0)
+    pieces = [part.reshape(1, *shape).clone() for part, shape in zip(whole.split(SIZES, 1), SHAPES, strict=True)]
+    state, states = method.start(whole), [method.start(piece) for piece in pieces]
+    for task in range(2):
+        _walk(method, whole, state, task)
+        for number, (piece, own) in enumerate(zip(pieces, states, strict=True)):
+            _walk(method, piece, own, task, number)
+        if method.window:  # what is left of the last one is scored before ranges are taken
+            for piece, own in zip(pieces, states, strict=True):
+                method.score(own, piece)
+        ranges = {name: _range([own[name] for own in states]) for name in method.scales}
+        _consolidate(method, whole, state, task)
+        for number, (piece, own) in enumerate(zip(pieces, states, strict=True)):
+            _consolidate(method, piece, own, task, number, ranges)
+    grad = draws(*whole.shape, seed=77)
+    near = NEAR * (1 + float(method.cost(state, whole + 1).abs().max()))
+    cost = sum((method.cost(own, piece + 1) for piece, own in zip(pieces, states, strict=True)), torch.zeros(1))
+    claim_close(
+        cost, method.cost(state, whole + 1), near, "the penalty of pieces does not add up to the network's"
+    )
+    pulled = method.pull(state, whole + 1, grad).split(SIZES, 1)
+    for piece, own, part, given in zip(pieces, states, pulled, grad.split(SIZES, 1), strict=True):
+        alone = method.pull(own, piece + 1, given.reshape(piece.shape))
+        claim_close(alone.flatten(1), part, near, "a piece of a network is pulled differently than in the whole")
+
+
+METHOD_CHECKS = (
+    nothing_is_held_before_the_first_task_has_ended,
+    the_pull_is_the_slope_of_the_cost,
+    the_proximal_step_is_the_best_compromise,
+    a_network_in_pieces_is_the_whole,
+)
+
+
+def _after_two_tasks(method: Method) -> tuple[Tensor, State]:
+    theta = draws(RUNS, sum(SIZES), seed=0)
+    state = method.start(theta)
+    for task in range(2):
+        _walk(method, theta, state, task)
+        _consolidate(method, theta, state, task)
+    return theta, state
+
+
+def _walk(method: Method, theta: Tensor, state: State, task: int, piece: int | None = None) -> None:
+    """The steps of a task, with gradients that have nothing to do with the penalty."""
+    for step in range(1, STEPS + 1):
+        grad = _part(draws(len(theta), sum(SIZES), seed=1000 * task + step), piece, theta)
+        move = -LR * grad
+        theta += move
+        method.observe(state, grad, move, grad.square())
+        if method.window and step % method.window == 0:
+            method.score(state, theta)
+
+
+def _consolidate(
+    method: Method,
+    theta: Tensor,
+    state: State,
+    task: int,
+    piece: int | None = None,
+    ranges: Ranges | None = None,
+) -> None:
+    fisher = (
+        _part(draws(len(theta), sum(SIZES), seed=7 + task).square(), piece, theta) if method.data_pass else None
+    )
+    method.consolidate(state, theta, fisher, ranges)
+
+
+def _part(vector: Tensor, piece: int | None, like: Tensor) -> Tensor:
+    return vector if piece is None else vector.split(SIZES, 1)[piece].reshape(like.shape)
+
+
+def _range(vectors: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Smallest and largest over all pieces: a Guard has one run, so that they are numbers."""
+    every = torch.cat([vector.flatten() for vector in vectors])
+    return every.min(), every.max()

@@ -1,0 +1,222 @@
+"""A part in training: small fleets on a small stream, and what must hold of every one of them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rwalk.data.splits import from_arrays
+from rwalk.data.streams import Stream
+from rwalk.engine import networks, snapshots
+from rwalk.engine.fleet import Fleet
+from rwalk.engine.lessons import batches_of
+from rwalk.engine.snapshots import Snapshot
+from rwalk.learners import Learner
+from rwalk.studies.checkpoint import Checkpointer
+from rwalk.testing.claims import claim, claim_close
+from rwalk.training import Training
+
+SHAPE = (8,)
+BRIEF = Training(steps=5, batch=8)
+LEARNED = 0.75  # of the test examples of two classes: half of them are right by chance
+INTERRUPTIONS = ((0, 2), (1, 0), (1, 3))  # (task, step): within the first task, at its end, within the second
+
+
+class Tiny(nn.Module):
+    """What makes fleets and resuming hard: batch statistics, which move while training, and dropout."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        # No bias under the norm: its gradient is zero but for rounding, of which Adam makes whole steps.
+        self.body = nn.Linear(torch.Size(shape).numel(), 12, bias=False)
+        self.norm = nn.BatchNorm1d(12)
+        self.dropout = nn.Dropout(0.2)
+        self.head = nn.Linear(12, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.dropout(torch.relu(self.norm(self.body(x.flatten(1))))))
+        return out
+
+
+@cache
+def stream_of(shape: tuple[int, ...] = SHAPE, tasks: int = 2) -> Stream:
+    """Tasks of two classes, each a cloud around a point of its own: easy, but not trivial."""
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(2 * tasks).repeat_interleave(20)
+    x = torch.randn(len(y), *shape, generator=draw) + 2 * torch.randn(2 * tasks, *shape, generator=draw)[y]
+    return from_arrays(x, y, classes_per_task=2)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """All that fleets are made of here; one learner per run."""
+
+    learners: Sequence[Learner] = (Learner(), Learner())
+    network: str | networks.Factory = Tiny
+    stream: Stream = field(default_factory=stream_of)
+    training: Training = BRIEF
+
+    def fleet(self, runs: Sequence[int] | None = None, **how: Any) -> Fleet:
+        """All runs together, or some of them; in float64, unless told otherwise."""
+        chosen = range(len(self.learners)) if runs is None else runs
+        learners, seeds = [self.learners[run] for run in chosen], [3 + run for run in chosen]
+        return Fleet(self.stream, self.network, learners, seeds, self.training, **{"dtype": torch.float64, **how})
+
+    def trained(self, runs: Sequence[int] | None = None, **how: Any) -> Fleet:
+        fleet = self.fleet(runs, **how)
+        fleet.train()
+        for reason in fleet.stopped:
+            claim(reason is None, f"training does not stay finite: {reason}")
+        return fleet
+
+
+def rounding(trial: Trial) -> float:
+    """How far apart rounding may carry two trainings in float64 that differ in the order of their sums alone.
+
+    A gradient, a sum of some hundred terms of size one at most, is good to a hundred ε. SGD makes a step of lr
+    times that. Adam divides by √v + 1e-8 first: where a gradient is next to zero, its step is off by up to lr /
+    1e-8 times that. A mistake moves parameters by far more.
+    """
+    training, steps = trial.training, 0
+    for task in trial.stream.tasks:
+        steps += training.steps_of(len(task.train))
+    steepest = training.lr / (1e-8 if training.optimizer == "adam" else 1.0)
+    return 100 * torch.finfo(torch.float64).eps * steepest * steps
+
+
+def a_fleet_equals_its_runs_alone(trial: Trial) -> None:
+    near, together = rounding(trial), trial.trained()
+    for run in range(together.runs):
+        alone = trial.trained([run])
+        who = f"run {run} of a fleet ends elsewhere than alone: something crosses runs, or draws for all of them"
+        claim_close(together.theta[run], alone.theta[0], near, who)
+        for name, buffer in alone.net.buffers.items():
+            if buffer.is_floating_point():
+                claim_close(together.net.buffers[name][run], buffer[0], near, f"{who}; see its buffer {name}")
+            else:
+                claim(together.net.buffers[name][run].equal(buffer[0]), f"{who}; see its buffer {name}")
+        if alone.memory and together.memory:
+            kept = zip(alone.memory.groups, together.memory.groups, strict=True)
+            same = all(one.examples[0].equal(both.examples[run]) for one, both in kept)
+            claim(same, f"run {run} keeps other exemplars in a fleet than alone")
+
+
+def an_interrupted_run_ends_as_if_it_had_not_been(trial: Trial) -> None:
+    """Bit for bit, through checkpoint files, of a run alone and of a fleet."""
+    for runs in ([0], None):
+        whole = snapshots.take(trial.trained(runs))
+        for task, step in INTERRUPTIONS:
+            where = f"task {task + 1}, step {step}" if step else f"the end of task {task}"
+            rest = snapshots.take(_interrupted(trial, runs, (task, step), where))
+            different = _first_difference(rest, whole)
+            claim(
+                different is None,
+                f"a run interrupted at {where} does not end as the one that was not: {different} differs, so it "
+                "depends on something that is not in the state",
+            )
+
+
+def _interrupted(trial: Trial, runs: Sequence[int] | None, at: tuple[int, int], where: str) -> Fleet:
+    """Trained until `at`, written to a file, and gone on with by a new fleet."""
+    with tempfile.TemporaryDirectory() as folder:
+        first = trial.fleet(runs)
+        keeper = Checkpointer(Path(folder), "check", stop=lambda: (first.task, first.step) == at)
+        with suppress(KeyboardInterrupt):
+            first.train(checkpoints=keeper)
+        second = trial.fleet(runs)
+        for remark in Checkpointer(Path(folder), "check").resume(second):
+            raise AssertionError(
+                f"its checkpoint at {where} is refused: {remark}; start, consolidate and begin_task must give the "
+                "state the same names and shapes for any θ, also one on the device 'meta'"
+            )
+        reached = (second.task, second.step)
+        claim(reached == at, f"a checkpoint at {where} leads to task {reached[0] + 1}, step {reached[1]}")
+    second.train()
+    return second
+
+
+def _first_difference(one: Snapshot, other: Snapshot) -> str | None:
+    ours, theirs = one.tensors(), other.tensors()
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name not in ours or name not in theirs:
+            return name
+        if ours[name].shape != theirs[name].shape or not _same_bits(ours[name], theirs[name]):
+            return name
+    return None if one.counters() == other.counters() else "a counter"
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    both_nan = one.isnan() & other.isnan()
+    return one.dtype == other.dtype and bool(((one == other) | both_nan).all())
+
+
+def no_global_random_state_is_consumed(trial: Trial) -> None:
+    def states() -> dict[str, bytes]:
+        numpys: Any = np.random.get_state()  # noqa: NPY002 - it is looked at, not used
+        return {
+            "torch": torch.get_rng_state().numpy().tobytes(),
+            "numpy": pickle.dumps(numpys),
+            "random": pickle.dumps(random.getstate()),
+        }
+
+    before = states()
+    trial.trained()
+    for name, state in states().items():
+        claim(
+            state == before[name],
+            f"it draws from the global random state of {name}, so that no run can be repeated: draw from the "
+            "generators that are given, or from rwalk.seeds.generator",
+        )
+
+
+def its_state_goes_through_a_snapshot_unchanged(trial: Trial) -> None:
+    fleet = trial.trained()
+    for name, vector in fleet.state.items():
+        claim(
+            vector.shape == fleet.theta.shape and vector.dtype == fleet.theta.dtype,
+            f"its vector {name!r} is {vector.dtype} {list(vector.shape)}, not like θ {list(fleet.theta.shape)}",
+        )
+    for name, tensor in fleet.loss_state.items():
+        rows = tensor.dim() == 0 or len(tensor) == fleet.runs
+        claim(rows, f"its state {name!r} is {list(tensor.shape)}: the first dimension must be the runs'")
+    taken = snapshots.take(fleet)
+    counters = json.loads(json.dumps(taken.counters()))
+    different = _first_difference(Snapshot.of(taken.tensors(), counters), taken)
+    claim(different is None, f"{different} does not come back from a snapshot's tensors and counters")
+
+
+def it_learns(trial: Trial) -> None:
+    """The first task, which is easy, and nothing old hinders: the loss falls, and classes are told apart."""
+    longer = Training(steps=40, batch=16, lr=0.01, augment=trial.training.augment)
+    fleet = Trial(trial.learners[:1], trial.network, trial.stream, longer).fleet()
+    fleet.begin_task()
+    losses = []
+    for batch in batches_of(fleet):
+        losses.append(float(fleet.execution.step(*batch)[0]))
+        fleet.step += 1
+    fleet.end_task()
+    first, last = float(np.mean(losses[:5])), float(np.mean(losses[-5:]))
+    claim(last < first, f"it does not learn: an easy task's loss goes from {first:.3g} to {last:.3g} in 40 steps")
+    right = float(fleet.accuracy["multi"][0, 0, 0])
+    claim(right >= LEARNED, f"it does not learn: of an easy task of two classes it gets {right:.0%} right")
+
+
+FLEET_CHECKS = (
+    no_global_random_state_is_consumed,
+    its_state_goes_through_a_snapshot_unchanged,
+    a_fleet_equals_its_runs_alone,
+    an_interrupted_run_ends_as_if_it_had_not_been,
+    it_learns,
+)

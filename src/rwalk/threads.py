@@ -1,0 +1,70 @@
+"""In how many threads a CPU computes: one, unless the user asks for more and cores are idle.
+
+Threads that share an operation wait for each other at its end, and they wait by spinning. An operation of a small
+network takes microseconds; on a busy machine the wait is for a core, which takes milliseconds, in every operation
+again. On an idle machine a second thread gains nothing for an MLP. It does for convolutions, but their sums then
+round otherwise, and a result would depend on how busy the machine was. (docs/design.md has the measurements.)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+
+from rwalk.errors import InputError
+
+VARIABLE = "RWALK_THREADS"
+
+
+@contextmanager
+def few_threads(count: int | None = None) -> Iterator[None]:
+    """Compute in so many threads, or in as many as are `allowed`; afterwards all is as it was.
+
+    Denormals are flushed: moving averages of vanished gradients end as denormals, which are slow.
+    """
+    threads, flushing = torch.get_num_threads(), flushes_denormals()
+    torch.set_num_threads(allowed() if count is None else count)
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(flushing)
+
+
+def flushes_denormals() -> bool:
+    """Whether this thread's arithmetic takes denormals for zero. torch can be told so, but not asked."""
+    smallest = torch.full((1,), torch.finfo(torch.float32).smallest_normal)
+    return not bool(smallest / 2)
+
+
+def allowed() -> int:
+    """One thread, or as many as RWALK_THREADS says, but never more than there are idle cores."""
+    asked = os.environ.get(VARIABLE, "1")
+    if not (asked.isascii() and asked.isdigit() and int(asked) > 0):
+        raise InputError(f"{VARIABLE} must be a whole number, at least 1, not {asked!r}")
+    return min(int(asked), idle_cores()) if int(asked) > 1 else 1
+
+
+def available_cores() -> int:
+    """The cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def idle_cores() -> int:
+    """The cores that nobody but the caller computes on now, the caller's own included: at least one."""
+    return max(1, available_cores() - _others_running())
+
+
+def _others_running() -> int:
+    """How many threads of other programs, or of this one, want a core at this moment."""
+    with suppress(OSError, ValueError, IndexError):
+        running = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
+        return max(0, int(running) - 1)  # the one that reads this
+    with suppress(OSError, AttributeError):
+        return round(os.getloadavg()[0])
+    return 0

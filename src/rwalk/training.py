@@ -1,0 +1,46 @@
+"""How long a task is trained, and with what: a pure record."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rwalk.errors import InputError, unknown
+
+OPTIMIZERS = ("adam", "sgd")
+
+
+@dataclass(frozen=True)
+class Training:
+    """`steps` per task, or else `epochs` over its data; inputs changed at random where `augment` names a way."""
+
+    epochs: int = 1
+    steps: int | None = None
+    batch: int = 64
+    lr: float = 1e-3
+    optimizer: str = "adam"
+    augment: str = ""
+
+    def __post_init__(self) -> None:
+        for name, words in (("epochs", "epochs"), ("steps", "steps"), ("batch", "the batch size")):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise InputError(f"{words} must be a whole number, at least 1, not {value!r}")
+        if not (isinstance(self.lr, int | float) and 0 < self.lr < math.inf):
+            raise InputError(f"the learning rate must be greater than 0, not {self.lr!r}")
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown("optimizer", self.optimizer, OPTIMIZERS)
+
+    def steps_of(self, examples: int) -> int:
+        """All steps of a task of so many examples."""
+        return self.steps or self.epochs * steps_per_epoch(examples, self.batch)
+
+
+def batch_size(examples: int, batch: int) -> int:
+    """A task smaller than a batch is one batch."""
+    return min(batch, examples)
+
+
+def steps_per_epoch(examples: int, batch: int) -> int:
+    """An epoch passes over the task's own data, however many exemplars there are."""
+    return -(-examples // batch_size(examples, batch))

@@ -1,0 +1,83 @@
+"""The documentation's code is code: what docs/extending.md shows is written down, run and checked."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rwalk import cli
+
+DOCS = Path(__file__).parent.parent / "docs"
+EXTENDING = (DOCS / "extending.md").read_text()
+
+
+def blocks(language: str, text: str = EXTENDING) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+MODULE = [block for block in blocks("python") if block.startswith("# mine.py\n")]
+SCRIPTS = [block for block in blocks("python") if not block.startswith("# mine.py\n")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the reader works: mine.py is in it."""
+    (tmp_path / "mine.py").write_text("\n\n".join(MODULE))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RWALK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    importlib.invalidate_caches()
+    yield tmp_path
+    sys.modules.pop("mine", None)
+
+
+def test_everything_on_the_page_runs_and_passes_its_checks(folder: Path) -> None:
+    """One block after the other, as a reader would; the checks among them train."""
+    assert len(MODULE) == 7 and len(SCRIPTS) == 5
+    namespace: dict[str, object] = {}
+    for script in SCRIPTS:
+        exec(compile(script, "docs/extending.md", "exec"), namespace)
+    kept = namespace["test_my_method_keeps_its_promises"].pytestmark[0].args[1]  # type: ignore[attr-defined]
+    assert len(kept) > 10
+
+
+def test_the_command_on_the_page_trains_a_users_own_parts(folder: Path) -> None:
+    """In a process of its own, which finds mine.py in its folder, and nobody has imported it before."""
+    (command,) = blocks("bash")
+    words = shlex.split(command)
+    assert words[0] == "rwalk"
+    done = subprocess.run([sys.executable, "-m", "rwalk", *words[1:]], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in ("rwalk", "mine:MeanGradient", "mine:DERpp"))
+    assert len((folder / "study" / "runs.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_study_of_own_parts_goes_on_only_when_each_is_confirmed(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rwalk(*words: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["rwalk", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0)
+
+    own = ["--methods=mine:MeanGradient", "--memory=1", "--sampler=mine:LEAST_SURE", "--steps=1", "--seeds=1"]
+    assert rwalk("run", *own, "--reference=none", "--workers=1", "--out=study", "--quiet") == 0
+    assert rwalk("resume", "study", "--quiet") == 2
+    assert "add --trust mine:MeanGradient --trust mine:LEAST_SURE if you trust it" in capsys.readouterr().err
+    assert rwalk("resume", "study", "--trust=mine:MeanGradient", "--quiet") == 2
+    assert "add --trust mine:LEAST_SURE if you trust it" in capsys.readouterr().err
+    assert rwalk("resume", "study", "--trust=mine:MeanGradient", "--trust=mine:LEAST_SURE", "--quiet") == 0
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md")))
+def test_links_between_pages_lead_somewhere(page: str) -> None:
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", (DOCS / page).read_text()):
+        assert link.startswith("http") or (DOCS / link).exists(), f"{page} links to {link}"

@@ -1,0 +1,342 @@
+"""A guarded step is whole: whatever raises in it, nothing of it stays, and the next one is guarded as ever."""
+
+from __future__ import annotations
+
+import signal
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from rwalk.guard import Guard
+from rwalk.methods import Method, RWalk, State
+from test_guard import EVERY_METHOD, RWALK, Step, assert_same, data, made, network, plain_step, walk
+
+
+class Accident(Exception):
+    """What goes wrong once, on purpose."""
+
+
+class Fragile(Adam):
+    """Fails when told to, before it moves anything."""
+
+    accident: BaseException | None = None
+
+    def step(self, closure: Any = None) -> Any:
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        if self.accident is not None:
+            accident, self.accident = self.accident, None
+            raise accident
+        return super().step()
+
+
+def backward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    return loss
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def fails_with(kind: type[BaseException], model: nn.Module, step: Callable[[], object]) -> None:
+    """The step raises, and leaves gradients as they were."""
+    before = gradients(model)
+    with pytest.raises(kind):
+        step()
+    assert all(torch.equal(*pair) for pair in zip(before, gradients(model), strict=True))
+
+
+def step_fails(model: nn.Module, optimizer: Any, guard: Guard, x: Tensor, y: Tensor) -> None:
+    backward(model, 3 * x, y)
+    optimizer.accident = Accident()
+    fails_with(Accident, model, optimizer.step)
+
+
+def step_is_interrupted(model: nn.Module, optimizer: Any, guard: Guard, x: Tensor, y: Tensor) -> None:
+    backward(model, 3 * x, y)
+    optimizer.accident = KeyboardInterrupt()
+    fails_with(KeyboardInterrupt, model, optimizer.step)
+
+
+def step_fails_after_its_closure(model: nn.Module, optimizer: Any, guard: Guard, x: Tensor, y: Tensor) -> None:
+    optimizer.accident = Accident()
+    backward(model, 3 * x, y)
+    fails_with(Accident, model, lambda: optimizer.step(lambda: None))
+
+
+def closure_fails(model: nn.Module, optimizer: Any, guard: Guard, x: Tensor, y: Tensor) -> None:
+    def closure() -> None:
+        raise Accident
+
+    backward(model, 3 * x, y)
+    fails_with(Accident, model, lambda: optimizer.step(closure))
+
+
+def named_closure_fails_halfway(model: nn.Module, optimizer: Any, guard: Guard, x: Tensor, y: Tensor) -> None:
+    def closure() -> None:
+        backward(model, 3 * x, y)
+        raise Accident
+
+    with pytest.raises(Accident):
+        optimizer.step(closure=closure)
+
+
+def another_hook_fails(model: nn.Module, optimizer: Any, guard: Guard, x: Tensor, y: Tensor) -> None:
+    """A hook registered later comes later: the pull is in the gradients by then."""
+
+    def hook(*_: object) -> None:
+        raise Accident
+
+    backward(model, 3 * x, y)
+    handle = optimizer.register_step_pre_hook(hook)
+    fails_with(Accident, model, optimizer.step)
+    handle.remove()
+
+
+ACCIDENTS = [
+    step_fails,
+    step_is_interrupted,
+    step_fails_after_its_closure,
+    closure_fails,
+    named_closure_fails_halfway,
+    another_hook_fails,
+]
+
+
+@EVERY_METHOD
+@pytest.mark.parametrize("penalty", ["gradient", "proximal"])
+@pytest.mark.parametrize("accident", ACCIDENTS)
+def test_failed_steps_leave_no_trace(accident: Step, penalty: Any, method: Method) -> None:
+    """A loop with an accident before every step ends as the one without."""
+
+    def with_accidents(model: nn.Module, optimizer: Optimizer, guard: Guard, x: Tensor, y: Tensor) -> None:
+        accident(model, optimizer, guard, x, y)
+        optimizer.zero_grad()
+        plain_step(model, optimizer, guard, x, y)
+
+    method = replace(method, penalty=penalty)
+    assert_same(walk(*made(method, Fragile)), walk(*made(method, Fragile), with_accidents))
+
+
+@EVERY_METHOD
+def test_a_failed_step_may_be_tried_again_with_the_same_gradients(method: Method) -> None:
+    def again(model: nn.Module, optimizer: Any, guard: Guard, x: Tensor, y: Tensor) -> None:
+        backward(model, x, y)
+        optimizer.accident = Accident()
+        fails_with(Accident, model, optimizer.step)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert_same(walk(*made(method, Fragile)), walk(*made(method, Fragile), again))
+
+
+def test_gradients_may_be_added_to_those_of_a_failed_step() -> None:
+    def adding(model: nn.Module, optimizer: Any, guard: Guard, x: Tensor, y: Tensor) -> None:
+        (F.cross_entropy(model(x[::2]), y[::2]) / 2).backward()
+        optimizer.accident = Accident()
+        fails_with(Accident, model, optimizer.step)
+        (F.cross_entropy(model(x[1::2]), y[1::2]) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert_same(walk(*made(RWALK, Fragile)), walk(*made(RWALK, Fragile), adding))
+
+
+@EVERY_METHOD
+@pytest.mark.parametrize("zeroed", ["again", "none", "zero"])
+def test_a_step_that_was_taken_from_before_the_guard_came_is_whole_too(zeroed: str, method: Method) -> None:
+    """Accelerate keeps the step it found. Nothing sees it fail, so the gradients wait for the next step."""
+
+    def kept(model: nn.Module, optimizer: Any, guard: Guard, x: Tensor, y: Tensor) -> None:
+        backward(model, x if zeroed == "again" else 3 * x, y)
+        optimizer.accident = Accident()
+        with pytest.raises(Accident):
+            optimizer.kept_step()
+        if zeroed != "again":
+            optimizer.zero_grad(set_to_none=zeroed == "none")
+            backward(model, x, y)
+        optimizer.kept_step()
+        optimizer.zero_grad()
+
+    def make(parameters: Any, lr: float) -> Optimizer:
+        optimizer = Fragile(parameters, lr=lr)
+        optimizer.kept_step = optimizer.step  # type: ignore[attr-defined]
+        return optimizer
+
+    assert_same(walk(*made(method, Fragile)), walk(*made(method, make), kept))
+
+
+@EVERY_METHOD
+@pytest.mark.parametrize("zeroed", [False, True])
+def test_before_step_twice_means_that_a_step_was_skipped(zeroed: bool, method: Method) -> None:
+    def skipping(model: nn.Module, optimizer: Optimizer, guard: Guard, x: Tensor, y: Tensor) -> None:
+        backward(model, 3 * x if zeroed else x, y)
+        guard.before_step()
+        if zeroed:
+            optimizer.zero_grad(set_to_none=False)
+            backward(model, x, y)
+        guard.before_step()
+        optimizer.step()
+        guard.after_step()
+        optimizer.zero_grad()
+
+    assert_same(walk(*made(method)), walk(*made(method, hooks=False), skipping))
+
+
+# The guard's own work
+
+
+@dataclass(frozen=True)
+class Troubled(RWalk):
+    """A method that goes wrong where it is told to, once: `trouble` is emptied by it."""
+
+    trouble: Any = None
+
+    def _stumble(self, where: str) -> None:
+        if self.trouble and self.trouble[0] == where:
+            self.trouble.pop()
+            raise Accident
+
+    def pull(self, state: State, theta: Tensor, grad: Tensor, out: Tensor | None = None) -> Tensor:
+        pulled = super().pull(state, theta, grad, out)
+        if theta.shape[1:] == (3, 8):  # the last but one piece of four
+            self._stumble("pull")
+        return pulled
+
+    def observe(self, state: State, grad: Tensor, move: Tensor, square: Tensor) -> None:
+        if grad.shape[1:] == (3, 8):
+            self._stumble("observe")
+        super().observe(state, grad, move, square)
+
+
+def test_an_error_before_the_step_gives_all_gradients_back() -> None:
+    trouble: list[str] = []
+
+    def troubled(model: nn.Module, optimizer: Optimizer, guard: Guard, x: Tensor, y: Tensor) -> None:
+        if guard.tasks:
+            backward(model, 3 * x, y)
+            trouble.append("pull")
+            fails_with(Accident, model, optimizer.step)
+            optimizer.zero_grad()
+        plain_step(model, optimizer, guard, x, y)
+
+    method = Troubled(lam=5.0, dt=3, trouble=trouble)
+    assert_same(walk(*made(RWALK)), walk(*made(method), troubled))
+
+
+def test_an_error_while_observing_leaves_whole_parameters_and_a_guard_at_work() -> None:
+    trouble: list[str] = []
+    method = Troubled(lam=5.0, dt=3, trouble=trouble)
+    (model, optimizer, guard), plain = made(method), made(RWALK)
+    for each in ((model, optimizer, guard), plain):
+        walk(*each, tasks=(0,))
+    x, y = data(1)[0]
+    for each in ((model, optimizer, guard), plain):
+        backward(each[0], x, y)
+    before = {name: tensor.clone() for name, tensor in guard.state_dict()["tensors"].items()}
+    trouble.append("observe")
+    fails_with(Accident, model, optimizer.step)
+    plain[1].step()
+    after, whole = guard.state_dict(), plain[2].state_dict()
+    assert after["steps"] == 0
+    for name, tensor in after["tensors"].items():
+        observed = not name.endswith(("/2.weight", "/2.bias"))
+        assert torch.equal(tensor, whole["tensors"][name] if observed else before[name])
+    # The optimizer has moved: from here on both do the same again.
+    for each in ((model, optimizer, guard), plain):
+        each[1].zero_grad()
+        plain_step(*each, x, y)
+    for ours, theirs in zip(model.parameters(), plain[0].parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@dataclass(frozen=True)
+class Interrupted(RWalk):
+    """Ctrl-C comes between the two halves of every observation."""
+
+    def observe(self, state: State, grad: Tensor, move: Tensor, square: Tensor) -> None:
+        state["fisher"].lerp_(square, self.alpha)
+        signal.raise_signal(signal.SIGINT)
+        state["path"].addcmul_(grad, move, value=-1)
+
+
+def test_ctrl_c_waits_until_a_step_is_observed() -> None:
+    def interrupted(model: nn.Module, optimizer: Optimizer, guard: Guard, x: Tensor, y: Tensor) -> None:
+        backward(model, x, y)
+        fails_with(KeyboardInterrupt, model, optimizer.step)
+        optimizer.zero_grad()
+
+    handler = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert_same(walk(*made(RWALK)), walk(*made(Interrupted(lam=5.0, dt=3)), interrupted))
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+# Steps within steps, and others who replace an optimizer's step
+
+
+def test_a_class_that_steps_twice_takes_one_step() -> None:
+    class Twice(SGD):
+        def step(self, closure: Any = None) -> Any:
+            super().step()
+            return super().step()
+
+    model = network()
+    optimizer = Twice(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, RWALK)
+    x, y = data(0)[0]
+    backward(model, x, y)
+    before = model[0].weight.detach().clone()
+    gradient = model[0].weight.grad.clone()
+    optimizer.step()
+    state = guard.state_dict()
+    assert state["steps"] == 1
+    moved = model[0].weight.detach() - before
+    torch.testing.assert_close(moved, -0.2 * gradient)
+    torch.testing.assert_close(state["tensors"]["path/0.weight"], -gradient * moved)
+
+
+@pytest.mark.parametrize("first", ["scheduler", "guard"])
+def test_a_scheduler_may_come_before_or_after(first: str) -> None:
+    def scheduled(model: nn.Module, optimizer: Optimizer, guard: Guard, x: Tensor, y: Tensor) -> None:
+        step_fails(model, optimizer, guard, x, y)
+        optimizer.zero_grad()
+        plain_step(model, optimizer, guard, x, y)
+        scheduler.step()
+
+    def schedule(optimizer: Optimizer) -> LambdaLR:
+        return LambdaLR(optimizer, lambda epoch: 1.0)
+
+    model = network()
+    optimizer = Fragile(model.parameters(), lr=0.02)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if first == "scheduler":
+            scheduler = schedule(optimizer)
+        guard = Guard(model, optimizer, RWALK)
+        if first == "guard":
+            scheduler = schedule(optimizer)
+        assert_same(walk(*made(RWALK)), walk(model, optimizer, guard, scheduled))
+
+
+def test_detaching_leaves_the_optimizer_as_it_was() -> None:
+    _, optimizer, guard = made()
+    assert "step" in vars(optimizer)
+    guard.attach(optimizer)
+    guard.detach()
+    assert "step" not in vars(optimizer)
+    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks

@@ -1,0 +1,210 @@
+"""One thread on a CPU: set where networks compute, given back afterwards, and worth it on a busy machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import little
+from rwalk import InputError, threads
+from rwalk.classifier import IncrementalClassifier
+from rwalk.paper.reproduce import _steps_per_second
+from rwalk.threads import few_threads, flushes_denormals
+
+DATA = (np.eye(4, dtype=np.float32), np.arange(4))
+SEEN: list[
+    tuple[int, bool]
+] = []  # threads, and whether denormals are flushed, in every forward pass of `Watching`
+
+
+class Watching(nn.Module):
+    """Writes down how it is computed."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(torch.Size(shape).numel(), classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        SEEN.append((torch.get_num_threads(), flushes_denormals()))
+        return self.head(x.flatten(1))
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Several threads allowed by torch, none by the user, and afterwards what was set before."""
+    monkeypatch.delenv(threads.VARIABLE, raising=False)
+    SEEN.clear()
+    before, flushing = torch.get_num_threads(), flushes_denormals()
+    torch.set_num_threads(3)
+    torch.set_flush_denormal(False)
+    yield
+    torch.set_num_threads(before)
+    torch.set_flush_denormal(flushing)
+
+
+def taught(**params: Any) -> IncrementalClassifier:
+    params = {"network": Watching, "memory": 1, "epochs": 1, "random_state": 0, **params}
+    return IncrementalClassifier(**params).partial_fit(*DATA)
+
+
+@pytest.mark.parametrize("flushing", [False, True])
+def test_what_was_set_before_is_set_again(flushing: bool) -> None:
+    torch.set_flush_denormal(flushing)
+    assert flushes_denormals() == flushing
+    with few_threads(2), few_threads(1):
+        assert (torch.get_num_threads(), flushes_denormals()) == (1, True)
+    with pytest.raises(ZeroDivisionError), few_threads(1):
+        _ = 1 / 0
+    assert (torch.get_num_threads(), flushes_denormals()) == (3, flushing)
+
+
+@pytest.mark.parametrize("method", ["rwalk", "icarl"])
+@pytest.mark.parametrize("call", ["fit", "partial_fit", "predict", "predict_proba", "score", "load"])
+def test_every_call_of_the_classifier_has_one_thread_and_gives_it_back(
+    call: str, method: str, tmp_path: Path
+) -> None:
+    classifier, x = taught(method=method), DATA[0]
+    classifier.save(tmp_path / "file")
+    SEEN.clear()
+    if call == "load":
+        IncrementalClassifier.load(tmp_path / "file", network=Watching)
+    else:
+        getattr(classifier, call)(*((x,) if call.startswith("predict") else DATA))
+    assert SEEN and set(SEEN) == {(1, True)}
+    assert (torch.get_num_threads(), flushes_denormals()) == (3, False)
+
+
+def test_a_call_that_fails_gives_its_threads_back() -> None:
+    classifier = taught()
+    with pytest.raises(InputError):
+        classifier.predict(DATA[0][:, :2])
+    assert (torch.get_num_threads(), flushes_denormals()) == (3, False)
+
+
+def test_a_study_in_this_process_has_one_thread_and_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(little, "Network", Watching)
+    study = little.study(methods=["vanilla"], seeds=1)
+    study.execute()
+    assert (1, True) in SEEN and (torch.get_num_threads(), flushes_denormals()) == (3, False)
+    SEEN.clear()
+    _steps_per_second(study, study.runs[0], steps=1)
+    assert (1, True) in SEEN and (torch.get_num_threads(), flushes_denormals()) == (3, False)
+
+
+@pytest.mark.parametrize(("asked", "idle", "given"), [("8", 4, 4), ("2", 4, 2), ("8", 1, 1), ("1", 4, 1)])
+def test_the_user_may_allow_more_threads_but_not_more_than_cores_are_idle(
+    asked: str, idle: int, given: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(threads.VARIABLE, asked)
+    monkeypatch.setattr(threads, "idle_cores", lambda: idle)
+    taught()
+    assert set(SEEN) == {(given, True)}
+
+
+@pytest.mark.parametrize("asked", ["0", "-1", "two", "1.5", "", "²"])
+def test_a_number_of_threads_that_is_none_is_refused(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(threads.VARIABLE, asked)
+    with pytest.raises(InputError, match="RWALK_THREADS must be a whole number") as refused:
+        taught()
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.skipif(not Path("/proc/loadavg").exists(), reason="cannot tell who computes at this moment")
+def test_cores_at_work_are_not_idle() -> None:
+    cores = threads.available_cores()
+    with busy_processes(2 * cores):
+        found = []
+        for _ in range(20):
+            time.sleep(0.02)
+            found.append(threads.idle_cores())
+    assert statistics.median(found) == 1
+
+
+# ── on a busy machine ─────────────────────────────────────────────────────────────────────────────────────────
+
+SPINNING = "while True: pass"
+CALLS = """
+import sys, time
+import numpy as np
+from rwalk.classifier import IncrementalClassifier
+x = np.random.default_rng(0).standard_normal((1280, 784), dtype=np.float32)
+y = np.arange(1280) % 10
+def call():
+    IncrementalClassifier(memory=10, random_state=0).partial_fit(x, y)
+def plain():
+    for _ in range(20_000_000):
+        pass
+call()
+for line in sys.stdin:
+    for work in (call, plain):
+        wall, cpu = time.perf_counter(), time.process_time()
+        work()
+        print(time.perf_counter() - wall, time.process_time() - cpu, end=" ")
+    print(flush=True)
+"""
+
+
+@contextmanager
+def busy_processes(count: int, cores: set[int] | None = None) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that do nothing but to compute, on these cores."""
+    spinning = [subprocess.Popen([sys.executable, "-c", SPINNING]) for _ in range(count)]
+    try:
+        for each in spinning:
+            if cores is not None:
+                os.sched_setaffinity(each.pid, cores)
+        yield spinning
+    finally:
+        for each in spinning:
+            each.kill()
+            each.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cannot choose the cores of a process")
+@pytest.mark.skipif(threads.available_cores() < 2, reason="needs two cores")
+def test_four_busy_processes_on_two_cores_slow_a_call_down_by_their_share_alone() -> None:
+    """Five programs on two cores have 2/5 of a core each: what takes one core alone takes 2.5 times as long.
+
+    What a share is here and now, a plain loop beside each call tells, for somebody else may be on the machine. A
+    call may take somewhat more: after every switch between programs the caches are cold. Threads that wait for
+    each other take many times as long.
+    """
+    cores = set(sorted(os.sched_getaffinity(0))[:2])
+    times: dict[bool, list[list[float]]] = {True: [], False: []}
+    command = [sys.executable, "-c", CALLS]
+    surroundings = {**os.environ, "OMP_NUM_THREADS": "2"}  # torch's own choice on two cores
+    with (
+        busy_processes(4, cores) as others,
+        subprocess.Popen(command, env=surroundings, stdin=-1, stdout=-1, text=True) as caller,
+    ):
+        assert caller.stdin is not None and caller.stdout is not None
+        os.sched_setaffinity(caller.pid, cores)
+        for _ in range(5):
+            for busy in (False, True):
+                for each in others:
+                    each.send_signal(signal.SIGCONT if busy else signal.SIGSTOP)
+                time.sleep(0.5)  # until they are spread over the cores
+                for _ in range(3):
+                    print(file=caller.stdin, flush=True)
+                    times[busy].append([float(each) for each in caller.stdout.readline().split()])
+        caller.stdin.close()
+    idle, busy = (np.median(times[state], axis=0) for state in (False, True))
+    slower, share = busy[0] / idle[0], busy[2] / idle[2]
+    print(
+        f"a call takes {idle[0]:.2f} s, on a busy machine {slower:.2f} times that; a plain loop {share:.2f} times"
+    )
+    assert slower <= 1.5 * share
+    assert busy[1] <= 1.5 * idle[1], "of a processor's time"
