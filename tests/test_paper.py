@@ -332,8 +332,8 @@ def test_budgets_of_ones_own_are_preferred_to_those_installed(tmp_path: Path) ->
         (None, "No such file"),
         ("[]", "no attribute 'items'"),
         ("{", "Expecting property name"),
-        ('{"minst": {}}', "'minst' is no setting's"),
-        ('{"mnist-multi": {"training": {}}}', "'mnist-multi' is no setting's"),
+        ('{"minst": {}}', "'minst' does not describe a setting"),
+        ('{"mnist-multi": {"training": {}}}', "'mnist-multi' does not describe a setting"),
         ('{"mnist-multi": {"training": {"step": 3}, "numbers": {}, "validation": {}, "tried": []}}', "'step'"),
     ],
 )

@@ -229,7 +229,7 @@ def read(file: Path) -> dict[str, Any]:
         chosen = parse_json(file.read_bytes())
         for name, setting in chosen.items():
             if name not in SETTINGS or set(setting) != {"training", "numbers", "validation", "tried"}:
-                raise ValueError(f"{name!r} is not a setting")
+                raise ValueError(f"{name!r} does not describe a setting")
             Training(**setting["training"])
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}") from None
