@@ -22,7 +22,7 @@ from torch.optim import SGD, Adam
 from rwalk import sealed
 from rwalk.errors import InputError
 from rwalk.guard import Guard, files
-from rwalk.methods import EWC, PI, Method, RWalk, State
+from rwalk.methods import EWC, METHODS, PI, Method, RWalk, State
 from test_guard import EVERY_METHOD, RWALK, assert_same, data, made, plain_step, saved, walk
 
 Saved = dict[str, Any]
@@ -336,7 +336,7 @@ def test_a_method_of_ones_own_comes_back_when_it_is_given(tmp_path: Path) -> Non
     guard.save(tmp_path / "file")
     guard.detach()
     assert refused(tmp_path / "file", model).endswith(
-        "its method test_guard_files:Careful is none of ewc, ewc++, pi, rwalk, vanilla: give method=, your own"
+        f"its method test_guard_files:Careful is none of {', '.join(METHODS)}: give method=, your own"
     )
     assert "care cannot be right" in refused(tmp_path / "file", model, method=RWALK)
     guard = Guard.load(tmp_path / "file", model, optimizer, method)

@@ -54,9 +54,9 @@ class Group:
     stored: dict[str, Tensor] = field(default_factory=dict, repr=False)  # [R, m, …]
 
     def first(self, count: int) -> Group:
-        """The best so many of them."""
-        stored = {name: each[:, :count] for name, each in self.stored.items()}
-        return Group(self.task, self.label, self.examples[:, :count], stored)
+        """The best so many of them, in tensors of their own: what is cut away is not kept, nor saved."""
+        stored = {name: each[:, :count].contiguous() for name, each in self.stored.items()}
+        return Group(self.task, self.label, self.examples[:, :count].contiguous(), stored)
 
 
 @dataclass
