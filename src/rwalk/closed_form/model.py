@@ -179,7 +179,7 @@ class Model:
     def counts(self) -> Tensor:
         """Examples learned, per column."""
         if self.statistics is not None:
-            return self.statistics.counts.cpu()
+            return self.statistics.counts.cpu().clone()
         zero = torch.zeros(self.columns, dtype=torch.int64)
         return sum((_counts(each.y, self.columns) for each in self.held), start=zero)
 

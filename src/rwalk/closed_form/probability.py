@@ -4,8 +4,8 @@ Regression scores are no probabilities: they must be sharpened, softmax(t · sco
 under which unseen examples are most probable. The statistics know how the scores of each class scatter: their
 means, and their covariance within a class. Leaving an example out moves its score by its own leverage, here taken
 to be the mean one, so both are known for unseen examples. Draws from these Gaussians stand in for the examples.
-Real scores have heavier tails than Gaussians, so a small share of the draws is given another class's scores:
-without them, probabilities come out far too sure.
+Real scores have heavier tails than Gaussians, so a share of the draws is given another class's scores, the
+more the classes overlap: without them, probabilities come out far too sure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rwalk.closed_form.statistics import Centred
 from rwalk.seeds import generator
 
 DRAWS = 4000
-ASTRAY = 0.02  # share of draws that look like another class
+ASTRAY = 0.01, 0.3  # share of draws that look like another class: at least, and per share of wrong ones
 SHARPEST = 150.0
 
 
@@ -37,11 +37,12 @@ def sharpness(
     share = (class_weights / class_weights.sum()).cpu()
     truth = torch.multinomial(share, DRAWS, replacement=True, generator=draw)
     other = torch.multinomial(share, DRAWS, replacement=True, generator=draw)
-    looks_like = torch.where(torch.rand(DRAWS, generator=draw) < ASTRAY, other, truth)
     noise = torch.randn(DRAWS, classes, generator=draw, dtype=torch.float64)
     values, vectors = torch.linalg.eigh(covariance.cpu())
-    scores = means.cpu()[looks_like] + (noise * values.clamp(min=0).sqrt()) @ vectors.T
-    return _most_likely(scores, truth)
+    scatter, means = (noise * values.clamp(min=0).sqrt()) @ vectors.T, means.cpu()
+    wrong = ((means[truth] + scatter).argmax(1) != truth).double().mean().item()
+    astray = torch.rand(DRAWS, generator=draw) < ASTRAY[0] + ASTRAY[1] * wrong
+    return _most_likely(means[torch.where(astray, other, truth)] + scatter, truth)
 
 
 def unseen_scores(

@@ -23,7 +23,7 @@ ROUNDS = 10  # of k-means
 FAINT = 0.0025  # of the images' variance: contrast far below it is noise, and is not amplified
 WHITENING = 0.1  # variance added before whitening, for directions that hardly occur
 THRESHOLD = 0.25
-AT_ONCE = 1 << 25  # numbers in the largest intermediate result
+AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 28}  # numbers in the largest intermediate result: caches are small
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,17 @@ class PatchFeatures:
 
     def __call__(self, x: Tensor) -> Tensor:
         positions = (x.shape[2] - SIDE + 1) * (x.shape[3] - SIDE + 1)
-        images = max(1, AT_ONCE // (positions * len(self.filters)))
+        at_once = AT_ONCE.get(x.device.type, AT_ONCE["cpu"])
+        images = max(1, at_once // (positions * len(self.filters)))
         return torch.cat([self._pooled(part) for part in x.split(images)])
 
     def _pooled(self, x: Tensor) -> Tensor:
-        answers = F.conv2d(x, self.filters) / _contrast(x, self.faint) - self.offsets[:, None, None]
+        answers = F.conv2d(x, self.filters).div_(_contrast(x, self.faint)).sub_(self.offsets[:, None, None])
+        beyond = F.softshrink(answers, THRESHOLD)
         grid = int(self.grid)
-        above = F.adaptive_avg_pool2d(F.relu(answers - THRESHOLD), grid)
-        below = F.adaptive_avg_pool2d(F.relu(answers.neg_().sub_(THRESHOLD)), grid)
-        return torch.cat([above, below], dim=1).flatten(1)
+        difference = F.adaptive_avg_pool2d(beyond, grid)
+        above = F.adaptive_avg_pool2d(beyond.clamp_(min=0), grid)
+        return torch.cat([above, above - difference], dim=1).flatten(1)
 
     @property
     def blocks(self) -> list[int]:
