@@ -28,6 +28,7 @@ class ClosedForm(BaseEstimator):  # type: ignore[misc]
     """Parameters, inputs, files, and sums of estimators."""
 
     solver = "ridge"
+    _share = 1.0
     _model: Model
 
     def __init__(
@@ -164,6 +165,7 @@ class ClosedForm(BaseEstimator):  # type: ignore[misc]
             dtype=None if self.dtype is None else DTYPES[self.dtype],
             device=self._device(),
             solver=self.solver,
+            share=self._share,
         )
 
     def _checked_ridge(self) -> float | None:

@@ -16,6 +16,7 @@ from rwalk.closed_form import files
 from rwalk.closed_form.base import ClosedForm
 from rwalk.closed_form.labels import columns_of, labels_of, merged
 from rwalk.closed_form.model import Examples
+from rwalk.closed_form.ridge import FOR_CLASSES
 from rwalk.errors import InputError, unknown
 
 SOLVERS = ("ridge", "lda")
@@ -48,6 +49,7 @@ class ClosedFormClassifier(ClassifierMixin, ClosedForm):  # type: ignore[misc]
     """
 
     classes_: NDArray[Any]
+    _share = FOR_CLASSES
 
     def __init__(
         self,

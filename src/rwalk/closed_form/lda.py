@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rwalk.closed_form.ridge import Solution, penalties, solve
+from rwalk.closed_form.ridge import FOR_CLASSES, Solution, penalties, solve
 from rwalk.closed_form.statistics import Centred
 
 
@@ -20,7 +20,7 @@ def discriminants(
     class_weights  [C]; a class without weight gets the score −∞
     """
     if ridge is None:
-        ridge = solve(centred, blocks).ridge
+        ridge = solve(centred, blocks, share=FOR_CLASSES).ridge
     seen = class_weights > 0
     from_mean = class_sums[:, seen] / class_weights[seen] - centred.mean[:, None]
     within = centred.gram - (from_mean * class_weights[seen]) @ from_mean.T

@@ -60,6 +60,7 @@ class Model:
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
         solver: str = "ridge",
+        share: float = 1.0,
     ) -> None:
         self.recipe = recipe
         self.shape = shape
@@ -71,6 +72,7 @@ class Model:
         self.dtype = default if dtype is None else dtype
         self.device = torch.device(device)
         self.solver = solver
+        self.share = share
         self.held: list[Examples] = []
         self.map: FeatureMap | None = None
         self.statistics: Statistics | None = None
@@ -218,7 +220,7 @@ class Model:
                     centred, sums["cross"], sums["targets"], settled.map.blocks, self.ridge
                 )
             else:
-                settled._solution = solve(centred, settled.map.blocks, self.ridge)
+                settled._solution = solve(centred, settled.map.blocks, self.ridge, self.share)
         return settled._solution
 
     @property
