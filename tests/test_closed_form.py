@@ -113,10 +113,18 @@ def test_weights_are_those_of_the_normal_equations(data):
     target = np.eye(4)[y] - np.eye(4)[y].mean(0)
     blocks = np.cumsum([0, 6, 50, 50])
     variance = (centred**2).sum(0)
-    penalty = np.concatenate([np.full(b - a, variance[a:b].sum() / phi.shape[1]) for a, b in pairwise(blocks)])
+    penalty = np.concatenate([np.full(b - a, 3 * variance[a:b].sum() / phi.shape[1]) for a, b in pairwise(blocks)])
     expected = np.linalg.solve(centred.T @ centred + 0.01 * np.diag(penalty), centred.T @ target)
     np.testing.assert_allclose(clf.coef_.T, expected, rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(clf.decision_function(x), centred @ expected + np.eye(4)[y].mean(0), atol=1e-8)
+
+
+def test_another_ridge_is_used_at_once(data):
+    x, y = data
+    clf = small().fit(x, y)
+    clf.predict(x)
+    assert clf.set_params(ridge=3.0).ridge_ == 3.0
+    same_weights(clf, small(ridge=3.0).fit(x, y))
 
 
 # ── forgetting and merging ────────────────────────────────────────────────────────────────────────────────────

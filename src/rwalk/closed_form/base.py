@@ -145,7 +145,7 @@ class ClosedForm(BaseEstimator):  # type: ignore[misc]
 
     def _ready(self) -> Model:
         check_is_fitted(self)
-        self._model.ridge = self._checked_ridge()
+        self._model.use_ridge(self._checked_ridge())
         return self._model
 
     def _new_model(self, shape: tuple[int, ...], columns: int) -> Model:

@@ -199,6 +199,11 @@ class Model:
         for rows in x.split(ROWS):
             yield settled._mapped(rows)
 
+    def use_ridge(self, ridge: float | None) -> None:
+        if ridge != self.ridge:
+            self.ridge = ridge
+            self._settled = self._solution = self._sharpness = None
+
     @property
     def centred(self) -> Centred:
         settled = self._as_settled()

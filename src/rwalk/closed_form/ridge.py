@@ -59,10 +59,10 @@ def solve(centred: Centred, blocks: Sequence[int], ridge: float | None = None, s
 
 
 def penalties(centred: Centred, blocks: Sequence[int]) -> Tensor:
-    """What λ = 1 means for every feature: [D], its block's variance shared by all features."""
+    """What λ = 1 means for every feature: [D], its block's variance, such that all blocks cost the same."""
     variance = centred.gram.diagonal().clamp(min=0)
     each = [block.sum().expand(len(block)) for block in variance.split(list(blocks))]
-    penalty = torch.cat(each) / len(variance)
+    penalty = torch.cat(each) * (len(blocks) / len(variance))
     # A block that never varied has no weight to hold back; any penalty keeps the equations solvable.
     return torch.where(penalty > 0, penalty, penalty.max().clamp(min=1.0))
 

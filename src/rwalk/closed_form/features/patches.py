@@ -68,7 +68,8 @@ class PatchFeatures:
 
     @property
     def blocks(self) -> list[int]:
-        return [2 * len(self.filters) * int(self.grid) ** 2]
+        """Every feature by itself: a rare patch is to be held back no more than a common one."""
+        return [1] * (2 * len(self.filters) * int(self.grid) ** 2)
 
 
 def _contrast(x: Tensor, faint: Tensor) -> Tensor:
