@@ -407,6 +407,15 @@ def test_a_network_gives_what_enters_its_last_layer(data):
     assert clf.score(x, y) > 0.9
 
 
+def test_a_network_in_half_precision_is_summed_in_full(data):
+    x, y = data
+    x = ((x - x.mean(0)) / x.std(0)).astype(np.float32)
+    torch.manual_seed(0)
+    clf = ClosedFormClassifier(features=Network().bfloat16()).partial_fit(x, y)
+    assert clf.features_of(x).dtype == np.float32
+    assert clf.score(x, y) > 0.9
+
+
 def test_features_that_are_not_finite_change_nothing(data):
     class Broken(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -427,6 +436,15 @@ def test_waves_are_orthogonal_and_depend_on_the_seed_alone():
     block = one.waves[:, :8]
     cosines = torch.nn.functional.normalize(block, dim=0).T @ torch.nn.functional.normalize(block, dim=0)
     torch.testing.assert_close(cosines, torch.eye(8).double())
+
+
+def test_very_wide_inputs_do_not_make_as_many_features():
+    rng = np.random.default_rng(0)
+    y = np.arange(200) % 2
+    x = (rng.random((200, 3000)) < 0.01) + (rng.random(3000) < 0.02) * (rng.random((200, 3000)) < 0.3) * y[:, None]
+    clf = small(size=400).fit(x[:150], y[:150])
+    assert clf.features_of(x[:1]).shape == (1, 800)
+    assert clf.score(x[150:], y[150:]) > 0.8
 
 
 def test_small_images_are_taken_as_vectors():

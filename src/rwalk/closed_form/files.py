@@ -35,7 +35,7 @@ LARGEST_INPUT = 1 << 24  # numbers in one input
 
 # Every tensor of a map by its dimensions: equal letters are equal sizes, figures are themselves.
 DIMENSIONS = {
-    "vectors": {"centre": "d", "scale": "d", "slopes": "dr", "offsets": "r", "waves": "df"},
+    "vectors": {"centre": "d", "scale": "d", "slopes": "dr", "offsets": "r", "waves": "df", "mixing": "dm"},
     "images": {"filters": "kcss", "offsets": "k", "faint": "", "grid": ""},
 }
 SUMS = {"gram": "t", "total": "D", "cross": "DC", "targets": "C", "squares": "C", "weight": "", "counts": "C"}

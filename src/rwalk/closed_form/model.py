@@ -259,7 +259,7 @@ class Model:
 
     def _mapped(self, x: Tensor) -> Tensor:
         assert self._placed is not None
-        features = self._placed(x.to(self.device).to(self.dtype))
+        features = self._placed(x.to(self.device).to(self.dtype)).to(self.dtype)
         if not features.isfinite().all():
             raise InputError(
                 "the features of an input are not finite: check the network, or bring inputs to scale"

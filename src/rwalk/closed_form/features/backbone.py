@@ -20,7 +20,8 @@ class BackboneFeatures:
     kind = "backbone"
 
     def __init__(self, network: nn.Module, example: Tensor) -> None:
-        self.network = copy.deepcopy(network).eval().requires_grad_(False)  # the owner may train on
+        owned = copy.deepcopy(network)  # the owner may train on
+        self.network = owned.eval().requires_grad_(False).to(example.device)
         self._dtype = next((p.dtype for p in self.network.parameters()), torch.float32)
         self._head = self._last_linear(example)
         self.blocks = [self(example).shape[1]]

@@ -27,6 +27,7 @@ class VectorFeatures:
     slopes: Tensor  # A [d, r]
     offsets: Tensor  # a [r]
     waves: Tensor  # B [d, f]
+    mixing: Tensor  # [d, m]: random mixtures that stand for more inputs than there are to be features; else m = 0
 
     kind = "vectors"
 
@@ -41,18 +42,22 @@ class VectorFeatures:
         slopes = torch.randn(d, rectified, generator=draw, dtype=torch.float64) / d**0.5
         offsets = torch.randn(rectified, generator=draw, dtype=torch.float64)
         waves = _orthogonal(d, size // 4, draw)
+        mixtures = size if d > size else 0
+        mixing = torch.randn(d, mixtures, generator=draw, dtype=torch.float64) / d**0.5
         # The kernel's width: half the mean squared distance of two examples, which is the total variance.
         spread = _moments(_drawn_in((x - centre) / scale), weight)[1].square().sum() if standardize else d
-        return cls(centre, scale, slopes, offsets, waves / max(float(spread), 1e-12) ** 0.5)
+        return cls(centre, scale, slopes, offsets, waves / max(float(spread), 1e-12) ** 0.5, mixing)
 
     def __call__(self, x: Tensor) -> Tensor:
         z = _drawn_in((x.flatten(1) - self.centre) / self.scale)
         phase = z @ self.waves
-        return torch.cat([z, torch.addmm(self.offsets, z, self.slopes).relu_(), phase.cos(), phase.sin_()], dim=1)
+        rectified = torch.addmm(self.offsets, z, self.slopes).relu_()
+        inputs = z @ self.mixing if self.mixing.shape[1] else z
+        return torch.cat([inputs, rectified, phase.cos(), phase.sin_()], dim=1)
 
     @property
     def blocks(self) -> list[int]:
-        return [len(self.centre), len(self.offsets), 2 * self.waves.shape[1]]
+        return [self.mixing.shape[1] or len(self.centre), len(self.offsets), 2 * self.waves.shape[1]]
 
 
 def _drawn_in(z: Tensor) -> Tensor:
