@@ -514,7 +514,9 @@ def test_numbers_are_learned_in_portions_too():
 # ── scikit-learn ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("estimator", [ClosedFormClassifier(), ClosedFormRegressor()], ids=["classes", "numbers"])
+@pytest.mark.parametrize(
+    "estimator", [ClosedFormClassifier(), ClosedFormRegressor(size=100)], ids=["classes", "numbers"]
+)
 def test_scikit_learns_checks_pass_without_exception(estimator):
     from sklearn.utils.estimator_checks import check_estimator
 

@@ -17,7 +17,7 @@ from rwalk.errors import InputError, unknown
 
 KINDS = {kind.kind: kind for kind in (VectorFeatures, PatchFeatures)}  # those a file can hold
 SMALLEST_IMAGE = 16  # pixels along a side; smaller images are taken as vectors
-RANDOM, PATCHES = 2000, 600  # features of vectors, patches of images, unless told otherwise
+RANDOM, PATCHES = 2000, 800  # features of vectors, patches of images, unless told otherwise
 
 
 class FeatureMap(Protocol):
