@@ -1,0 +1,118 @@
+"""What learning in closed form is worth, and what it costs: the tables of docs/closed-form.md.
+
+    python -m benchmarks.closed_form digits mnist cifar100 --data PATH      accuracy, class by class
+    python -m benchmarks.closed_form speed                                  seconds, on this machine as it is
+    python -m benchmarks.closed_form precision                              ten million examples in float32
+
+Nothing is chosen here: every figure is of the defaults, on test data looked at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from rwalk import datasets
+from rwalk.closed_form import ClosedFormClassifier
+
+STREAMS = {"digits": 2, "mnist": 2, "cifar100-pixels": 10}  # classes per call
+NAMES = {"cifar100": "cifar100-pixels"}
+
+
+@contextmanager
+def clock(what: str) -> Iterator[None]:
+    """Wall-clock seconds, and the processor's, which a busy machine does not inflate as much."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    yield
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    print(f"{what}: {wall:.1f} s ({cpu:.1f} s of processor time)", flush=True)
+
+
+def accuracy(name: str, data: str | None, seeds: int, **params: Any) -> None:
+    """Final accuracy after classes came in calls, in an order drawn by the seed; and with all in one call."""
+    name = NAMES.get(name, name)
+    finals, differences = [], []
+    for seed in range(seeds):
+        dataset = datasets.load(name, data, seed=seed)
+        x, y, x_test, y_test = (part.numpy() for part in (dataset.x, dataset.y, dataset.x_test, dataset.y_test))
+        order = np.random.default_rng(seed).permutation(len(dataset.class_names))
+        with clock(f"  {name}, seed {seed}"):
+            clf = ClosedFormClassifier(random_state=seed, **params)
+            for classes in np.split(order, len(order) // STREAMS[name]):
+                mine = np.isin(y, classes)
+                clf.partial_fit(x[mine], y[mine])
+            predicted = clf.predict(x_test)
+        finals.append(100 * (predicted == y_test).mean())
+        at_once = clf.fresh().partial_fit(x, y).predict(x_test)
+        differences.append(100 * (at_once != predicted).mean())
+    spread = np.std(finals, ddof=1) if seeds > 1 else float("nan")
+    print(
+        f"{name}: {np.mean(finals):.1f} ± {spread:.1f} over {seeds} seeds; predictions that differ from those "
+        f"after one call with everything: {max(differences):.2f} %",
+        flush=True,
+    )
+
+
+def speed() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60_000, 784)).astype(np.float32), rng.integers(0, 10, 60_000)
+    for dtype in ("float32", "float64"):
+        with clock(f"60,000 × 784, {dtype}, learned and solved"):
+            _ = ClosedFormClassifier(dtype=dtype).fit(x, y).coef_
+    narrow = x[:, :100].copy()
+    clf = ClosedFormClassifier(dtype="float32").fit(narrow[:1000], y[:1000])
+    with clock("1,000,000 × 100 in calls of 1,000, float32"):
+        for call in range(1000):
+            rows = slice(call % 60 * 1000, call % 60 * 1000 + 1000)
+            clf.partial_fit(narrow[rows], y[rows])
+    with clock("1,000 calls of 20 examples"):
+        for call in range(1000):
+            rows = slice(call * 20, call * 20 + 20)
+            clf.partial_fit(narrow[rows], y[rows])
+
+
+def precision(examples: int = 10_000_000, batch: int = 10_000) -> None:
+    """The same ten million examples summed in float32 and in float64."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(20, 10))
+
+    def draw(n: int) -> tuple[np.ndarray, np.ndarray]:
+        y = rng.integers(0, 20, n)
+        return (centres[y] + 0.7 * rng.normal(size=(n, 10))).astype(np.float32), y
+
+    both = [ClosedFormClassifier(size=100, dtype=dtype) for dtype in ("float32", "float64")]
+    for _ in range(examples // batch):
+        x, y = draw(batch)
+        for clf in both:
+            clf.partial_fit(x, y)
+    x, y = draw(100_000)
+    single, double = (100 * clf.score(x, y) for clf in both)
+    print(f"{examples:,} examples: {single:.3f} % in float32, {double:.3f} % in float64", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="+", choices=["digits", "mnist", "cifar100", "speed", "precision"])
+    parser.add_argument("--data", default=None, help="folder of the official files")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--size", type=int, default=None, help="random features, or patches; otherwise the default"
+    )
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    for what in args.what:
+        if what == "speed":
+            speed()
+        elif what == "precision":
+            precision()
+        else:
+            accuracy(what, args.data, args.seeds, size=args.size, device=args.device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""What classifier and regressor share: scikit-learn's conventions around a model that learns in closed form."""
+
+from __future__ import annotations
+
+import copy
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from rwalk.closed_form import files
+from rwalk.closed_form.features import Recipe
+from rwalk.closed_form.labels import array, one_line
+from rwalk.closed_form.model import Model
+from rwalk.errors import InputError, first_line, unknown
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+class ClosedForm(BaseEstimator):  # type: ignore[misc]
+    """Parameters, inputs, files, and sums of estimators."""
+
+    solver = "ridge"
+    _share = 1.0
+    _model: Model
+
+    def __init__(
+        self,
+        *,
+        features: str | nn.Module = "auto",
+        size: int | None = None,
+        ridge: float | None = None,
+        standardize: bool = True,
+        warm_up: int = 100,
+        dtype: str | None = None,
+        device: str | torch.device = "cpu",
+        random_state: int | np.random.RandomState | None = 0,
+    ) -> None:
+        self.features = features
+        self.size = size
+        self.ridge = ridge
+        self.standardize = standardize
+        self.warm_up = warm_up
+        self.dtype = dtype
+        self.device = device
+        self.random_state = random_state
+
+    # ── sums of what was learned ──────────────────────────────────────────────────────────────────────────────
+
+    def fresh(self) -> Self:
+        """One with the same feature map that has learned nothing yet: for another worker, to be merged later."""
+        check_is_fitted(self)
+        twin = copy.copy(self)
+        twin._begin()
+        return twin
+
+    def _begin(self) -> None:
+        """Become one that knows the map and nothing else."""
+        raise NotImplementedError
+
+    def merge(self, other: Self) -> Self:
+        """Learn all that another has learned. Both must have the same feature map: see `fresh`."""
+        raise NotImplementedError
+
+    def __add__(self, other: Any) -> Self:
+        """A new one that has learned what both have."""
+        if type(other) is not type(self):
+            return NotImplemented
+        return copy.deepcopy(self).merge(other)
+
+    def __radd__(self, other: Any) -> Self:
+        # sum() begins with 0.
+        return copy.deepcopy(self) if isinstance(other, int) and other == 0 else NotImplemented
+
+    # ── what was found ────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def ridge_(self) -> float:
+        """The λ in use, relative to the mean variance of a feature."""
+        return self._ready().solution.ridge
+
+    @property
+    def coef_(self) -> NDArray[np.float64]:
+        """Weights of the features, one row per class or target."""
+        weights: NDArray[np.float64] = self._ready().solution.weights.T.cpu().numpy().copy()
+        return weights
+
+    @property
+    def intercept_(self) -> NDArray[np.float64]:
+        bias: NDArray[np.float64] = self._ready().solution.bias.cpu().numpy().copy()
+        return bias
+
+    def features_of(self, X: ArrayLike | Tensor) -> NDArray[Any]:
+        """The features of these inputs: `coef_` and `intercept_` apply to them."""
+        model = self._ready()
+        features: NDArray[Any] = torch.cat([rows.cpu() for rows in model.features(self._inputs(X))]).numpy()
+        return features
+
+    # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def save(self, path: str | Path) -> None:
+        """Write everything into one safetensors file, all of it or nothing; `load` goes on exactly from there.
+
+        It holds sums, not examples, except while fewer than `warm_up` have been seen. A network given as
+        `features` is code and is not written: give it to `load` again.
+        """
+        check_is_fitted(self)
+        files.write(Path(path), type(self).__name__, self.get_params(deep=False), self._to_record(), self._model)
+
+    @classmethod
+    def load(cls, path: str | Path, **params: Any) -> Self:
+        """The estimator in a file; `params` replace those written there. Nothing in the file is executed."""
+        with files.reading(path):
+            stored, record, tensors = files.read(Path(path), cls.__name__, cls._get_param_names(), params)
+            self = cls(**stored)
+            self._from_record(record)
+            self._model = self._new_model(tuple(record["shape"]), self._columns())
+            files.restore(self._model, record, tensors)
+        return self
+
+    def _to_record(self) -> dict[str, Any]:
+        names = [*getattr(self, "feature_names_in_", [])]
+        return {"shape": list(self._model.shape), "feature_names": names}
+
+    def _from_record(self, record: dict[str, Any]) -> None:
+        shape = files.checked_shape(record["shape"])
+        self.n_features_in_ = shape[0]
+        if names := files.checked_names(record["feature_names"], shape):
+            self.feature_names_in_ = np.array(names, dtype=object)
+
+    def _columns(self) -> int:
+        raise NotImplementedError
+
+    # ── parameters and inputs ─────────────────────────────────────────────────────────────────────────────────
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_model")
+
+    def _ready(self) -> Model:
+        check_is_fitted(self)
+        self._model.use_ridge(self._checked_ridge())
+        return self._model
+
+    def _new_model(self, shape: tuple[int, ...], columns: int) -> Model:
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise unknown("dtype", str(self.dtype), DTYPES)
+        for name in ("size", "warm_up"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, Integral) and int(value) > 0):
+                raise InputError(f"{name}={value!r} is no positive whole number: give one")
+        size = None if self.size is None else int(self.size)
+        return Model(
+            Recipe(self.features, size, bool(self.standardize), self._seed()),
+            shape,
+            columns,
+            ridge=self._checked_ridge(),
+            warm_up=int(self.warm_up),
+            dtype=None if self.dtype is None else DTYPES[self.dtype],
+            device=self._device(),
+            solver=self.solver,
+            share=self._share,
+        )
+
+    def _checked_ridge(self) -> float | None:
+        if self.ridge is not None and not (isinstance(self.ridge, Real) and 0 < self.ridge < np.inf):
+            raise InputError(f"ridge={self.ridge!r} is no positive number: give one, or None to have it chosen")
+        return None if self.ridge is None else float(self.ridge)
+
+    def _device(self) -> torch.device:
+        name = self.device
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            return torch.empty(0, device=name).device
+        except (AssertionError, RuntimeError) as error:
+            reason = first_line(error)
+            raise InputError(f"device {str(name)!r} cannot be used ({reason}): set device='cpu'") from error
+
+    def _seed(self) -> int:
+        state = check_random_state(self.random_state)
+        return int(self.random_state) if isinstance(self.random_state, Integral) else int(state.randint(2**31 - 1))
+
+    def _inputs(self, X: Any) -> Tensor:
+        with one_line():
+            x = validate_data(self, array(X), reset=False, dtype="numeric", allow_nd=True)
+        return self._of_known_shape(_tensor(x))
+
+    def _examples(
+        self, X: Any, y: Any, sample_weight: Any, afresh: bool, **checks: Any
+    ) -> tuple[Tensor, Any, Tensor]:
+        """Inputs, labels or targets, and weights; without the examples that have none."""
+        with one_line():
+            x, y = validate_data(self, array(X), array(y), reset=afresh, dtype="numeric", allow_nd=True, **checks)
+            weight = _check_sample_weight(array(sample_weight), x, dtype=np.float64, ensure_non_negative=True)
+        if (weight == 0).any():
+            x, y, weight = x[weight > 0], y[weight > 0], weight[weight > 0]
+            if not len(x):
+                raise InputError("every example has the weight 0: give at least one a positive weight")
+        x = _tensor(x)
+        return (x if afresh else self._of_known_shape(x)), y, torch.from_numpy(weight)
+
+    def _of_known_shape(self, x: Tensor) -> Tensor:
+        if tuple(x.shape[1:]) != self._model.shape:
+            raise InputError(f"inputs have shape {list(x.shape[1:])}: give {list(self._model.shape)}, as learned")
+        return x
+
+
+def _tensor(x: NDArray[Any]) -> Tensor:
+    """Without a copy where that can be; in a type torch has."""
+    if x.dtype not in (np.float32, np.float64, np.float16, np.uint8, np.int16, np.int32, np.int64, np.bool_):
+        x = x.astype(np.float64)
+    return torch.from_numpy(x if x.flags.writeable and x.flags.c_contiguous else x.copy())

@@ -1,0 +1,183 @@
+"""The classifier: new classes at any time, in any order, exactly as if all had come at once."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Self, cast
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor, nn
+
+from rwalk.closed_form import files
+from rwalk.closed_form.base import ClosedForm
+from rwalk.closed_form.labels import columns_of, labels_of, merged
+from rwalk.closed_form.model import Examples
+from rwalk.closed_form.ridge import FOR_CLASSES
+from rwalk.errors import InputError, unknown
+
+SOLVERS = ("ridge", "lda")
+
+
+class ClosedFormClassifier(ClassifierMixin, ClosedForm):  # type: ignore[misc]
+    """Learns classes call by call, in any order and any portions, exactly as if it had seen all at once.
+
+    Inputs become features by a map that never changes; of the features only sums are kept; the weights are solved
+    for when they are needed. Nothing is forgotten but what `forget` is told to forget.
+
+    features      "auto", "vectors", "images", or a trained nn.Module, whose last layer's inputs are used
+    size          random features of vectors, or patches of images; None for a good number
+    solver        "ridge", regression on class indicators; "lda", Gaussian classes of one covariance
+    ridge         how strongly weights are held back, relative to a feature's variance; None to have it chosen
+    standardize   scale every column of a vector by the first examples; off, the map depends on the seed alone
+    warm_up       examples the map is made of: fewer are held as they are until more have come
+    dtype         "float64", exact to about ten digits; "float32", twice as fast; None: float64 for vectors,
+                  float32 for images and networks. The sums are float64 either way
+    device        "cpu", "cuda" …, or "auto"
+    random_state  seed of the random features
+
+    Inputs are [n, features] or images [n, channels, height, width], in any units. Labels are of any one type.
+
+    >>> clf = ClosedFormClassifier()
+    >>> clf = clf.partial_fit([[0.0, 0.0], [1.0, 0.0]], ["left", "right"])
+    >>> clf = clf.partial_fit([[0.5, 1.0]], ["up"])
+    >>> clf.predict([[1.0, 0.0], [0.0, 0.0], [0.5, 1.0]]).tolist()
+    ['right', 'left', 'up']
+    """
+
+    classes_: NDArray[Any]
+    _share = FOR_CLASSES
+
+    def __init__(
+        self,
+        *,
+        features: str | nn.Module = "auto",
+        size: int | None = None,
+        solver: str = "ridge",
+        ridge: float | None = None,
+        standardize: bool = True,
+        warm_up: int = 100,
+        dtype: str | None = None,
+        device: str | torch.device = "cpu",
+        random_state: int | np.random.RandomState | None = 0,
+    ) -> None:
+        super().__init__(
+            features=features, size=size, ridge=ridge, standardize=standardize, warm_up=warm_up, dtype=dtype,
+            device=device, random_state=random_state,
+        )  # fmt: skip
+        self.solver = solver
+
+    # ── learning ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def fit(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> Self:
+        """Forget everything, then learn this."""
+        return self._learn(X, y, None, sample_weight, afresh=True)
+
+    def partial_fit(
+        self,
+        X: ArrayLike | Tensor,
+        y: ArrayLike | Tensor,
+        classes: ArrayLike | Tensor | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> Self:
+        """Learn some more. `classes` may announce labels that are still to come; it need not."""
+        return self._learn(X, y, classes, sample_weight, afresh=not self.__sklearn_is_fitted__())
+
+    def _learn(self, X: Any, y: Any, classes: Any, sample_weight: Any, afresh: bool) -> Self:
+        x, labels, weight = self._examples(X, y, sample_weight, afresh)
+        labels = labels_of(labels)
+        announced = labels[:0] if classes is None else labels_of(classes)
+        known = labels[:0] if afresh else self.classes_
+        every = merged(known, labels, announced)
+        if self.solver not in SOLVERS:
+            raise unknown("solver", str(self.solver), SOLVERS)
+        model = self._new_model(tuple(x.shape[1:]), len(every)) if afresh else copy.copy(self._model)
+        if len(every) != model.columns:
+            model.move_columns(columns_of(known, every).tolist(), len(every))
+        model.learn(Examples(x, columns_of(labels, every), weight))
+        self._model, self.classes_ = model, every
+        return self
+
+    def forget(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> Self:
+        """Become what it would be had it never learned these examples, given with the labels and weights of then.
+
+        A class none of whose examples are left is gone from `classes_`.
+        """
+        check_is_fitted(self)
+        x, labels, weight = self._examples(X, y, sample_weight, afresh=False)
+        columns = columns_of(labels_of(labels), self.classes_)
+        if (columns < 0).any():
+            raise InputError("an example of an unknown class is to be forgotten: give only what was learned")
+        before = self._model.counts
+        self._model.forget(Examples(x, columns, weight))
+        gone = (before > 0) & (self._model.counts == 0)
+        if gone.any():
+            places = torch.where(gone, -1, (~gone).cumsum(0) - 1).tolist()
+            self._model.move_columns(places, int((~gone).sum()))
+            self.classes_ = self.classes_[~gone.numpy()]
+        return self
+
+    def merge(self, other: Self) -> Self:
+        """Learn all that another has learned. Both must have the same feature map: see `fresh`."""
+        check_is_fitted(self)
+        check_is_fitted(other)
+        self._model.check_mergeable(other._model)
+        every = merged(self.classes_, other.classes_)
+        theirs, ours = copy.copy(other._model), copy.copy(self._model)
+        theirs.move_columns(columns_of(other.classes_, every).tolist(), len(every))
+        ours.move_columns(columns_of(self.classes_, every).tolist(), len(every))
+        ours.merge(theirs)
+        self._model, self.classes_ = ours, every
+        return self
+
+    # ── using ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def decision_function(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
+        """A score per class, the highest the most likely; of two classes, how much the second is ahead."""
+        scores = self._scores(X)
+        if scores.shape[1] == 2:
+            scores = scores[:, 1] - scores[:, 0]
+        return cast(NDArray[np.float64], scores.numpy())
+
+    def predict(self, X: ArrayLike | Tensor) -> NDArray[Any]:
+        """The most likely of all classes learned."""
+        best = self._scores(X).argmax(1).numpy()
+        predicted: NDArray[Any] = self.classes_[best]
+        return predicted
+
+    def predict_proba(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
+        """Probabilities, a column for each of `classes_`; classes only announced have 0."""
+        scores = self._scores(X)
+        probability: NDArray[np.float64] = (self._model.sharpness * scores).softmax(1).numpy()
+        return probability
+
+    def score(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> float:
+        """The accuracy."""
+        # Not scikit-learn's own, which sorts the labels: not all can be.
+        predicted, labels = self.predict(X), labels_of(y)
+        merged(self.classes_, labels)  # 1 is not "1": who mixes them is told
+        if len(predicted) != len(labels):
+            raise InputError(f"{len(predicted)} inputs but {len(labels)} labels: give one label per example")
+        right = np.array([guess == label for guess, label in zip(predicted, labels, strict=True)], dtype=float)
+        return float(np.average(right, weights=None if sample_weight is None else np.asarray(sample_weight)))
+
+    def _scores(self, X: Any) -> Tensor:
+        model = self._ready()
+        scores = model.scores(self._inputs(X))
+        return scores.masked_fill(model.counts == 0, -torch.inf)
+
+    def _begin(self) -> None:
+        self._model, self.classes_ = self._model.fresh(0), self.classes_[:0]
+
+    def _columns(self) -> int:
+        return len(self.classes_)
+
+    def _to_record(self) -> dict[str, Any]:
+        return {**super()._to_record(), "classes": files.labels_to_json(self.classes_)}
+
+    def _from_record(self, record: dict[str, Any]) -> None:
+        super()._from_record(record)
+        self.classes_ = files.checked_labels(record["classes"])

@@ -1,0 +1,95 @@
+"""Inputs → features: a fixed map, made once. Everything after it is sums."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from rwalk.closed_form.features.backbone import BackboneFeatures
+from rwalk.closed_form.features.patches import PatchFeatures
+from rwalk.closed_form.features.vectors import VectorFeatures
+from rwalk.errors import InputError, unknown
+
+KINDS = {kind.kind: kind for kind in (VectorFeatures, PatchFeatures)}  # those a file can hold
+SMALLEST_IMAGE = 16  # pixels along a side; smaller images are taken as vectors
+RANDOM, PATCHES = 2000, 800  # features of vectors, patches of images, unless told otherwise
+
+
+class FeatureMap(Protocol):
+    """A function of inputs [n, …] that never changes."""
+
+    kind: str
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        """Sizes of the groups of features that share a penalty; their sum is the number of features."""
+        ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a map is to be made."""
+
+    features: str | nn.Module = "auto"
+    size: int | None = None
+    standardize: bool = True
+    seed: int = 0
+
+    def with_seed(self, seed: int) -> Recipe:
+        return replace(self, seed=seed)
+
+    def kind(self, shape: Sequence[int]) -> str:
+        if isinstance(self.features, nn.Module):
+            return "backbone"
+        if self.features == "auto":
+            return "images" if len(shape) == 3 and min(shape[1:]) >= SMALLEST_IMAGE else "vectors"
+        if self.features not in KINDS:
+            raise unknown("features", str(self.features), ["auto", *KINDS])
+        return self.features
+
+    def needs_data(self, shape: Sequence[int]) -> bool:
+        """Whether the map depends on the examples it is made of, or on the seed alone."""
+        kind = self.kind(shape)
+        return kind == "images" or (kind == "vectors" and self.standardize)
+
+    def make(self, x: Tensor, weight: Tensor) -> FeatureMap:
+        kind, shape = self.kind(x.shape[1:]), tuple(x.shape[1:])
+        if isinstance(self.features, nn.Module):
+            return BackboneFeatures(self.features, x[:1])
+        if kind == "images":
+            if len(shape) != 3:
+                raise InputError(f"images have shape [channels, height, width], not {list(shape)}: reshape them")
+            return PatchFeatures.make(x, self.size or PATCHES, self.seed)
+        return VectorFeatures.make(x, weight, self.size or RANDOM, self.seed, self.standardize)
+
+
+def placed(features: Any, dtype: torch.dtype, device: torch.device) -> FeatureMap:
+    """The map on a device, computing in this precision."""
+    if isinstance(features, BackboneFeatures):
+        return features.to(device)
+    return cast(FeatureMap, replace(features, **{n: t.to(device, dtype) for n, t in tensors_of(features).items()}))
+
+
+def tensors_of(features: Any) -> dict[str, Tensor]:
+    """What a map is made of; nothing, where it is code."""
+    if isinstance(features, BackboneFeatures):
+        return {}
+    return {each.name: getattr(features, each.name) for each in fields(features)}
+
+
+def fingerprint(features: FeatureMap) -> str:
+    """Two maps of one fingerprint are the same function."""
+    if isinstance(features, BackboneFeatures):
+        return features.fingerprint()
+    digest = hashlib.sha256(features.kind.encode())
+    for name, tensor in tensors_of(features).items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

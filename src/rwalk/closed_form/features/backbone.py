@@ -1,0 +1,71 @@
+"""Features of anything: what a trained network computes before its last layer."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+
+import torch
+from torch import Tensor, nn
+
+from rwalk.errors import InputError
+
+
+class BackboneFeatures:
+    """A frozen network. If it ends in a linear layer, what enters that layer; otherwise what comes out.
+
+    Wrap a network whose last linear layer is part of the features: nn.Sequential(network, nn.Identity()).
+    """
+
+    kind = "backbone"
+
+    def __init__(self, network: nn.Module, example: Tensor) -> None:
+        owned = copy.deepcopy(network)  # the owner may train on
+        self.network = owned.eval().requires_grad_(False).to(example.device)
+        self._dtype = next((p.dtype for p in self.network.parameters()), torch.float32)
+        self._head = self._last_linear(example)
+        self.blocks = [self(example).shape[1]]
+
+    def to(self, device: torch.device) -> BackboneFeatures:
+        self.network.to(device)
+        return self
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        entered: list[Tensor] = []
+        hook = None
+        if self._head is not None:
+            hook = self._head.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
+        try:
+            out = self.network(x.to(self._dtype))
+        finally:
+            if hook is not None:
+                hook.remove()
+        features = entered[-1] if entered else out
+        if not isinstance(features, Tensor) or features.ndim < 2 or len(features) != len(x):
+            raise InputError("the network gives no row of features per example: return a tensor [n, …]")
+        return features.flatten(1)
+
+    def fingerprint(self) -> str:
+        """Of all parameters and buffers: statistics mean nothing under another network."""
+        digest = hashlib.sha256()
+        for name, tensor in self.network.state_dict().items():
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    @torch.no_grad()
+    def _last_linear(self, example: Tensor) -> nn.Linear | None:
+        """The linear layer whose output is the network's own."""
+        outputs: list[tuple[nn.Linear, Tensor]] = []
+        linears = [module for module in self.network.modules() if isinstance(module, nn.Linear)]
+        hooks = [
+            module.register_forward_hook(lambda layer, _, output: outputs.append((layer, output)))
+            for module in linears
+        ]
+        try:
+            final = self.network(example.to(self._dtype))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return next((layer for layer, output in outputs if output is final), None)

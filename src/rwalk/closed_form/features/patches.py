@@ -1,0 +1,119 @@
+"""Features of images: how strongly, and in which part of the image, each patch of a dictionary occurs.
+
+Coates & Ng ("The importance of encoding versus training with sparse coding and vector quantization", 2011): small
+patches, normalised in contrast and whitened; a dictionary of their most common directions by spherical k-means;
+what a patch shares with each direction beyond a threshold, on either side, summed over parts of the image.
+The dictionary is learned without labels, from the images the map is made of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rwalk.seeds import generator
+
+SIDE = 6  # of a patch, in pixels
+SAMPLED = 100_000  # patches the dictionary is learned from
+ROUNDS = 10  # of k-means
+FAINT = 0.0025  # of the images' variance: contrast far below it is noise, and is not amplified
+WHITENING = 0.1  # variance added before whitening, for directions that hardly occur
+THRESHOLD = 0.25
+AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 28}  # numbers in the largest intermediate result: caches are small
+
+
+@dataclass(frozen=True)
+class PatchFeatures:
+    """Images [n, c, h, w] → [n, 2 · patches · grid²]."""
+
+    filters: Tensor  # [patches, c, side, side]: dictionary and whitening in one, blind to a patch's mean
+    offsets: Tensor  # [patches]: what the mean of all normalised patches answers
+    faint: Tensor  # []: variance added to a patch's
+    grid: Tensor  # []: parts of the image along each side
+
+    kind = "images"
+
+    @classmethod
+    def make(cls, x: Tensor, patches: int, seed: int, grid: int = 2) -> Self:
+        """A dictionary of so many patches of these images."""
+        draw = generator(seed, "closed-form", "patches", *x.shape[1:], patches)
+        x = x.double()
+        faint = FAINT * x.var(dim=(0, 2, 3), correction=0).mean().clamp(min=1e-12)
+        sampled = _normalised(_sample(x, draw), faint)
+        mean, whiten = _whitening(sampled)
+        dictionary = _spherical_k_means((sampled - mean) @ whiten, patches, draw)
+        filters = dictionary @ whiten
+        offsets = filters @ mean
+        filters = filters - filters.mean(1, keepdim=True)  # a patch's own mean is taken out here
+        c, side = x.shape[1], SIDE
+        return cls(filters.reshape(-1, c, side, side), offsets, faint, torch.tensor(grid))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        positions = (x.shape[2] - SIDE + 1) * (x.shape[3] - SIDE + 1)
+        at_once = AT_ONCE.get(x.device.type, AT_ONCE["cpu"])
+        images = max(1, at_once // (positions * len(self.filters)))
+        return torch.cat([self._pooled(part) for part in x.split(images)])
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        answers = F.conv2d(x, self.filters).div_(_contrast(x, self.faint)).sub_(self.offsets[:, None, None])
+        beyond = F.softshrink(answers, THRESHOLD)
+        grid = int(self.grid)
+        difference = F.adaptive_avg_pool2d(beyond, grid)
+        above = F.adaptive_avg_pool2d(beyond.clamp_(min=0), grid)
+        return torch.cat([above, above - difference], dim=1).flatten(1)
+
+    @property
+    def blocks(self) -> list[int]:
+        """Every feature by itself: a rare patch is to be held back no more than a common one."""
+        return [1] * (2 * len(self.filters) * int(self.grid) ** 2)
+
+
+def _contrast(x: Tensor, faint: Tensor) -> Tensor:
+    """Standard deviation within the patch at every position: [n, 1, h', w']."""
+    mean = F.avg_pool2d(x, SIDE, 1).mean(1, keepdim=True)
+    square = F.avg_pool2d(x.square(), SIDE, 1).mean(1, keepdim=True)
+    return ((square - mean.square()).clamp(min=0) + faint).sqrt()
+
+
+def _normalised(patches: Tensor, faint: Tensor) -> Tensor:
+    centred = patches - patches.mean(1, keepdim=True)
+    return centred / (centred.square().mean(1, keepdim=True) + faint).sqrt()
+
+
+def _sample(x: Tensor, draw: torch.Generator) -> Tensor:
+    """Patches [m, c · side²] at random places of random images."""
+    n, _, h, w = x.shape
+    image = torch.randint(n, (SAMPLED,), generator=draw)
+    row = torch.randint(h - SIDE + 1, (SAMPLED,), generator=draw)
+    column = torch.randint(w - SIDE + 1, (SAMPLED,), generator=draw)
+    rows = (row[:, None] + torch.arange(SIDE))[:, :, None]
+    columns = (column[:, None] + torch.arange(SIDE))[:, None, :]
+    patches = x[image.to(x.device)[:, None, None], :, rows.to(x.device), columns.to(x.device)]
+    return patches.permute(0, 3, 1, 2).flatten(1)
+
+
+def _whitening(patches: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and symmetric whitening matrix."""
+    mean = patches.mean(0)
+    values, vectors = torch.linalg.eigh((patches - mean).T @ (patches - mean) / len(patches))
+    return mean, vectors @ torch.diag((values.clamp(min=0) + WHITENING).rsqrt()) @ vectors.T
+
+
+def _spherical_k_means(x: Tensor, clusters: int, draw: torch.Generator) -> Tensor:
+    """Unit vectors [clusters, d]: each the direction of the sum of what answers it most, by how much it does."""
+    start = torch.randn(clusters, x.shape[1], generator=draw, dtype=torch.float64).to(x)
+    directions = F.normalize(start)
+    spare = F.normalize(x[torch.randint(len(x), (clusters,), generator=draw).to(x.device)])
+    for _ in range(ROUNDS):
+        sums = torch.zeros_like(directions)
+        for part in x.split(8192):
+            answer = part @ directions.T
+            best = answer.abs().argmax(1)
+            sums.index_add_(0, best, part * answer.gather(1, best[:, None]))
+        empty = sums.norm(dim=1, keepdim=True) < 1e-9
+        directions = F.normalize(torch.where(empty, spare, sums))
+    return directions

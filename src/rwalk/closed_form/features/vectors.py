@@ -1,0 +1,83 @@
+"""Features of plain vectors: the inputs themselves, rectified random projections, and random waves.
+
+No single kind is best for all data. Rectified projections follow smooth trends and suit images and text; waves
+(random Fourier features of a Gaussian kernel) resolve small regions and suit tables; the inputs themselves are all
+that high-dimensional text needs. Together they are never far from the best of the three.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from rwalk.seeds import generator
+
+LIMIT = 4.0  # standard deviations: what lies far outside is drawn in towards this, and nothing lies beyond
+
+
+@dataclass(frozen=True)
+class VectorFeatures:
+    """x → (z, relu(zA + a), cos(zB), sin(zB)), z the standardised x with long tails drawn in."""
+
+    centre: Tensor  # [d]
+    scale: Tensor  # [d]
+    slopes: Tensor  # A [d, r]
+    offsets: Tensor  # a [r]
+    waves: Tensor  # B [d, f]
+    mixing: Tensor  # [d, m]: random mixtures that stand for more inputs than there are to be features; else m = 0
+
+    kind = "vectors"
+
+    @classmethod
+    def make(cls, x: Tensor, weight: Tensor, size: int, seed: int, standardize: bool = True) -> Self:
+        """A map with `size` random features, scaled by these examples; by none if `standardize` is off."""
+        x = x.flatten(1).double()
+        d = x.shape[1]
+        centre, scale = _moments(x, weight) if standardize else (x.new_zeros(d), x.new_ones(d))
+        rectified = size - 2 * (size // 4)
+        draw = generator(seed, "closed-form", "vectors", d, size)
+        slopes = torch.randn(d, rectified, generator=draw, dtype=torch.float64) / d**0.5
+        offsets = torch.randn(rectified, generator=draw, dtype=torch.float64)
+        waves = _orthogonal(d, size // 4, draw)
+        mixtures = size if d > size else 0
+        mixing = torch.randn(d, mixtures, generator=draw, dtype=torch.float64) / d**0.5
+        # The kernel's width: half the mean squared distance of two examples, which is the total variance.
+        spread = _moments(_drawn_in((x - centre) / scale), weight)[1].square().sum() if standardize else d
+        return cls(centre, scale, slopes, offsets, waves / max(float(spread), 1e-12) ** 0.5, mixing)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        z = _drawn_in((x.flatten(1) - self.centre) / self.scale)
+        phase = z @ self.waves
+        rectified = torch.addmm(self.offsets, z, self.slopes).relu_()
+        inputs = z @ self.mixing if self.mixing.shape[1] else z
+        return torch.cat([inputs, rectified, phase.cos(), phase.sin_()], dim=1)
+
+    @property
+    def blocks(self) -> list[int]:
+        return [self.mixing.shape[1] or len(self.centre), len(self.offsets), 2 * self.waves.shape[1]]
+
+
+def _drawn_in(z: Tensor) -> Tensor:
+    return z * (1 + (z / LIMIT).square()).rsqrt()
+
+
+def _moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of every column; one that did not vary takes a typical one's deviation."""
+    total = weight.sum()
+    mean = weight @ x / total
+    deviation = (weight @ (x - mean).square() / total).sqrt()
+    varies = deviation > 1e-9 * mean.abs().clamp(min=torch.finfo(x.dtype).tiny)
+    typical = deviation[varies].square().mean().sqrt() if varies.any() else x.new_ones(())
+    return mean, torch.where(varies, deviation, typical)
+
+
+def _orthogonal(d: int, columns: int, draw: torch.Generator) -> Tensor:
+    """Gaussian columns, orthogonal within every d of them: as random, and better spread (Yu et al. 2016)."""
+    parts = []
+    for _ in range(-(-columns // d)):
+        directions = torch.linalg.qr(torch.randn(d, d, generator=draw, dtype=torch.float64)).Q
+        parts.append(directions * torch.randn(d, d, generator=draw, dtype=torch.float64).norm(dim=0))
+    return torch.cat(parts, dim=1)[:, :columns] if parts else torch.zeros(d, 0, dtype=torch.float64)

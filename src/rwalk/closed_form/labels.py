@@ -1,0 +1,83 @@
+"""Arrays and labels as people give them, made into what the engine takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.utils.multiclass import check_classification_targets
+from torch import Tensor
+
+from rwalk.errors import InputError
+
+KINDS = {"U": "strings", "S": "bytes", "M": "times", "m": "durations"}  # of labels, by NumPy's letters
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """scikit-learn's complaints about arrays, as our errors: one line."""
+    try:
+        yield
+    except ValueError as error:
+        raise InputError(" ".join(str(error).split())) from error
+
+
+def array(values: Any) -> Any:
+    """Tensors of any device and type, and NumPy's new strings, as arrays scikit-learn can read."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    if isinstance(values, np.ndarray) and values.dtype.kind == "T":
+        return values.astype(object)
+    return values
+
+
+def labels_of(y: Any) -> NDArray[Any]:
+    """Labels fit to name classes."""
+    labels = np.asarray(array(y))
+    if labels.ndim != 1:
+        raise InputError(f"labels have shape {list(labels.shape)}: give one per example, as [n]")
+    if labels.dtype.kind == "O" and any(label is None or label != label for label in labels):
+        raise InputError("a label is missing (None or NaN): name every example's class")
+    if labels.dtype.kind == "f":
+        with one_line():
+            check_classification_targets(labels)
+    return labels
+
+
+def merged(known: NDArray[Any], *arrivals: NDArray[Any]) -> NDArray[Any]:
+    """Every label once; sorted, or in the order of arrival where labels have no order.
+
+    >>> merged(np.array(["b", "c"]), np.array(["aa", "b"])).tolist()
+    ['aa', 'b', 'c']
+    """
+    parts = [part for part in (known, *arrivals) if len(part)]
+    # NumPy would make 1 and "1" one label. Who gives objects wants them told apart, and so they are.
+    kinds = sorted({KINDS.get(part.dtype.kind, "numbers") for part in parts if part.dtype.kind != "O"})
+    if len(kinds) > 1:
+        raise InputError(f"labels are {' and '.join(kinds)}: give labels of one type in all calls")
+    unique = [np.unique(part) if part.dtype.kind not in "O" else part for part in parts]
+    labels = list(dict.fromkeys(label for part in unique for label in part))
+    if len(labels) == len(known):
+        return known
+    with suppress(TypeError):
+        labels = sorted(labels)
+    together = np.empty(len(labels), dtype=np.result_type(*parts))
+    for place, label in enumerate(labels):  # one by one: a label may itself be a sequence
+        together[place] = label
+    return together
+
+
+def columns_of(labels: NDArray[Any], classes: NDArray[Any]) -> Tensor:
+    """The place of every label among the classes; −1 where it is none of them."""
+    if labels.dtype.kind != "O" and classes.dtype.kind != "O" and len(classes):
+        order = np.argsort(classes)
+        place = np.searchsorted(classes[order], labels).clip(max=len(classes) - 1)
+        found = order[place]
+        return torch.from_numpy(np.where(classes[found] == labels, found, -1))
+    column = {label: place for place, label in enumerate(classes)}
+    return torch.tensor([column.get(label, -1) for label in labels], dtype=torch.int64)

@@ -1,0 +1,141 @@
+"""Statistics → weights, and how strongly to hold them back, chosen from the statistics alone.
+
+No data are held out and none are looked at again, so the choice is as independent of order and batches as the sums
+are. Two criteria can be had from them in closed form.
+
+With enough examples per feature, generalised cross-validation (Golub, Heath & Wahba 1979): the squared error of
+examples left out one by one, each taken to have the mean leverage,
+
+    GCV(λ) = Σ (y − ŷ)² / (1 − df/n)²        df = tr(G (G + λ)⁻¹)
+
+With fewer, where it would follow every example's noise, the evidence (MacKay 1992): the probability of the targets
+under a Gaussian prior on the weights, the noise at its best value,
+
+    −2 log p(Y | λ) = C log |I + G/λ| + C n log(Σ y² − tr(Wᵀ X)) + const
+
+Features come in blocks (say the inputs themselves, and random features of them). What is held back is a block's
+share of the fit: a block's penalty is in proportion to its variance, and units of measurement cancel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rwalk.closed_form.statistics import Centred
+from rwalk.errors import InputError
+from rwalk.seeds import generator
+
+COARSE = (-6.0, -4.0, -2.0, 0.0, 2.0)  # log₁₀ of λ, relative to the mean variance of a feature
+FINE = (1.0, 0.5)  # decades to either side of the best so far
+ENOUGH = 4  # examples per feature, for cross-validation to be trusted
+NOISE = 1e-4  # of an example's variance, at least: less would make the last digits of the sums matter
+PROBES = 32  # random vectors that a trace is estimated with
+FOR_CLASSES = 0.1  # of the λ that predicts indicators best: the highest score needs less caution than its value
+
+
+class Solution(NamedTuple):
+    """A linear function of the features."""
+
+    weights: Tensor  # [D, C]
+    bias: Tensor  # [C]
+    ridge: float  # λ relative to the mean variance of a feature
+
+
+def solve(centred: Centred, blocks: Sequence[int], ridge: float | None = None, share: float = 1.0) -> Solution:
+    """Least squares held back by `ridge`, or by this share of the best one for predicting the targets."""
+    gram, cross, scale = _with_equal_penalties(centred, blocks)
+    if ridge is None:
+        ridge = _chosen(gram, cross, centred, share)
+    factor, failed = _factor(gram, ridge)
+    if failed:
+        raise InputError(f"ridge={ridge:g} is too small for these features: give a larger one, or None")
+    weights = torch.cholesky_solve(cross, factor) * scale[:, None]
+    return Solution(weights, centred.target - centred.mean @ weights, ridge)
+
+
+def penalties(centred: Centred, blocks: Sequence[int]) -> Tensor:
+    """What λ = 1 means for every feature: [D], its block's variance, such that all blocks cost the same."""
+    variance = centred.gram.diagonal().clamp(min=0)
+    each = [block.sum().expand(len(block)) for block in variance.split(list(blocks))]
+    penalty = torch.cat(each) * (len(blocks) / len(variance))
+    # A block that never varied has no weight to hold back; any penalty keeps the equations solvable.
+    return torch.where(penalty > 0, penalty, penalty.max().clamp(min=1.0))
+
+
+def freedom(centred: Centred, blocks: Sequence[int], ridge: float) -> float:
+    """Effective degrees of freedom of the fit: tr(G (G + λ)⁻¹) = D − λ tr((G + λ)⁻¹)."""
+    gram, _, _ = _with_equal_penalties(centred, blocks)
+    factor, _ = _factor(gram, ridge)
+    inverse = torch.linalg.solve_triangular(factor, torch.eye(len(gram)).to(gram), upper=False)
+    return len(gram) - ridge * float(inverse.square().sum())
+
+
+def _chosen(gram: Tensor, cross: Tensor, centred: Centred, share: float) -> float:
+    if not (centred.squares > 0).any():
+        return 1.0  # targets that never vary are predicted by their mean
+    least = math.log10(NOISE * len(gram) / centred.weight)
+    criterion = _left_out if centred.weight >= ENOUGH * len(gram) else _evidence
+    best = _search(lambda at: criterion(gram, cross, centred, 10.0**at), least)
+    return math.pow(10, max(best + math.log10(share), least))
+
+
+def _with_equal_penalties(centred: Centred, blocks: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """G and X of features scaled (by the third) so that λ is the penalty of every one."""
+    scale = penalties(centred, blocks).rsqrt()
+    return centred.gram * scale[:, None] * scale, centred.cross * scale[:, None], scale
+
+
+def _factor(gram: Tensor, ridge: float) -> tuple[Tensor, bool]:
+    held = gram.clone()
+    held.diagonal().add_(ridge)
+    factor, failed = torch.linalg.cholesky_ex(held)
+    return factor, bool(failed)
+
+
+def _evidence(gram: Tensor, cross: Tensor, centred: Centred, ridge: float) -> float:
+    """−2 log evidence per target; infinite where rounding leaves nothing to factor."""
+    factor, failed = _factor(gram, ridge)
+    if failed:
+        return math.inf
+    explained = torch.linalg.solve_triangular(factor, cross, upper=False).square().sum()
+    volume = 2 * factor.diagonal().log().sum() - len(gram) * math.log(ridge)
+    return float(volume + centred.weight * _positive(centred.squares.sum(), explained).log())
+
+
+def _left_out(gram: Tensor, cross: Tensor, centred: Centred, ridge: float) -> float:
+    """Logarithm of the squared error of examples left out, up to a constant."""
+    factor, failed = _factor(gram, ridge)
+    if failed:
+        return math.inf
+    draw = generator("closed-form", "trace", len(gram))
+    probes = torch.randint(2, (len(gram), PROBES), generator=draw).to(gram) * 2 - 1
+    inverse = torch.linalg.solve_triangular(factor, probes, upper=False).square().sum() / PROBES
+    weights = torch.cholesky_solve(cross, factor)
+    explained = (weights * cross).sum() + ridge * weights.square().sum()
+    error = _positive(centred.squares.sum(), explained).log()
+    free = len(gram) - ridge * inverse + 1
+    return float(error - 2 * (1 - free / centred.weight).log())
+
+
+def _positive(total: Tensor, explained: Tensor) -> Tensor:
+    """What is left, or what rounding leaves of nothing."""
+    return torch.clamp(total - explained, min=1e-12 * float(total))
+
+
+def _search(cost: Callable[[float], float], least: float) -> float:
+    """The argument of least cost: on a coarse grid, then ever closer about the best; the larger of equals."""
+    known: dict[float, float] = {}
+
+    def look(places: Sequence[float]) -> None:
+        known.update({at: cost(at) for at in {max(at, least) for at in places} - known.keys()})
+
+    look(COARSE)
+    for step in FINE:
+        best = min(known, key=lambda at: (known[at], -at))
+        look([best - step, best + step])
+    return min(known, key=lambda at: (known[at], -at))

@@ -1,0 +1,142 @@
+"""What a least-squares learner needs to know of its data: sums, which add, subtract and merge.
+
+For features φ, targets y and weights w of all examples seen,
+
+    G = Σ w φ φᵀ     s = Σ w φ     X = Σ w φ yᵀ     t = Σ w y     q = Σ w y²     n = Σ w
+
+Sums do not know in which order their terms came, so neither does anything computed from them; and an example is
+taken out again by adding it with the weight −w. That is the whole reason why this package forgets nothing, and
+forgets exactly what it is told to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+BLOCK = 4096  # rows multiplied at a time: float32 products are summed over no more of them than that
+WAITING = 512  # rows of small calls kept until they are worth a multiplication
+PANELS = 8  # the Gram matrix is symmetric: in eight panels, nine sixteenths of it are computed
+
+
+class Centred(NamedTuple):
+    """The statistics about the mean, as a least-squares fit with an intercept needs them."""
+
+    gram: Tensor  # [D, D]
+    cross: Tensor  # [D, C]
+    squares: Tensor  # [C]
+    mean: Tensor  # [D], of the features
+    target: Tensor  # [C], mean of the targets
+    weight: float
+
+
+@dataclass
+class Statistics:
+    """Sums over all examples seen, in float64, whatever the features' precision."""
+
+    gram: Tensor  # [D, D]; below the panels of the diagonal it is not filled
+    total: Tensor  # [D]
+    cross: Tensor  # [D, C]
+    targets: Tensor  # [C]
+    squares: Tensor  # [C]
+    weight: Tensor  # []
+    counts: Tensor  # [C], int64: how many examples each target has
+    _waiting: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list, init=False, repr=False)
+
+    @classmethod
+    def empty(cls, features: int, targets: int, device: torch.device | str = "cpu") -> Self:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+
+        counts = torch.zeros(targets, dtype=torch.int64, device=device)
+        gram, cross = zeros(features, features), zeros(features, targets)
+        return cls(gram, zeros(features), cross, zeros(targets), zeros(targets), zeros(), counts)
+
+    @property
+    def size(self) -> int:
+        return len(self.total)
+
+    # ── sums ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, features: Tensor, y: Tensor, weight: Tensor) -> None:
+        """Count these in. `y` is a column number per example, or one real number per example and column."""
+        self._count(y, 1)
+        self._wait(features, y, weight)
+
+    def remove(self, features: Tensor, y: Tensor, weight: Tensor) -> None:
+        """Take these out again: exact, if they were counted in with these weights."""
+        self._count(y, -1)
+        self._wait(features, y, -weight)
+
+    def merge(self, other: Statistics, sign: int = 1) -> None:
+        """Count in (or out: −1) all that another has seen with the same features and columns."""
+        for name, theirs in other.tensors().items():
+            getattr(self, name).add_(theirs.to(self.gram.device), alpha=sign)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All sums by name, with nothing left waiting."""
+        self._add_waiting()
+        return {each.name: getattr(self, each.name) for each in fields(self) if not each.name.startswith("_")}
+
+    def columns(self, places: list[int], targets: int) -> Self:
+        """The same sums, old column i now at places[i] of `targets` columns; it is dropped at −1."""
+        tensors = self.tensors()
+        moved = type(self).empty(self.size, targets, self.gram.device)
+        kept = [old for old, new in enumerate(places) if new >= 0]
+        new = [places[old] for old in kept]
+        for name in ("cross", "targets", "squares", "counts"):
+            getattr(moved, name)[..., new] = tensors[name][..., kept]
+        moved.gram, moved.total, moved.weight = self.gram, self.total, self.weight
+        return moved
+
+    def _count(self, y: Tensor, sign: int) -> None:
+        columns = len(self.counts)
+        each = torch.bincount(y, minlength=columns) if y.ndim == 1 else torch.full_like(self.counts, len(y))
+        self.counts += sign * each
+
+    def _wait(self, features: Tensor, y: Tensor, weight: Tensor) -> None:
+        self._waiting.append((features, y, weight))
+        if sum(len(rows) for rows, _, _ in self._waiting) >= WAITING:
+            self._add_waiting()
+
+    def _add_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            features, y, weight = (torch.cat(parts) for parts in zip(*waiting, strict=True))
+            for rows in torch.arange(len(features), device=features.device).split(BLOCK):
+                first, last = int(rows[0]), int(rows[-1]) + 1
+                self._add_block(features[first:last], y[first:last], weight[first:last])
+
+    def _add_block(self, phi: Tensor, y: Tensor, weight: Tensor) -> None:
+        weighted = phi * weight.to(phi.dtype)[:, None]
+        width = max(1, -(-self.size // PANELS))
+        for start in range(0, self.size, width):
+            panel = weighted[:, start : start + width].T @ phi[:, start:]
+            self.gram[start : start + width, start:] += panel
+        target = _one_hot(y, len(self.counts)) if y.ndim == 1 else y.to(torch.float64)
+        self.total += weighted.sum(0, dtype=torch.float64)
+        self.cross += weighted.T.to(torch.float64) @ target
+        self.targets += weight @ target
+        self.squares += weight @ target.square()
+        self.weight += weight.sum()
+
+    # ── what they say ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def centred(self) -> Centred:
+        tensors = self.tensors()
+        weight = float(self.weight)
+        mean, target = tensors["total"] / weight, tensors["targets"] / weight
+        upper = tensors["gram"].triu()
+        gram = upper + upper.triu(1).T
+        gram -= weight * torch.outer(mean, mean)
+        cross = tensors["cross"] - weight * torch.outer(mean, target)
+        squares = (tensors["squares"] - weight * target.square()).clamp(min=0)
+        return Centred(gram, cross, squares, mean, target, weight)
+
+
+def _one_hot(y: Tensor, columns: int) -> Tensor:
+    target = torch.zeros(len(y), columns, dtype=torch.float64, device=y.device)
+    return target.scatter_(1, y[:, None], 1.0)
