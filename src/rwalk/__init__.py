@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rwalk import metrics
     from rwalk.augmentations import Augmentation
     from rwalk.classifier import IncrementalClassifier
+    from rwalk.closed_form import ClosedFormClassifier, ClosedFormRegressor
     from rwalk.data.memory import MemorySpec
     from rwalk.data.samplers import Sampler
     from rwalk.data.splits import from_arrays, permuted, split
@@ -34,6 +35,8 @@ __all__ = [
     "PI",
     "Augmentation",
     "Batch",
+    "ClosedFormClassifier",
+    "ClosedFormRegressor",
     "Dataset",
     "EWCpp",
     "Fleet",
@@ -60,6 +63,7 @@ __all__ = [
 
 _HOMES = {
     "rwalk.classifier": ("IncrementalClassifier",),
+    "rwalk.closed_form": ("ClosedFormClassifier", "ClosedFormRegressor"),
     "rwalk.errors": ("InputError",),
     "rwalk.engine.fleet": ("Fleet",),
     "rwalk.training": ("Training",),

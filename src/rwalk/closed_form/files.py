@@ -26,7 +26,7 @@ from rwalk.closed_form.features import KINDS, FeatureMap, fingerprint, tensors_o
 from rwalk.closed_form.model import Examples, Model
 from rwalk.closed_form.statistics import Statistics
 from rwalk.errors import InputError, first_line, unknown
-from rwalk.store import parse_json, write_atomically
+from rwalk.files import parse_json, write_atomically
 
 FORMAT = "rwalk.closed_form/1"
 LABEL_TYPES = ("str", "object", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
