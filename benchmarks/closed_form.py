@@ -5,7 +5,7 @@
     python -m benchmarks.closed_form precision                              ten million examples in float32
 
 Nothing is chosen here: every figure is of the defaults. Those were set on development data, and while the ridge's
-rule and the number of patches were being settled, CIFAR-100's test accuracy was looked at: see docs/closed-form.md.
+rule and the number of patches were settled, CIFAR-100's test accuracy was looked at: see docs/closed-form.md.
 """
 
 from __future__ import annotations
