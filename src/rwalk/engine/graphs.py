@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ class Graphed:
         shapes = tuple(each.shape for each in inputs)
         self.calls[shapes] = self.calls.get(shapes, 0) + 1
         if self.calls[shapes] <= self.warm_up:
-            side = torch.cuda.Stream()
+            side = _side_stream(torch.cuda.current_device())
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 result = self.function(*inputs)
@@ -38,6 +39,12 @@ class Graphed:
         if shapes not in self.captured:
             self.captured[shapes] = _Capture(self.function, inputs)
         return self.captured[shapes](inputs)
+
+
+@cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """One for all: cuBLAS keeps a workspace for every stream that it has ever seen."""
+    return torch.cuda.Stream(device)
 
 
 class _Capture:
