@@ -85,12 +85,17 @@ def _section(summaries: Sequence[Summary], published: Published, held_out: Mappi
     }
 
 
+def _led(group: Sequence[Json]) -> bool:
+    """Whether a paper says under every head which of these stands for its method."""
+    return all(any((each[head]["paper"] or {}).get("leads") for each in group) for head in HEADS)
+
+
 def _choice(configurations: Sequence[Json], on_validation: bool) -> str:
     """By what one configuration of each method is chosen, where there are several to choose from."""
     groups: dict[tuple[str, str], list[Json]] = {}
     for each in configurations:
         groups.setdefault((each["method"], each["memory"]), []).append(each)
-    several = [each for group in groups.values() if len(group) > 1 for each in group]
+    several = [each for group in groups.values() if len(group) > 1 and not _led(group) for each in group]
     if not several:
         return ""
     if on_validation:
