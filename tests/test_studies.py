@@ -19,7 +19,7 @@ from rwalk import Fleet, InputError, MemorySpec
 from rwalk.studies import Study
 from rwalk.studies.compare import compare
 from rwalk.studies.events import Event, Started, Stepped, Trained
-from rwalk.studies.executors import local
+from rwalk.studies.executors import EXECUTORS, local
 from rwalk.studies.executors.base import Executor
 from rwalk.studies.executors.base import fleets as in_fleets
 from rwalk.studies.specs import RunSpec
@@ -57,6 +57,13 @@ def test_rows_do_not_depend_on_who_computes_them(tmp_path: Path) -> None:
     together = executed(little.study(workers=2), tmp_path / "together")
     assert alone == together
     assert len(alone.splitlines()) == 4
+
+
+def test_rows_do_not_depend_on_the_executor(tmp_path: Path) -> None:
+    rows = {name: executed(little.study(seeds=1, executor=name), tmp_path / name) for name in EXECUTORS}
+    assert len(rows) > 1 and len(set(rows.values())) == 1
+    with pytest.raises(InputError, match="did you mean 'local'"):
+        little.study(executor="locale")
 
 
 def test_rows_end_in_the_order_of_the_study_however_they_finished(tmp_path: Path) -> None:
