@@ -13,7 +13,9 @@ Workers = Annotated[int | None, typer.Option(help="processes on a CPU (default: 
 CheckpointEvery = Annotated[
     int | None, typer.Option(help="steps between checkpoints (default: as often as costs 2 % of the time)")
 ]
-ExecutorName = Annotated[str, typer.Option("--executor", help="where runs are trained: local")]
+ExecutorName = Annotated[
+    str, typer.Option("--executor", help="where runs are trained: local, here, package.module:Name")
+]
 Track = Annotated[
     str, typer.Option(help="show the study elsewhere too, comma-separated: tensorboard, or package.module:Name")
 ]
