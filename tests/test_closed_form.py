@@ -515,7 +515,13 @@ def test_numbers_are_learned_in_portions_too():
 
 
 @pytest.mark.parametrize(
-    "estimator", [ClosedFormClassifier(), ClosedFormRegressor(size=100)], ids=["classes", "numbers"]
+    "estimator",
+    [
+        ClosedFormClassifier(size=100),
+        ClosedFormRegressor(size=100),
+        pytest.param(ClosedFormClassifier(), marks=pytest.mark.slow),
+    ],
+    ids=["classes", "numbers", "the defaults"],
 )
 def test_scikit_learns_checks_pass_without_exception(estimator):
     from sklearn.utils.estimator_checks import check_estimator
