@@ -20,6 +20,7 @@ LAYERS = (
     ("parts", "integrations"),
     ("learners",),
     ("engine",),
+    ("labels",),
     ("studies", "classifier", "closed_form"),
     ("report",),
     ("paper",),

@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from typing import Any, TypeVar
 
-from rwalk.errors import InputError
+from rwalk.errors import InputError, unknown
 
 Kind = TypeVar("Kind")
 
@@ -35,3 +35,16 @@ def imported(name: str, what: str) -> Any:
             f"{what} {name!r} cannot be imported ({error}): name a module that Python finds"
         ) from error
     return found
+
+
+def found(what: str, name: str, known: dict[str, type[Kind]], base: type[Kind]) -> type[Kind]:
+    """One of ours by its name, or the user's own by `package.module:Name`."""
+    if name in known:
+        return known[name]
+    if ":" not in name:
+        raise unknown(what, name, [*known, "package.module:Name"])
+    kind = imported(name, what)
+    if not (isinstance(kind, type) and issubclass(kind, base)):
+        article = "an" if base.__name__[0] in "AEIOU" else "a"
+        raise InputError(f"{what} {name!r} is not {article} {base.__name__} of rwalk: make it a subclass")
+    return kind

@@ -6,8 +6,7 @@ One file each. A file that is put here is found by itself, under the name that i
 from __future__ import annotations
 
 from rwalk.augmentations.base import Augmentation
-from rwalk.errors import InputError, unknown
-from rwalk.registry import discovered, imported
+from rwalk.registry import discovered, found
 
 AUGMENTATIONS: dict[str, type[Augmentation]] = discovered(__name__, Augmentation)
 
@@ -16,11 +15,4 @@ __all__ = ["AUGMENTATIONS", "Augmentation", "find"]
 
 def find(name: str) -> Augmentation:
     """An augmentation by its name, or by `package.module:Name`."""
-    if name in AUGMENTATIONS:
-        return AUGMENTATIONS[name]()
-    if ":" not in name:
-        raise unknown("augmentation", name, [*AUGMENTATIONS, "package.module:Name"])
-    kind = imported(name, "augmentation")
-    if not (isinstance(kind, type) and issubclass(kind, Augmentation)):
-        raise InputError(f"augmentation {name!r} is not an Augmentation of rwalk: make it a subclass")
-    return kind()
+    return found("augmentation", name, AUGMENTATIONS, Augmentation)()

@@ -23,7 +23,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from rwalk.classifier import files
-from rwalk.classifier.arrays import as_array, as_labels, merged, one_line, whole
 from rwalk.classifier.lessons import Knowledge, stream_of, take_up, trained_network
 from rwalk.data.memory import MemorySpec
 from rwalk.engine import networks
@@ -31,6 +30,7 @@ from rwalk.engine.fleet import Fleet, Progress
 from rwalk.engine.networks import Factory
 from rwalk.engine.vectors import Layout
 from rwalk.errors import InputError, first_line
+from rwalk.labels import array, labels_of, merged, one_line, whole
 from rwalk.learners import Learner, learner
 from rwalk.losses import Loss
 from rwalk.methods import Method
@@ -136,7 +136,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _learn(self, X: Any, y: Any, classes: Any, afresh: bool) -> Self:
         recipe, device = self._learner(), self._device()
         x, labels = self._examples(X, y, afresh)
-        announced = labels[:0] if classes is None else as_labels(classes)
+        announced = labels[:0] if classes is None else labels_of(classes)
         known = labels[:0] if afresh else self.classes_
         every = merged(known, labels, announced)
         column = {label: place for place, label in enumerate(every)}
@@ -194,7 +194,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def score(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> float:
         """The accuracy."""
         # Not scikit-learn's own, which sorts the labels: not all can be.
-        predicted, labels = self.predict(X), as_labels(y)
+        predicted, labels = self.predict(X), labels_of(y)
         merged(self.classes_, labels)  # 1 is not "1": mixing them is an error
         if len(predicted) != len(labels):
             raise InputError(f"{len(predicted)} inputs but {len(labels)} labels: give one label per example")
@@ -327,13 +327,13 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def _inputs(self, X: Any) -> Tensor:
         with one_line():
-            x = validate_data(self, as_array(X), reset=False, dtype=np.float32, allow_nd=True)
+            x = validate_data(self, array(X), reset=False, dtype=np.float32, allow_nd=True)
         return self._of_known_shape(torch.from_numpy(x))
 
     def _examples(self, X: Any, y: Any, afresh: bool) -> tuple[Tensor, NDArray[Any]]:
         with one_line():
-            x, y = validate_data(self, as_array(X), as_array(y), reset=afresh, dtype=np.float32, allow_nd=True)
-        x, labels = torch.from_numpy(x), as_labels(y)
+            x, y = validate_data(self, array(X), array(y), reset=afresh, dtype=np.float32, allow_nd=True)
+        x, labels = torch.from_numpy(x), labels_of(y)
         return (x if afresh else self._of_known_shape(x)), labels
 
     def _of_known_shape(self, x: Tensor) -> Tensor:

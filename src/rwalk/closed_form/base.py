@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from rwalk.closed_form import files
 from rwalk.closed_form.features import Recipe
-from rwalk.closed_form.labels import array, one_line
 from rwalk.closed_form.model import Model
 from rwalk.errors import InputError, first_line, unknown
+from rwalk.labels import array, one_line
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from rwalk.closed_form import files
 from rwalk.closed_form.base import ClosedForm
-from rwalk.closed_form.labels import columns_of, labels_of, merged
 from rwalk.closed_form.model import Examples
 from rwalk.closed_form.ridge import FOR_CLASSES
 from rwalk.errors import InputError, unknown
+from rwalk.labels import columns_of, labels_of, merged
 
 SOLVERS = ("ridge", "lda")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,11 @@ def array(values: Any) -> Any:
     if isinstance(values, np.ndarray) and values.dtype.kind == "T":
         return values.astype(object)
     return values
+
+
+def whole(number: Any) -> Any:
+    """NumPy's integers, which parameter grids hand out, as Python's."""
+    return int(number) if isinstance(number, Integral) and not isinstance(number, bool) else number
 
 
 def labels_of(y: Any) -> NDArray[Any]:
