@@ -25,9 +25,9 @@ from sklearn.utils.estimator_checks import check_estimator
 from torch import Tensor, nn
 
 from rwalk import sealed
-from rwalk.classifier import IncrementalClassifier
-from rwalk.classifier import files as classifier_files
+from rwalk.classifier import network_files as classifier_files
 from rwalk.classifier.lessons import stream_of, take_up
+from rwalk.classifier.network import NetworkClassifier
 from rwalk.data import datasets, splits
 from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Stream
@@ -71,11 +71,11 @@ def blobs(names: str, n: int = 20, seed: int = 0) -> tuple[NDArray[np.float32], 
     return np.repeat(corners, n, axis=0) + noise, np.repeat(list(names), n)
 
 
-def quick(**params: Any) -> IncrementalClassifier:
-    return IncrementalClassifier(**{"memory": 5, "epochs": 30, "random_state": 0, **params})
+def quick(**params: Any) -> NetworkClassifier:
+    return NetworkClassifier(**{"memory": 5, "epochs": 30, "random_state": 0, **params})
 
 
-def theta(classifier: IncrementalClassifier) -> Tensor:
+def theta(classifier: NetworkClassifier) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in classifier.network_.parameters()])
 
 
@@ -99,7 +99,7 @@ class Columns(nn.Module):
 
 
 def final_accuracy(digits: Stream, **params: Any) -> float:
-    classifier = IncrementalClassifier(**params)
+    classifier = NetworkClassifier(**params)
     for task in digits.tasks:
         classifier.partial_fit(digits.x[task.train], digits.y[task.train])
     return classifier.score(digits.x_test, digits.y_test)
@@ -125,7 +125,7 @@ def test_the_table_in_the_documentation(digits: Stream) -> None:
         runs = [100 * final_accuracy(digits, random_state=seed, **params) for seed in range(5)]
         accuracy[str(params)] = runs
         print(f"{params!s:35} {np.mean(runs):5.1f} ± {np.std(runs, ddof=1):.1f}   least {min(runs):.1f}")
-    whole = [IncrementalClassifier(random_state=seed).fit(digits.x, digits.y) for seed in range(5)]
+    whole = [NetworkClassifier(random_state=seed).fit(digits.x, digits.y) for seed in range(5)]
     runs = [100 * classifier.score(digits.x_test, digits.y_test) for classifier in whole]
     print(f"{'all at once':35} {np.mean(runs):5.1f} ± {np.std(runs, ddof=1):.1f}   least {min(runs):.1f}")
     assert min(accuracy["{'memory': 10}"]) >= max(accuracy["{'method': None}"]) + 25
@@ -135,7 +135,7 @@ def test_the_table_in_the_documentation(digits: Stream) -> None:
 def test_a_second_round_of_the_same_classes_helps(digits: Stream) -> None:
     rounds = np.empty((5, 2))
     for seed in range(5):
-        classifier = IncrementalClassifier(memory=10, random_state=seed)
+        classifier = NetworkClassifier(memory=10, random_state=seed)
         for half in range(2):
             for task in digits.tasks:
                 part = task.train[half::2]
@@ -148,7 +148,7 @@ def test_a_second_round_of_the_same_classes_helps(digits: Stream) -> None:
 
 @pytest.mark.parametrize("memory", [10, None])
 def test_scikit_learn_has_no_complaint(memory: int | None) -> None:
-    results = check_estimator(IncrementalClassifier(memory=memory, epochs=5), on_skip=None)
+    results = check_estimator(NetworkClassifier(memory=memory, epochs=5), on_skip=None)
     assert len(results) > 40
     assert {result["check_name"] for result in results if result["status"] == "skipped"} <= SKIPPED.keys()
 
@@ -162,7 +162,7 @@ def test_equals_a_fleet_on_the_whole_stream(name: str, memory: int | None, digit
     recipe = learner(name, None if memory is None else MemorySpec(memory))
     fleet = Fleet(digits, "mlp", [recipe], [3], Training(epochs=1))
     fleet.train()
-    classifier = IncrementalClassifier(method=name, memory=memory, epochs=1, random_state=3)
+    classifier = NetworkClassifier(method=name, memory=memory, epochs=1, random_state=3)
     for task in digits.tasks:
         classifier.partial_fit(digits.x[task.train], digits.y[task.train], classes=range(10))
     assert torch.equal(theta(classifier), fleet.theta[0])
@@ -459,7 +459,7 @@ def test_images(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"shape \[1, 4, 16\]"):
             classifier.predict(x.reshape(30, 1, 4, 16))
         classifier.save(tmp_path / network)
-        loaded = IncrementalClassifier.load(tmp_path / network)
+        loaded = NetworkClassifier.load(tmp_path / network)
         assert np.array_equal(loaded.predict_proba(x), classifier.predict_proba(x))
     with pytest.raises(InputError, match="cnn needs images"):
         quick(network="cnn").fit(*blobs("ab"))
@@ -532,10 +532,10 @@ def test_verbose_says_a_line_a_call(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_epochs_left_out_make_two_hundred_steps_or_one_pass() -> None:
-    classifier = IncrementalClassifier()
+    classifier = NetworkClassifier()
     assert classifier._training(100).steps == 200
     assert classifier._training(64 * 300).steps == 300
-    assert IncrementalClassifier(epochs=3)._training(100).steps is None
+    assert NetworkClassifier(epochs=3)._training(100).steps is None
 
 
 # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -560,7 +560,7 @@ def test_a_loaded_classifier_goes_on_exactly_as_if_never_saved(params: dict[str,
     classifier = quick(epochs=2, **params).partial_fit(*blobs("bd")).partial_fit(*blobs("ab", seed=1))
     classifier.save(path)
     code = {"network": wide} if params.get("network") is wide else {}
-    loaded = IncrementalClassifier.load(path, **code)
+    loaded = NetworkClassifier.load(path, **code)
     unpickled = pickle.loads(pickle.dumps(classifier))
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     assert loaded.get_params() == classifier.get_params()
@@ -592,7 +592,7 @@ def test_a_loaded_classifier_goes_on_exactly_as_if_never_saved(params: dict[str,
 def test_labels_survive_a_file(labels: Any, tmp_path: Path) -> None:
     classifier = quick(epochs=1).fit(np.eye(2), labels)
     classifier.save(tmp_path / "file")
-    loaded = IncrementalClassifier.load(tmp_path / "file")
+    loaded = NetworkClassifier.load(tmp_path / "file")
     assert loaded.classes_.dtype == classifier.classes_.dtype
     assert list(loaded.classes_) == list(classifier.classes_)
     assert list(loaded.predict(np.eye(2))) == list(classifier.predict(np.eye(2)))
@@ -613,14 +613,14 @@ def test_code_is_not_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     quick(epochs=1, network=wide, sampler="uniform", method=Stiffer()).fit(*blobs("ab")).save(path)
     with pytest.raises(InputError, match=r"its (network|method) is code.*load\(path, (network|method)=…\)"):
-        IncrementalClassifier.load(path)
-    assert IncrementalClassifier.load(path, network=wide, method=Stiffer()).tasks_seen_ == 1
+        NetworkClassifier.load(path)
+    assert NetworkClassifier.load(path, network=wide, method=Stiffer()).tasks_seen_ == 1
     with pytest.raises(InputError, match=r"unknown parameter 'epoch'.*did you mean 'epochs'"):
-        IncrementalClassifier.load(path, epoch=1)
+        NetworkClassifier.load(path, epoch=1)
     with pytest.raises(InputError, match=r"the network has 68,610 parameters, its own 208: give the one"):
-        IncrementalClassifier.load(path, network="mlp", method=Stiffer())
+        NetworkClassifier.load(path, network="mlp", method=Stiffer())
     with pytest.raises(InputError, match="not the method that learned"):
-        IncrementalClassifier.load(path, network=wide, method="pi")
+        NetworkClassifier.load(path, network=wide, method="pi")
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -649,7 +649,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def refused(content: bytes, path: Path) -> str:
     path.write_bytes(content)
     with pytest.raises(InputError) as caught:
-        IncrementalClassifier.load(path)
+        NetworkClassifier.load(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -666,9 +666,9 @@ def test_a_damaged_file_is_refused(saved: bytes, tmp_path: Path) -> None:
         refused(bytes(flipped), path)
     refused(pickle.dumps({"theta": 1}), path)
     with pytest.raises(InputError, match="no such file"):
-        IncrementalClassifier.load(tmp_path / "nowhere")
+        NetworkClassifier.load(tmp_path / "nowhere")
     with pytest.raises(InputError, match="no such file"):
-        IncrementalClassifier.load(tmp_path)
+        NetworkClassifier.load(tmp_path)
 
 
 def forged(saved: bytes, tmp_path: Path, *keys: str | int, value: Any) -> bytes:
@@ -742,7 +742,7 @@ def test_a_forged_file_is_refused(saved: bytes, tmp_path: Path, keys: Any, value
 def test_forging_changes_nothing_else(saved: bytes, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(forged(saved, tmp_path, "params", "epochs", value=7))
-    assert IncrementalClassifier.load(path).epochs == 7
+    assert NetworkClassifier.load(path).epochs == 7
 
 
 def poisoned(name: str, value: float) -> Callable[[dict[str, Tensor]], None]:
@@ -806,5 +806,5 @@ def test_a_network_of_ones_own_is_measured_before_it_is_built(tmp_path: Path) ->
     content = forged((tmp_path / "original").read_bytes(), tmp_path, "shape", value=[2**20])
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(InputError, match=r"the network has 16,777,\d+ parameters, its own"):
-        IncrementalClassifier.load(tmp_path / "file", network=watched)
+        NetworkClassifier.load(tmp_path / "file", network=watched)
     assert built_on == ["meta"]
