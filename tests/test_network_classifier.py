@@ -26,8 +26,9 @@ from torch import Tensor, nn
 
 from rwalk import sealed
 from rwalk.classifier import network_files as classifier_files
-from rwalk.classifier.lessons import stream_of, take_up
+from rwalk.classifier.lessons import Call, stream_of, take_up
 from rwalk.classifier.network import NetworkClassifier
+from rwalk.classifier.trials import LAMS, best_lam, longest
 from rwalk.data import datasets, splits
 from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Stream
@@ -162,7 +163,7 @@ def test_equals_a_fleet_on_the_whole_stream(name: str, memory: int | None, digit
     recipe = learner(name, None if memory is None else MemorySpec(memory))
     fleet = Fleet(digits, "mlp", [recipe], [3], Training(epochs=1))
     fleet.train()
-    classifier = NetworkClassifier(method=name, memory=memory, epochs=1, random_state=3)
+    classifier = NetworkClassifier(method=name, memory=memory, epochs=1, random_state=3, standardize=False)
     for task in digits.tasks:
         classifier.partial_fit(digits.x[task.train], digits.y[task.train], classes=range(10))
     assert torch.equal(theta(classifier), fleet.theta[0])
@@ -188,11 +189,10 @@ def test_new_classes_grow_the_head_and_leave_the_rest_alone() -> None:
 @pytest.mark.parametrize("name", ["rwalk", "ewc", "ewc++", "pi"])
 def test_new_rows_are_held_by_nothing_and_old_ones_as_before(name: str) -> None:
     classifier = quick(method=name, epochs=2).partial_fit(*blobs("ac"))
-    past, layout = classifier._knowledge, Layout.of(classifier.network_)
+    past, layout = classifier._knowledge, Layout.of(classifier._network)
     moves = [0, 2]  # b comes between a and c
-    stream, groups = stream_of(
-        torch.from_numpy(blobs("b")[0]), torch.ones(20, dtype=torch.int64), past.moved(moves, 3)
-    )
+    new = torch.from_numpy(blobs("b")[0]), torch.ones(20, dtype=torch.int64)
+    stream, groups = stream_of(Call(*new, past.moved(moves, 3)))
     fleet = Fleet(stream, "mlp", [classifier._learner()], [9])
     fresh = fleet.theta.clone()
     take_up(fleet, past.moved(moves, 3), layout, moves, groups)
@@ -232,9 +232,9 @@ def test_returning_classes_choose_their_exemplars_again() -> None:
 
 def test_a_class_without_exemplars_is_not_trained_away_by_the_softmax() -> None:
     classifier = quick(memory=None).partial_fit(*blobs("ab"))
-    rows = classifier.network_.head.weight[:2].detach()
+    rows = classifier._network.head.weight[:2].detach()
     classifier.partial_fit(*blobs("cd"))
-    moved = classifier.network_.head.weight[:2].detach() - rows
+    moved = classifier._network.head.weight[:2].detach() - rows
     assert moved.abs().max() < 1e-6  # rows outside the current task's softmax get no gradient
 
 
@@ -326,15 +326,17 @@ def test_a_network_that_cannot_grow_says_so() -> None:
     assert announced.partial_fit(*blobs("c")).tasks_seen_ == 2
 
 
-def test_the_network_is_yours() -> None:
-    classifier = quick(epochs=2).partial_fit(*blobs("ab"))
+@pytest.mark.parametrize("standardize", [True, False])
+def test_the_network_is_yours(standardize: bool) -> None:
+    classifier = quick(epochs=2, standardize=standardize).partial_fit(*blobs("ab"))
     x, _ = blobs("ab")
     before = classifier.predict_proba(x)
     module = classifier.network_
-    assert type(module).__module__ == "rwalk.engine.networks" and not module.training
+    assert not module.training
     assert np.allclose(module(torch.from_numpy(x)).softmax(1).detach(), before, atol=1e-6)
     with torch.no_grad():
-        module.requires_grad_(False).head.weight.zero_()
+        for parameter in module.parameters():
+            parameter.zero_()
     assert np.array_equal(classifier.predict_proba(x), before)
     classifier.partial_fit(*blobs("c"))
 
@@ -531,11 +533,67 @@ def test_verbose_says_a_line_a_call(capsys: pytest.CaptureFixture[str]) -> None:
     assert second.startswith("task 2: 20 examples, 3 classes in all") and "old exemplars" in second
 
 
-def test_epochs_left_out_make_two_hundred_steps_or_one_pass() -> None:
-    classifier = NetworkClassifier()
-    assert classifier._training(100).steps == 200
-    assert classifier._training(64 * 300).steps == 300
-    assert NetworkClassifier(epochs=3)._training(100).steps is None
+def test_a_few_examples_are_soon_learned_and_many_as_long_as_it_pays(digits: Stream) -> None:
+    assert [longest(n, 64) for n in (1, 20, 100, 10**4, 10**6)] == [20, 40, 200, 3140, 5000]
+    few = quick(epochs=None).partial_fit(*blobs("ab", n=5))
+    assert few.steps_ == 20
+    separable = quick(epochs=None).partial_fit(*blobs("abcd", n=2000))
+    assert 100 <= separable.steps_ < longest(8000, 64) / 4
+    assert separable.score(*blobs("abcd", seed=1)) > 0.99
+
+
+def test_units_and_offsets_do_not_matter() -> None:
+    x, y = blobs("abcd", n=50)
+    units = 10.0 ** np.arange(-4, 4)
+    plain = quick().partial_fit(x, y)
+    odd = quick().partial_fit(x * units + 30 * units, y)
+    assert odd.score(x * units + 30 * units, y) > 0.99
+    assert np.allclose(odd.predict_proba(x * units + 30 * units), plain.predict_proba(x), atol=0.02)
+
+
+def test_exemplars_held_out_are_kept_like_the_others() -> None:
+    classifier = quick(memory=30, epochs=None).partial_fit(*blobs("ab", n=100))
+    before = classifier.exemplars_
+    classifier.partial_fit(*blobs("cd", n=100))
+    for label in "ab":
+        assert np.array_equal(classifier.exemplars_[label], before[label])
+
+
+def test_lam_reaches_the_method_and_stops_what_it_should() -> None:
+    x, y = blobs("cd")
+
+    def moved(lam: float | None) -> float:
+        classifier = quick(lam=lam, epochs=10).partial_fit(*blobs("ab"))
+        before = theta(classifier)[: 8 * 256]
+        return float((theta(classifier.partial_fit(x, y))[: 8 * 256] - before).norm())
+
+    assert moved(1e5) < 0.5 * moved(0.0)
+    assert moved(None) == moved(1.0)
+    with pytest.raises(InputError, match="nothing here has a λ"):
+        quick(lam=1.0, method=None).fit(x, y)
+    with pytest.raises(InputError, match="lam='much' is unknown"):
+        quick(lam="much").fit(x, y)
+
+
+def test_lam_is_chosen_by_what_is_held_out(tmp_path: Path) -> None:
+    """Two tasks that need the same features: whoever forgets the first fails on its exemplars."""
+    classifier = quick(lam="auto", memory=10, epochs=None)
+    for pair in ("ab", "cd", "ef"):
+        classifier.partial_fit(*blobs(pair, n=50))
+    assert classifier.lam_ in LAMS and len(classifier._knowledge.merits) == len(LAMS)
+    assert classifier.score(*blobs("abcdef", seed=1)) > 0.95
+    classifier.save(tmp_path / "auto")
+    again = NetworkClassifier.load(tmp_path / "auto")
+    for each in (classifier, again):
+        each.partial_fit(*blobs("gh", n=50))
+    assert torch.equal(theta(classifier), theta(again)) and classifier.lam_ == again.lam_
+    with pytest.raises(InputError, match="lam='auto' is judged by exemplars"):
+        quick(lam="auto", memory=None).fit(*blobs("ab"))
+
+
+def test_the_best_of_many_lams() -> None:
+    assert best_lam([0, 0, 1, 2, 1, 0, 0, 0]) == 1.0
+    assert best_lam([0.0] * len(LAMS)) == LAMS[len(LAMS) // 2]  # nothing is known yet
 
 
 # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -552,6 +610,7 @@ def test_epochs_left_out_make_two_hundred_steps_or_one_pass() -> None:
         {"method": AGEM()},
         {"method": None, "memory": None, "memory_total": 9, "sampler": "uniform"},
         {"network": wide, "sampler": "uniform"},
+        {"standardize": False},
     ],
     ids=str,
 )
@@ -802,7 +861,7 @@ def test_a_network_of_ones_own_is_measured_before_it_is_built(tmp_path: Path) ->
         built_on.append(torch.empty(0).device.type)
         return wide(shape, classes)
 
-    quick(epochs=1, network=wide, memory=None).fit(*blobs("ab")).save(tmp_path / "original")
+    quick(epochs=1, network=wide, memory=None, standardize=False).fit(*blobs("ab")).save(tmp_path / "original")
     content = forged((tmp_path / "original").read_bytes(), tmp_path, "shape", value=[2**20])
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(InputError, match=r"the network has 16,777,\d+ parameters, its own"):

@@ -22,22 +22,22 @@ from torch import Tensor, nn
 from rwalk.classifier import network_files as files
 from rwalk.classifier import records
 from rwalk.classifier.arrays import ArrayClassifier
-from rwalk.classifier.lessons import Knowledge, stream_of, take_up, trained_network
+from rwalk.classifier.lessons import Call, Knowledge, Scaling, stream_of, take_up, trained_network
+from rwalk.classifier.trials import FOR_LAM, FOR_LENGTH, LAMS, HeldOut, best_lam, longest, with_lam, without
+from rwalk.closed_form.features.vectors import moments
 from rwalk.data.memory import MemorySpec
 from rwalk.engine import networks
 from rwalk.engine.fleet import Fleet, Progress
 from rwalk.engine.networks import Factory
 from rwalk.engine.vectors import Layout
 from rwalk.errors import InputError
-from rwalk.labels import labels_of, merged, whole
+from rwalk.labels import columns_of, labels_of, merged, whole
 from rwalk.learners import Learner, learner
 from rwalk.losses import Loss
 from rwalk.methods import Method
 from rwalk.projectors import Projector
 from rwalk.threads import few_threads
-from rwalk.training import Training, steps_per_epoch
-
-STEPS = 200  # per call, unless `epochs` says otherwise: exemplars are learned by then, and not yet by heart
+from rwalk.training import Training
 
 WITHOUT_MEMORY = (
     "learning classes call by call without exemplars is hard: no batch ever shows old and new classes together, "
@@ -55,10 +55,11 @@ class NetworkClassifier(ArrayClassifier):
                    hyper-parameters of your own, such as RWalk(lam=10); None for nothing
     memory         exemplars kept of every class; None for no exemplars
     memory_total   instead of `memory`: exemplars of all classes together, shared equally
+    lam            how strongly the old is held; "auto" to have it chosen in every call; None for the method's own
     sampler        which examples are kept: "mof", "uniform", "plane", "entropy" …
     network        "mlp", "cnn", "resnet18", "package.module:factory", or a function (input_shape, classes) that
                    makes an nn.Module; None for "mlp"
-    epochs         passes over a call's data; None for as many as make 200 steps, and at least one
+    epochs         passes over a call's data; None for as many as pay, seen on examples held out
     batch_size     examples in a step
     learning_rate  of Adam
     device         "cpu", "cuda" …, or "auto"
@@ -69,8 +70,8 @@ class NetworkClassifier(ArrayClassifier):
     For large ones on an idle machine, the environment variable RWALK_THREADS allows more; how many there are shows
     in the last digits.
 
-    Inputs are [n, features] or images [n, channels, height, width], used as they are: scale them first. Labels
-    are of any one type. After a call there are
+    Inputs are [n, features] or images [n, channels, height, width]. `standardize` brings columns, or channels, to
+    scale by the first call's. Labels are of any one type. After a call there are
 
     classes_       labels of all classes seen or announced, sorted
     network_       a copy of the trained network: a plain nn.Module whose outputs follow `classes_`
@@ -93,6 +94,8 @@ class NetworkClassifier(ArrayClassifier):
         method: str | Method | Loss | Projector | None = "rwalk",
         memory: int | None = None,
         memory_total: int | None = None,
+        lam: float | str | None = None,
+        standardize: bool = True,
         sampler: str = "mof",
         network: str | Factory | None = None,
         epochs: int | None = None,
@@ -105,6 +108,8 @@ class NetworkClassifier(ArrayClassifier):
         self.method = method
         self.memory = memory
         self.memory_total = memory_total
+        self.lam = lam
+        self.standardize = standardize
         self.sampler = sampler
         self.network = network
         self.epochs = epochs
@@ -134,49 +139,81 @@ class NetworkClassifier(ArrayClassifier):
 
     @few_threads()
     def _learn(self, X: Any, y: Any, classes: Any, afresh: bool) -> Self:
-        recipe, device = self._learner(), self._device()
+        recipe = self._learner()
         x, labels, _ = self._examples(X, y, None, afresh)
         labels = labels_of(labels)
         announced = labels[:0] if classes is None else labels_of(classes)
         known = labels[:0] if afresh else self.classes_
         every = merged(known, labels, announced)
-        column = {label: place for place, label in enumerate(every)}
-        moves = [column[label] for label in known]
-        past = Knowledge(self._seed()) if afresh else self._knowledge
+        moves = columns_of(known, every).tolist()
+        past = Knowledge(self._seed(), scale=self._scale(x)) if afresh else self._knowledge
         past = past.moved(moves, len(every))
         if recipe.memory is None:
             past = replace(past, exemplars={})
+        call = Call(x, columns_of(labels, every), past)
 
-        stream, exemplars = stream_of(x, torch.tensor([column[label] for label in labels]), past)
-        training = self._training(len(stream.tasks[-1].train))
-        gone = past.tasks - (len(stream) - 1)
-        fleet = Fleet(stream, self._factory(), [recipe], [past.seed], training, device, past=gone)
-        if not afresh:
-            take_up(fleet, past, Layout.of(self._network), moves, exemplars)
-        progress: list[Progress] = []
-        fleet.train(lambda news: progress.append(news) if isinstance(news, Progress) else None)
+        if self.lam == "auto":
+            call = self._tried(call, recipe, moves)
+            recipe = with_lam(recipe, best_lam(call.past.merits))
+        call, held_out = without(call, *FOR_LENGTH) if self.epochs is None else (call, None)
+        fleet = self._trained(call, [recipe], moves, held_out)
         if fleet.stopped[0]:
             raise InputError(fleet.stopped[0])
-
-        self._become(every, tuple(stream.shape), past.after(fleet), device)
+        before = replace(call.past, exemplars=past.exemplars)  # those held out are kept like the others
+        self._become(every, tuple(x.shape[1:]), before.after(fleet, call.inputs))
+        self.lam_ = recipe.lam
         if self.verbose:
-            self._say(len(labels), progress[-1], fleet)
+            self._say(len(labels), fleet)
         return self
 
-    def _become(
-        self, classes: NDArray[Any], shape: tuple[int, ...], knowledge: Knowledge, device: torch.device
-    ) -> None:
-        self._network = trained_network(self._factory(), shape, len(classes), knowledge).to(device)
+    def _tried(self, call: Call, recipe: Learner, moves: list[int]) -> Call:
+        """The same call, knowing better how good every λ is: all are tried as one fleet.
+
+        What earlier calls have shown counts as well, for exemplars are few.
+        """
+        rest, held_out = without(call, *FOR_LAM)
+        if not rest.past.exemplars:
+            return replace(call, past=replace(call.past, merits=call.past.merits or [0.0] * len(LAMS)))
+        fleet = self._trained(rest, [with_lam(recipe, lam) for lam in LAMS], moves, held_out)
+        merits = held_out.accuracies(fleet).tolist()
+        total = [old + new for old, new in zip(call.past.merits, merits, strict=True)]
+        return replace(call, past=replace(call.past, merits=total))
+
+    def _trained(self, call: Call, recipes: list[Learner], moves: list[int], held_out: HeldOut | None) -> Fleet:
+        """A fleet that has learned the call, with as many runs as there are recipes."""
+        stream, exemplars = stream_of(call)
+        training = self._training(len(call.x), sum(len(kept) for kept in call.past.exemplars.values()))
+        seeds, gone = [call.past.seed] * len(recipes), call.past.tasks - (len(stream) - 1)
+        fleet = Fleet(stream, self._factory(), recipes, seeds, training, self._device(), past=gone)
+        if call.past.tasks:
+            take_up(fleet, call.past, Layout.of(self._network), moves, exemplars)
+        news: list[Progress] = []
+        fleet.train(lambda each: news.append(each) if isinstance(each, Progress) else None, enough=held_out)
+        self.steps_ = news[-1].step
+        return fleet
+
+    def _scale(self, x: Tensor) -> dict[str, Tensor]:
+        """Centre and deviation of every column, or of an image's every channel; nothing if not wanted."""
+        if not self.standardize:
+            return {}
+        rows = x.movedim(1, -1).flatten(0, -2) if x.ndim > 2 else x
+        centre, deviation = moments(rows.double(), torch.ones(len(rows), dtype=torch.float64))
+        shape = (-1, *(1 for _ in x.shape[2:]))
+        return {"centre": centre.float().view(shape), "deviation": deviation.float().view(shape)}
+
+    def _become(self, classes: NDArray[Any], shape: tuple[int, ...], knowledge: Knowledge) -> None:
+        self._network = trained_network(self._factory(), shape, len(classes), knowledge).to(self._device())
         self._knowledge = knowledge
         self.classes_ = classes
         self.input_shape_ = shape
 
-    def _say(self, examples: int, end: Progress, fleet: Fleet) -> None:
+    def _say(self, examples: int, fleet: Fleet) -> None:
         *old, new = fleet.accuracy["single"][0, -1]
         kept = f", {np.mean(old):.1%} of the old exemplars" if old else ""
+        held = f", λ = {self.lam_:g}" if self.lam_ else ""
         print(
             f"task {self.tasks_seen_}: {examples} examples, {len(self.classes_)} classes in all; "
-            f"{end.steps} steps, loss {end.loss:.3f}; right now {new:.1%} of the task's data{kept}"
+            f"{self.steps_} steps{held}; right now {new:.1%} of the task's data{kept}"
         )
 
     # ── using ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -188,6 +225,7 @@ class NetworkClassifier(ArrayClassifier):
         check_is_fitted(self)
         x = self._inputs(X)
         by_exemplars = self._learner().classifier.needs_exemplars and self._knowledge.exemplars
+        x = self._knowledge.scaled(x)
         scores = self._by_exemplars(x) if by_exemplars else self._logits(x)
         unseen = torch.tensor(self._knowledge.last_seen) < 0
         return scores.double().masked_fill(unseen, -torch.inf)
@@ -199,7 +237,8 @@ class NetworkClassifier(ArrayClassifier):
     def _by_exemplars(self, x: Tensor) -> Tensor:
         classifier = self._learner().classifier
         labels = [column for column, kept in self._knowledge.exemplars.items() for _ in kept]
-        fitted = classifier.fit(self._features(torch.cat([*self._knowledge.exemplars.values()]))[None], labels)
+        exemplars = self._knowledge.scaled(torch.cat([*self._knowledge.exemplars.values()]))
+        fitted = classifier.fit(self._features(exemplars)[None], labels)
         logits = x.new_empty(1, len(x), len(self.classes_))
         return classifier.scores(self._features(x)[None], logits, fitted)[0]
 
@@ -225,7 +264,10 @@ class NetworkClassifier(ArrayClassifier):
     @property
     def network_(self) -> nn.Module:
         # A copy: what its owner does with it must not change what is predicted and learned here.
-        return copy.deepcopy(self._network)
+        network = copy.deepcopy(self._network)
+        return (
+            nn.Sequential(Scaling(**self._knowledge.scale), network).eval() if self._knowledge.scale else network
+        )
 
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -251,9 +293,9 @@ class NetworkClassifier(ArrayClassifier):
         with records.reading(path):
             saved = files.read(Path(path), cls._get_param_names(), params)
             self = cls(**saved.params)
-            self._training(1)
+            self._training(1, 0)
             files.check_tensors(saved, self._factory(), self._learner().method)
-            self._become(saved.classes, saved.shape, saved.knowledge, self._device())
+            self._become(saved.classes, saved.shape, saved.knowledge)
         self.n_features_in_ = saved.shape[0]
         if saved.feature_names:
             self.feature_names_in_ = np.array(saved.feature_names, dtype=object)
@@ -274,13 +316,19 @@ class NetworkClassifier(ArrayClassifier):
         if self.memory is not None or self.memory_total is not None:
             memory = MemorySpec(whole(self.memory), whole(self.memory_total), self.sampler)
         made = learner("vanilla" if self.method is None else self.method, memory)
+        if self.lam == "auto" and memory is None:
+            raise InputError("lam='auto' is judged by exemplars: set memory=10, or give a number")
+        if isinstance(self.lam, str) and self.lam != "auto":
+            raise InputError(f"lam={self.lam!r} is unknown: give a number, 'auto' or None")
+        if self.lam is not None and not isinstance(self.lam, str):
+            made = with_lam(made, self.lam)
         if made.loss.keeps:
             raise InputError(
                 f"{made.loss.name} stores {', '.join(made.loss.keeps)}, which the classifier cannot yet"
             )
         return made
 
-    def _training(self, examples: int) -> Training:
+    def _training(self, examples: int, exemplars: int) -> Training:
         training = Training(
             epochs=1 if self.epochs is None else whole(self.epochs),
             batch=whole(self.batch_size),
@@ -288,5 +336,4 @@ class NetworkClassifier(ArrayClassifier):
         )
         if self.epochs is not None:
             return training
-        once = steps_per_epoch(examples, training.batch)
-        return replace(training, steps=max(STEPS, once))
+        return replace(training, steps=longest(examples + exemplars, training.batch))

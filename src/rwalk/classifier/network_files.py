@@ -6,6 +6,7 @@ size before anything of that size is made.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import Tensor
 from rwalk import parts, sealed
 from rwalk.classifier import records
 from rwalk.classifier.lessons import Knowledge, check_method
+from rwalk.classifier.trials import LAMS
 from rwalk.engine import networks
 from rwalk.engine.networks import NETWORKS, Factory
 from rwalk.engine.vectors import Layout, Networks
@@ -25,7 +27,8 @@ from rwalk.errors import InputError
 from rwalk.methods import Method
 from rwalk.sealed import expect, is_whole
 
-FORMAT = "rwalk.IncrementalClassifier/1"
+FORMAT = "rwalk.IncrementalClassifier/2"
+FIRST = "rwalk.IncrementalClassifier/1"  # whose classifiers took inputs as they came, and λ as it was
 
 
 class Saved(NamedTuple):
@@ -50,10 +53,12 @@ def write(path: Path, saved: Saved) -> None:
         "seed": known.seed,
         "tasks": known.tasks,
         "last_seen": known.last_seen,
+        "merits": known.merits,
     }
     tensors = {"theta": known.theta}
     tensors |= {f"method.{name}": each for name, each in known.method.items()}
     tensors |= {f"buffer.{name}": each for name, each in known.buffer.items()}
+    tensors |= {f"scale.{name}": each for name, each in known.scale.items()}
     tensors |= {f"exemplars.{column}": x for column, x in known.exemplars.items()}
     sealed.write(path, FORMAT, record, tensors)
 
@@ -64,9 +69,12 @@ def read(path: Path, names: Sequence[str], given: Mapping[str, Any]) -> Saved:
     That the tensors fit the network and the method is left to `check_tensors`.
     """
     metadata, tensors = sealed.read(path)
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") not in (FORMAT, FIRST):
         raise InputError(f"it is not a classifier that this version can read: its format is not {FORMAT}")
     record = sealed.unsealed(metadata, tensors)
+    if metadata["format"] == FIRST:
+        record["merits"] = []
+        record["params"] = {"lam": None, "standardize": False, **record["params"]}
     shape = records.checked_shape(record["shape"])
     return Saved(
         _checked_params(record["params"], names, given),
@@ -128,10 +136,17 @@ def _checked_knowledge(
             x = exemplars[column] = tensors[name]
             expect(task >= 0 and x.ndim == 1 + len(shape) and len(x) > 0, name)
             expect(x.shape[1:] == shape and x.dtype == torch.float32 and bool(x.isfinite().all()), name)
-    method, buffer = (_section(tensors, prefix) for prefix in ("method.", "buffer."))
+    method, buffer, scale = (_section(tensors, prefix) for prefix in ("method.", "buffer.", "scale."))
     expect("theta" in tensors, "the list of tensors")
-    expect(1 + len(method) + len(buffer) + len(exemplars) == len(tensors), "the list of tensors")
-    return Knowledge(seed, tasks, last_seen, exemplars, tensors["theta"], method, buffer)
+    expect(1 + len(method) + len(buffer) + len(scale) + len(exemplars) == len(tensors), "the list of tensors")
+    expect(scale.keys() in (set(), {"centre", "deviation"}), "the scale")
+    for name, each in scale.items():
+        expect(each.shape == (shape[0], *(1 for _ in shape[1:])) and each.dtype == torch.float32, name)
+        expect(bool(each.isfinite().all()) and (name == "centre" or bool((each > 0).all())), name)
+    merits = record["merits"]
+    expect(isinstance(merits, list) and len(merits) in (0, len(LAMS)), "what is known of λ")
+    expect(all(isinstance(merit, float) and math.isfinite(merit) for merit in merits), "what is known of λ")
+    return Knowledge(seed, tasks, last_seen, exemplars, tensors["theta"], method, buffer, scale, merits)
 
 
 def _section(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
