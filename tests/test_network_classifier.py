@@ -28,7 +28,7 @@ from rwalk import sealed
 from rwalk.classifier import network_files as classifier_files
 from rwalk.classifier.lessons import Call, stream_of, take_up
 from rwalk.classifier.network import NetworkClassifier
-from rwalk.classifier.trials import LAMS, best_lam, longest
+from rwalk.classifier.trials import LAMS, longest
 from rwalk.data import datasets, splits
 from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Stream
@@ -591,9 +591,15 @@ def test_lam_is_chosen_by_what_is_held_out(tmp_path: Path) -> None:
         quick(lam="auto", memory=None).fit(*blobs("ab"))
 
 
-def test_the_best_of_many_lams() -> None:
-    assert best_lam([0, 0, 1, 2, 1, 0, 0, 0]) == 1.0
-    assert best_lam([0.0] * len(LAMS)) == LAMS[len(LAMS) // 2]  # nothing is known yet
+def test_judges_are_never_trained_on() -> None:
+    classifier = quick(lam="auto", memory=4)
+    for pair in ("ab", "cd", "ac"):
+        classifier.partial_fit(*blobs(pair, n=30, seed=ord(pair[0])))
+    judges = classifier._knowledge.judges
+    assert {column: len(x) for column, x in judges.items()} == dict.fromkeys(range(4), 4)
+    for column, x in judges.items():
+        exemplars = torch.from_numpy(classifier.exemplars_["abcd"[column]])
+        assert not (exemplars[:, None] == x[None]).all(-1).any()
 
 
 # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -36,23 +36,25 @@ class Knowledge:
     method: State = field(default_factory=dict)  # the method's vectors
     buffer: State = field(default_factory=dict)  # the network's buffers [1, …]
     scale: State = field(default_factory=dict)  # what inputs are brought to scale by; nothing, if they are not
-    merits: list[float] = field(default_factory=list)  # of every λ tried so far, on examples held out
+    judges: dict[int, Tensor] = field(default_factory=dict)  # inputs never trained on, by class, to choose λ by
+    merits: list[float] = field(default_factory=list)  # of every λ tried so far
 
     def moved(self, moves: Sequence[int], total: int) -> Knowledge:
         """The same with class c at column moves[c] of `total`; its tensors stay, `take_up` moves them."""
         last_seen = [-1] * total
         for column, task in zip(moves, self.last_seen, strict=True):
             last_seen[column] = task
-        return replace(self, last_seen=last_seen, exemplars={moves[c]: x for c, x in self.exemplars.items()})
+        exemplars, judges = ({moves[c]: x for c, x in each.items()} for each in (self.exemplars, self.judges))
+        return replace(self, last_seen=last_seen, exemplars=exemplars, judges=judges)
 
-    def after(self, fleet: Fleet, inputs: Tensor) -> Knowledge:
-        """What is known once the fleet has learned the last task of its stream, these inputs."""
+    def after(self, fleet: Fleet, inputs: Tensor, run: int = 0) -> Knowledge:
+        """What is known once a run of the fleet has learned the last task of its stream, these inputs."""
         now = snapshots.take(fleet)
         lesson = fleet.stream.tasks[-1]
         kept = {}
         for group in now.groups:
             if group.label in lesson.classes:  # chosen anew; the others lose at most their last ones
-                kept[group.label] = inputs[group.examples[0]]
+                kept[group.label] = inputs[group.examples[run]]
             else:
                 assert fleet.memory is not None
                 kept[group.label] = self.exemplars[group.label][: fleet.memory.spec.quota(len(now.groups))]
@@ -61,9 +63,9 @@ class Knowledge:
             tasks=self.tasks + 1,
             last_seen=[self.tasks if c in lesson.classes else task for c, task in enumerate(self.last_seen)],
             exemplars=kept,
-            theta=now.theta,
-            method=now.method,
-            buffer=now.buffer,
+            theta=now.theta[run : run + 1],
+            method={name: vector[run : run + 1] for name, vector in now.method.items()},
+            buffer={name: buffer[run : run + 1] for name, buffer in now.buffer.items()},
         )
 
     def scaled(self, x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from rwalk.classifier import network_files as files
 from rwalk.classifier import records
 from rwalk.classifier.arrays import ArrayClassifier
 from rwalk.classifier.lessons import Call, Knowledge, Scaling, stream_of, take_up, trained_network
-from rwalk.classifier.trials import FOR_LAM, FOR_LENGTH, LAMS, HeldOut, best_lam, longest, with_lam, without
+from rwalk.classifier.trials import LAMS, HeldOut, longest, with_judges, with_lam, without
 from rwalk.closed_form.features.vectors import moments
 from rwalk.data.memory import MemorySpec
 from rwalk.engine import networks
@@ -153,31 +153,34 @@ class NetworkClassifier(ArrayClassifier):
         call = Call(x, columns_of(labels, every), past)
 
         if self.lam == "auto":
-            call = self._tried(call, recipe, moves)
-            recipe = with_lam(recipe, best_lam(call.past.merits))
-        call, held_out = without(call, *FOR_LENGTH) if self.epochs is None else (call, None)
-        fleet = self._trained(call, [recipe], moves, held_out)
-        if fleet.stopped[0]:
-            raise InputError(fleet.stopped[0])
-        before = replace(call.past, exemplars=past.exemplars)  # those held out are kept like the others
-        self._become(every, tuple(x.shape[1:]), before.after(fleet, call.inputs))
-        self.lam_ = recipe.lam
+            fleet, run, rest = self._with_every_lam(call, recipe, moves)
+        else:
+            rest, held_out = without(call) if self.epochs is None else (call, None)
+            fleet, run = self._trained(rest, [recipe], moves, held_out), 0
+        if reason := fleet.stopped[run]:
+            raise InputError(reason)
+        before = replace(rest.past, exemplars=past.exemplars)  # those held out are kept like the others
+        self._become(every, tuple(x.shape[1:]), before.after(fleet, rest.inputs, run))
+        self.lam_ = fleet.learners[run].lam
         if self.verbose:
             self._say(len(labels), fleet)
         return self
 
-    def _tried(self, call: Call, recipe: Learner, moves: list[int]) -> Call:
-        """The same call, knowing better how good every λ is: all are tried as one fleet.
+    def _with_every_lam(self, call: Call, recipe: Learner, moves: list[int]) -> tuple[Fleet, int, Call]:
+        """One fleet with a run for every λ, the run that the judges prefer, and what it learned from.
 
-        What earlier calls have shown counts as well, for exemplars are few.
+        What the judges of earlier calls preferred counts as well, for they are few.
         """
-        rest, held_out = without(call, *FOR_LAM)
-        if not rest.past.exemplars:
-            return replace(call, past=replace(call.past, merits=call.past.merits or [0.0] * len(LAMS)))
-        fleet = self._trained(rest, [with_lam(recipe, lam) for lam in LAMS], moves, held_out)
-        merits = held_out.accuracies(fleet).tolist()
-        total = [old + new for old, new in zip(call.past.merits, merits, strict=True)]
-        return replace(call, past=replace(call.past, merits=total))
+        assert recipe.memory is not None
+        rest, judges = with_judges(call, recipe.memory.quota(len(call.past.last_seen)))
+        lams = LAMS if call.past.tasks else (1.0,)  # nothing is held in the first call
+        fleet = self._trained(rest, [with_lam(recipe, lam) for lam in lams], moves, judges)
+        if not call.past.tasks:
+            return fleet, 0, rest
+        before = call.past.merits or [0.0] * len(LAMS)
+        merits = [old + new for old, new in zip(before, judges.accuracies(fleet).tolist(), strict=True)]
+        best = max(range(len(LAMS)), key=merits.__getitem__)
+        return fleet, best, replace(rest, past=replace(rest.past, merits=merits))
 
     def _trained(self, call: Call, recipes: list[Learner], moves: list[int], held_out: HeldOut | None) -> Fleet:
         """A fleet that has learned the call, with as many runs as there are recipes."""

@@ -60,6 +60,7 @@ def write(path: Path, saved: Saved) -> None:
     tensors |= {f"buffer.{name}": each for name, each in known.buffer.items()}
     tensors |= {f"scale.{name}": each for name, each in known.scale.items()}
     tensors |= {f"exemplars.{column}": x for column, x in known.exemplars.items()}
+    tensors |= {f"judges.{column}": x for column, x in known.judges.items()}
     sealed.write(path, FORMAT, record, tensors)
 
 
@@ -130,15 +131,11 @@ def _checked_knowledge(
     expect(is_whole(tasks, 1, 2**63), "the number of tasks")
     expect(isinstance(last_seen, list) and all(is_whole(task, -1, tasks) for task in last_seen), "last_seen")
     expect(max(last_seen, default=-1) >= 0, "last_seen")
-    exemplars = {}
-    for column, task in enumerate(last_seen):
-        if (name := f"exemplars.{column}") in tensors:
-            x = exemplars[column] = tensors[name]
-            expect(task >= 0 and x.ndim == 1 + len(shape) and len(x) > 0, name)
-            expect(x.shape[1:] == shape and x.dtype == torch.float32 and bool(x.isfinite().all()), name)
+    exemplars, judges = (_inputs_by_class(tensors, kind, last_seen, shape) for kind in ("exemplars", "judges"))
     method, buffer, scale = (_section(tensors, prefix) for prefix in ("method.", "buffer.", "scale."))
     expect("theta" in tensors, "the list of tensors")
-    expect(1 + len(method) + len(buffer) + len(scale) + len(exemplars) == len(tensors), "the list of tensors")
+    known = sum(len(each) for each in (method, buffer, scale, exemplars, judges))
+    expect(1 + known == len(tensors), "the list of tensors")
     expect(scale.keys() in (set(), {"centre", "deviation"}), "the scale")
     for name, each in scale.items():
         expect(each.shape == (shape[0], *(1 for _ in shape[1:])) and each.dtype == torch.float32, name)
@@ -146,7 +143,19 @@ def _checked_knowledge(
     merits = record["merits"]
     expect(isinstance(merits, list) and len(merits) in (0, len(LAMS)), "what is known of λ")
     expect(all(isinstance(merit, float) and math.isfinite(merit) for merit in merits), "what is known of λ")
-    return Knowledge(seed, tasks, last_seen, exemplars, tensors["theta"], method, buffer, scale, merits)
+    return Knowledge(seed, tasks, last_seen, exemplars, tensors["theta"], method, buffer, scale, judges, merits)
+
+
+def _inputs_by_class(
+    tensors: Mapping[str, Tensor], kind: str, last_seen: Sequence[int], shape: tuple[int, ...]
+) -> dict[int, Tensor]:
+    found = {}
+    for column, task in enumerate(last_seen):
+        if (name := f"{kind}.{column}") in tensors:
+            x = found[column] = tensors[name]
+            expect(task >= 0 and x.ndim == 1 + len(shape) and len(x) > 0, name)
+            expect(x.shape[1:] == shape and x.dtype == torch.float32 and bool(x.isfinite().all()), name)
+    return found
 
 
 def _section(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import fields, replace
 
 import torch
@@ -16,8 +16,8 @@ from rwalk.seeds import generator
 from rwalk.training import steps_per_epoch
 
 LAMS = (0.0, 0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)  # tried by lam="auto"
-FOR_LENGTH = 0.1, 20  # the share held out of every class, and the least that a class must have
-FOR_LAM = 0.2, 5
+SHARE, SPARE = 0.1, 20  # held out of every class to see when training no longer pays, if it has so many
+FOR_JUDGES = 0.2  # of every class, at most, to judge λ by
 EVERY = 25  # steps between two looks at the examples held out
 PATIENCE = 4  # looks without progress before it is enough
 PROGRESS = 0.01  # of the loss: less is none
@@ -71,21 +71,38 @@ class HeldOut:
         return logits.masked_fill(~seen, -torch.inf), y.expand(fleet.runs, -1), share
 
 
-def without(call: Call, share: float, least: int) -> tuple[Call, HeldOut]:
+def without(call: Call) -> tuple[Call, HeldOut]:
     """The call without a share of every class's examples, old and new, and those examples."""
     draw = generator(call.past.seed, "held out", call.past.tasks)
-    out = _some_of_each(call.y, share, least, draw)
-    kept, aside = {}, [(call.x[out], call.y[out])]
+    out = _some_of_each(call.y, SHARE, SPARE, draw)
+    kept, aside = {}, {}
     for column, x in call.past.exemplars.items():
-        spared = _some_of_each(torch.full((len(x),), column), share, least, draw)
-        kept[column] = x[~spared]
-        aside.append((x[spared], torch.full((int(spared.sum()),), column)))
-    x, y = (torch.cat(parts) for parts in zip(*aside, strict=True))
-    if len(x) > AT_MOST:
-        some = torch.randperm(len(x), generator=draw)[:AT_MOST]
-        x, y = x[some], y[some]
+        spared = _some_of_each(torch.full((len(x),), column), SHARE, SPARE, draw)
+        kept[column], aside[column] = x[~spared], x[spared]
     rest = Call(call.x[~out], call.y[~out], replace(call.past, exemplars=kept))
-    return rest, HeldOut(call.past.scaled(x), y)
+    return rest, _held_out(call, out, aside, draw)
+
+
+def with_judges(call: Call, quota: int) -> tuple[Call, HeldOut]:
+    """The call without some of its examples, which join the judges: examples of every class, never trained on.
+
+    Exemplars would not do. They were trained on in their own call, and whoever moves least still knows them best.
+    """
+    draw = generator(call.past.seed, "judges", call.past.tasks)
+    out = _some_of_each(call.y, FOR_JUDGES, 2, draw, at_most=quota)
+    held_out = _held_out(call, out, call.past.judges, draw)
+    judges = {column: x[:quota] for column, x in call.past.judges.items()}
+    for column in call.y[out].unique().tolist():
+        own = torch.cat([call.x[out & (call.y == column)], judges.get(column, call.x[:0])])
+        judges[column] = own[torch.randperm(len(own), generator=draw)[:quota]]
+    return Call(call.x[~out], call.y[~out], replace(call.past, judges=judges)), held_out
+
+
+def _held_out(call: Call, out: Tensor, others: Mapping[int, Tensor], draw: torch.Generator) -> HeldOut:
+    x = torch.cat([call.x[out], *others.values()])
+    y = torch.cat([call.y[out], *(torch.full((len(x),), column) for column, x in others.items())])
+    some = torch.randperm(len(x), generator=draw)[:AT_MOST]
+    return HeldOut(call.past.scaled(x[some]), y[some])
 
 
 def longest(examples: int, batch: int) -> int:
@@ -103,17 +120,14 @@ def with_lam(recipe: Learner, lam: float) -> Learner:
     raise InputError("nothing here has a λ: leave lam out, or take a method that has one, such as 'rwalk'")
 
 
-def best_lam(merits: Sequence[float]) -> float:
-    """The λ of the highest merit; of equals the middle one, which is the furthest from trouble."""
-    top = [place for place, merit in enumerate(merits) if merit >= max(merits) - 1e-9]
-    return LAMS[top[len(top) // 2]]
-
-
-def _some_of_each(y: Tensor, share: float, least: int, draw: torch.Generator) -> Tensor:
+def _some_of_each(
+    y: Tensor, share: float, least: int, draw: torch.Generator, at_most: int | None = None
+) -> Tensor:
     """Which examples [n] are held out: of every class the share, of those with fewer than the least none."""
     out = torch.zeros(len(y), dtype=torch.bool)
     for label in y.unique():
         own = (y == label).nonzero()[:, 0]
         if len(own) >= least:
-            out[own[torch.randperm(len(own), generator=draw)[: round(share * len(own))]]] = True
+            count = max(1, round(share * len(own)))
+            out[own[torch.randperm(len(own), generator=draw)[: min(count, at_most or count)]]] = True
     return out

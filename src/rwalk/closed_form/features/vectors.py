@@ -69,8 +69,8 @@ def moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """The mean of every column, and what it is divided by.
 
     That is its own deviation; but where all columns have about the same range, as pixels have, they are in one
-    unit of measurement already, and one deviation serves them all. To blow up a pixel that has hardly varied so
-    far would do harm when later classes light it up. A column that has not varied at all takes a typical deviation.
+    unit of measurement already, and one deviation serves them all. To blow up a pixel that has hardly varied
+    so far would do harm when later classes light it up. One that has not varied at all takes a typical deviation.
     """
     total = weight.sum()
     mean = weight @ x / total
