@@ -171,3 +171,70 @@ def test_scikit_learns_checks_pass_without_exception() -> None:
         if each["status"] == "failed"
     ]
     assert not failed
+
+
+def test_a_generator_of_batches_is_a_call_each() -> None:
+    x, y = table()
+    one_by_one = IncrementalClassifier(size=30)
+    for rows in np.split(np.arange(len(x)), 8):
+        one_by_one.partial_fit(x[rows], y[rows])
+    at_once = IncrementalClassifier(size=30).partial_fit((x[r], y[r]) for r in np.split(np.arange(len(x)), 8))
+    np.testing.assert_array_equal(at_once.coef_, one_by_one.coef_)
+
+
+def calls() -> list[tuple[Any, Any]]:
+    x, y = table()
+    return [(x[np.isin(y, list(pair))], y[np.isin(y, list(pair))]) for pair in ("ca", "bd")]
+
+
+@pytest.mark.filterwarnings("ignore:learning classes call by call")
+def test_a_search_over_a_stream_finds_what_one_fit_cannot() -> None:
+    x, y = table()
+    found = rwalk.stream_search(
+        IncrementalClassifier(method="ewc", epochs=20), {"memory": [None, 20], "lam": [0.1]}, calls()
+    )
+    assert found.best_params_["memory"] == 20
+    assert found.best_score_ == max(trial.score for trial in found.trials)
+    assert [len(trial.scores) for trial in found.trials] == [2, 2]
+    assert found.best_estimator_.score(x, y) > 0.9
+    with pytest.warns(UserWarning, match="nothing to hold on to"):
+        IncrementalClassifier(method="rwalk", memory=2, lam=10.0, epochs=1).fit(x, y)
+
+
+def test_what_a_search_holds_out_is_not_learned() -> None:
+    """An estimator that knows only what it saw by heart scores nothing on what was held out."""
+
+    class ByHeart:
+        def __init__(self, luck: int = 0) -> None:
+            self.luck, self.seen = luck, set()
+
+        def get_params(self, deep: bool = True) -> dict[str, Any]:
+            return {"luck": self.luck}
+
+        def set_params(self, **params: Any) -> Any:
+            self.luck = params["luck"]
+            return self
+
+        def partial_fit(self, x: Any, y: Any) -> Any:
+            self.seen |= {row.tobytes() for row in x}
+            return self
+
+        def score(self, x: Any, y: Any) -> float:
+            return float(np.mean([row.tobytes() in self.seen for row in x]))
+
+    found = rwalk.stream_search(ByHeart(), {"luck": [0, 1]}, calls())
+    assert [trial.scores for trial in found.trials] == [[0.0, 0.0]] * 2
+    assert found.best_estimator_.score(*table()) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("grid", "stream", "options", "match"),
+    [
+        ({"ridge": [1.0]}, [], {}, "no calls"),
+        ({"ridge": [1.0]}, [([[0.0], [1.0]], ["a", "b"])], {}, "no class with two examples"),
+        ({"ridge": [1.0]}, [([[0.0], [1.0]], ["a", "a"])], {"holdout": 1.5}, "no share"),
+    ],
+)
+def test_searches_that_cannot_be(grid: Any, stream: Any, options: Any, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        rwalk.stream_search(IncrementalClassifier(size=5), grid, stream, **options)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rwalk import metrics
     from rwalk.augmentations import Augmentation
-    from rwalk.classifier import IncrementalClassifier, IncrementalRegressor
+    from rwalk.classifier import IncrementalClassifier, IncrementalRegressor, stream_search
     from rwalk.data.memory import MemorySpec
     from rwalk.data.samplers import Sampler
     from rwalk.data.splits import from_arrays, permuted, split
@@ -57,10 +57,11 @@ __all__ = [
     "metrics",
     "permuted",
     "split",
+    "stream_search",
 ]
 
 _HOMES = {
-    "rwalk.classifier": ("IncrementalClassifier", "IncrementalRegressor"),
+    "rwalk.classifier": ("IncrementalClassifier", "IncrementalRegressor", "stream_search"),
     "rwalk.errors": ("InputError",),
     "rwalk.engine.fleet": ("Fleet",),
     "rwalk.training": ("Training",),

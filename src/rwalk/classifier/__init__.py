@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from rwalk.classifier.estimator import IncrementalClassifier
 from rwalk.classifier.regressor import IncrementalRegressor
+from rwalk.classifier.search import StreamSearch, stream_search
 
-__all__ = ["IncrementalClassifier", "IncrementalRegressor"]
+__all__ = ["IncrementalClassifier", "IncrementalRegressor", "StreamSearch", "stream_search"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -134,15 +135,20 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def partial_fit(
         self,
-        X: ArrayLike | Tensor,
-        y: ArrayLike | Tensor,
+        X: ArrayLike | Tensor | Iterator[tuple[Any, Any]],
+        y: Any = None,
         classes: ArrayLike | Tensor | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> Self:
         """Learn some more. `classes` may announce labels that are still to come; it need not.
 
-        A call that fails leaves the classifier as it was.
+        An iterator of (X, y) in place of X is a call for each of its pairs. A call that fails leaves the
+        classifier as it was before it.
         """
+        if isinstance(X, Iterator):
+            for x, labels in X:
+                self.partial_fit(x, labels, classes)
+            return self
         inner = self._current() if self.__sklearn_is_fitted__() else self._made()
         inner.partial_fit(X, y, classes, **self._weights(sample_weight))
         self._inner = inner

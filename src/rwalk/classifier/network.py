@@ -46,6 +46,12 @@ WITHOUT_MEMORY = (
 )
 
 
+NOTHING_TO_HOLD = (
+    "one call of fit has nothing to hold on to, so lam changes nothing in it: to find a good one, use "
+    "rwalk.stream_search over several calls, or lam='auto'"
+)
+
+
 class NetworkClassifier(ArrayClassifier):
     """A network that learns new classes call by call and keeps the old ones.
 
@@ -123,6 +129,8 @@ class NetworkClassifier(ArrayClassifier):
 
     def fit(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor) -> Self:
         """Forget everything, then learn this as the first task."""
+        if self.lam is not None:
+            warnings.warn(NOTHING_TO_HOLD, stacklevel=3)
         return self._learn(X, y, None, afresh=True)
 
     def partial_fit(
