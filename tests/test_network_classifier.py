@@ -472,7 +472,7 @@ def test_images(tmp_path: Path) -> None:
     [
         ({"method": "rwlk"}, "did you mean 'rwalk'"),
         ({"memory": 0}, "at least 1 exemplar"),
-        ({"memory": 5, "memory_total": 5}, "one of them"),
+        ({"memory": 5, "memory_total": 5}, "not both"),
         ({"sampler": "mop"}, "did you mean 'mof'"),
         ({"network": "cnm"}, "did you mean 'cnn'"),
         ({"epochs": 0}, "epochs must be"),
