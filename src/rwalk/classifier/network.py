@@ -181,9 +181,10 @@ class NetworkClassifier(ArrayClassifier):
         """
         assert recipe.memory is not None
         rest, judges = with_judges(call, recipe.memory.quota(len(call.past.last_seen)))
+        enough = judges if self.epochs is None else None
         if not call.past.tasks:  # there is nothing to hold yet: all would be the same
-            return self._trained(rest, [with_lam(recipe, 1.0)], moves, judges), 0, rest
-        fleet = self._trained(rest, [with_lam(recipe, lam) for lam in LAMS], moves, judges)
+            return self._trained(rest, [with_lam(recipe, 1.0)], moves, enough), 0, rest
+        fleet = self._trained(rest, [with_lam(recipe, lam) for lam in LAMS], moves, enough)
         return fleet, judges.best_run(fleet), rest
 
     def _trained(self, call: Call, recipes: list[Learner], moves: list[int], held_out: HeldOut | None) -> Fleet:
