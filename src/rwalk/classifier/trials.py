@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from rwalk.classifier.lessons import Call
 from rwalk.engine.fleet import Fleet
@@ -23,6 +24,7 @@ PATIENCE = 4  # looks without progress before it is enough
 PROGRESS = 0.01  # of the loss: less is none
 LEARNED = 0.1  # a loss below which progress is measured by this one
 AT_MOST = 1000  # examples looked at
+CALIBRATED_BY = 50  # examples at least
 STEPS, PASSES, SOON, MOST = 200, 20, 2, 5000  # see `longest`
 
 
@@ -52,7 +54,7 @@ class HeldOut:
     def losses(self, fleet: Fleet) -> Tensor:
         """The mean over classes of their mean cross entropy, per run [R]."""
         logits, y, share = self._outputs(fleet)
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
+        loss = cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
         return (loss.view_as(y).nan_to_num(torch.inf) * share).sum(1)
 
     def best_run(self, fleet: Fleet) -> int:
@@ -61,6 +63,17 @@ class HeldOut:
         right = ((logits.argmax(-1) == y) * share).sum(1).tolist()
         losses = self.losses(fleet).tolist()
         return max(range(fleet.runs), key=lambda run: (round(right[run], 9), -losses[run]))
+
+    def sharpness(self, fleet: Fleet, run: int) -> float:
+        """What logits are multiplied by to be most probable here: networks are surer than they should be."""
+        if len(self) < CALIBRATED_BY or fleet.learner.classifier.needs_exemplars:
+            return 1.0
+        logits, y, share = self._outputs(fleet)
+        factors = torch.logspace(-1.5, 0.5, 81).tolist()
+        losses = [
+            (cross_entropy(factor * logits[run], y[run], reduction="none") * share).sum() for factor in factors
+        ]
+        return float(factors[int(torch.stack(losses).argmin())])
 
     @torch.no_grad()
     def _outputs(self, fleet: Fleet) -> tuple[Tensor, Tensor, Tensor]:
