@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 
@@ -33,8 +34,8 @@ class HeldOut:
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x, y
-        self.best: Tensor | None = None
-        self.waited = torch.zeros(0)
+        self.least = math.inf
+        self.waited = 0
 
     def __len__(self) -> int:
         return len(self.x)
@@ -42,14 +43,12 @@ class HeldOut:
     def __call__(self, fleet: Fleet) -> bool:
         if not len(self) or fleet.step % EVERY:
             return False
-        loss = self.losses(fleet)
-        if self.best is None:
-            self.best, self.waited = loss, torch.zeros_like(loss)
-            return False
-        better = loss < self.best - PROGRESS * self.best.clamp(min=LEARNED)
-        self.waited = torch.where(better, 0, self.waited + 1)
-        self.best = torch.where(better, loss, self.best)
-        return bool((self.waited >= PATIENCE).all())
+        loss = float(self.losses(fleet).min())  # of several runs the best counts
+        if loss < self.least - PROGRESS * max(self.least if self.least < math.inf else 0.0, LEARNED):
+            self.least, self.waited = loss, 0
+        else:
+            self.waited += 1
+        return self.waited >= PATIENCE
 
     def losses(self, fleet: Fleet) -> Tensor:
         """The mean over classes of their mean cross entropy, per run [R]."""
