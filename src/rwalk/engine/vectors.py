@@ -225,8 +225,14 @@ class Networks:
             for name, buffer in self.buffers.items():
                 buffer.copy_(before[name])
 
-    def example_squares(self, x: Tensor, loss: Callable[[Tensor, Tensor], Tensor], y: Tensor) -> Tensor:
-        """Mean over the batch of squared per-example gradients [R, P]: the Fisher as eq. (1) defines it.
+    def example_squares(
+        self,
+        x: Tensor,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        y: Tensor,
+        of: Callable[[Tensor], Tensor] = lambda square: square,
+    ) -> Tensor:
+        """Mean over the batch of (a function of) squared per-example gradients [R, P]: eq. (1)'s Fisher.
 
         Taken in evaluation mode: one example has no batch statistics, and a Fisher is not to be drawn at
         random, nor to move the running statistics.
@@ -243,7 +249,7 @@ class Networks:
 
         def run_squares(row: Tensor, buffers: dict[str, Tensor], xs: Tensor, ys: Tensor) -> Tensor:
             gradients: Tensor = per_example(row, buffers, xs, ys)
-            return gradients.square().mean(0)
+            return of(gradients.square()).mean(0)
 
         rows = [
             run_squares(self.theta[r].detach(), {k: v[r] for k, v in self.buffers.items()}, x[r], y[r])

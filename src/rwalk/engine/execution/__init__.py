@@ -48,7 +48,7 @@ def plan_of(fleet: Fleet, asked: bool | None) -> Plan:
         parameters=fleet.theta.shape[1],
         steps=sum(fleet.training.steps_of(each) for each in examples),
         observes=bool(method.wants),
-        grows=method.data_pass,
+        grows=method.grows,
         one_gradient=fleet.learner.projector is None and not method.observes_examples,
         gains_from_recording=networks.gains_from_recording(fleet.net.module),
     )
