@@ -145,10 +145,13 @@ class Fleet:
                     checkpoints.save(self)
 
     def begin_task(self) -> None:
+        self.lesson = lesson_of(self)
         if self.step == 0:
             self.optimizer.restart()
+            exemplars.keep(self, before=True)
+            if self.loss.afresh:
+                self.net.restart()
             self.loss.begin_task(self.loss_state, self.theta, self.past + self.task)
-        self.lesson = lesson_of(self)
         self.execution.begin_task()
 
     def train_task(self, tell: Tell | None = None, checkpoints: Checkpoints | None = None) -> None:
@@ -173,7 +176,7 @@ class Fleet:
         self.execution.end_task()
         importance = fisher.of_task(self) if self.method.data_pass else None
         self.method.consolidate(self.state, self.theta, importance)
-        exemplars.keep(self)
+        exemplars.keep(self, before=False)
         measured = evaluation.evaluate(self, self.stream, self.task)
         alive = np.array([reason is None for reason in self.stopped])
         for head, values in measured.items():

@@ -48,6 +48,8 @@ class Loss:
     tells_kept    whether it tells exemplars from new examples: then `Batch.is_kept` says which are which
     keeps         what the memory is to store beside an exemplar: "logits" or "features", as they are at its task's
                   end; `Batch.kept` brings it back, and `Batch.is_kept` says where
+    everything    whether it learns from the data of all tasks so far, which makes a memory needless
+    afresh        whether every task begins with a new network
     classifier    how examples are classified in the end
     """
 
@@ -57,6 +59,8 @@ class Loss:
     needs_memory: ClassVar[bool] = False
     tells_kept: ClassVar[bool] = False
     keeps: ClassVar[tuple[str, ...]] = ()
+    everything: ClassVar[bool] = False
+    afresh: ClassVar[bool] = False
     classifier: ClassVar[Classifier] = Logits()
 
     def begin_task(self, state: State, theta: Tensor, task: int) -> None:
