@@ -28,7 +28,7 @@ class Snapshot:
     loss: State
     buffer: State
     accuracy: State  # by head
-    held: State  # what a reservoir holds
+    held: State  # what a reservoir holds, or the sums of a solver
     task: int
     step: int
     stopped: list[str | None]
