@@ -1,8 +1,8 @@
 """What a step of LwF and of DER++ costs, against bare loops that do the same arithmetic by hand.
 
 The steps of benchmarks/steps.py, in the second of two tasks: LwF with its teacher, DER++ with 200 examples kept
-with their logits, as many of them in every batch as new ones. The bare loops are plain PyTorch on tensors with fused
-Adam; a second one has a compiled model, as one does it by hand.
+with their logits, as many of them in every batch as new ones. The bare loops are plain PyTorch on tensors with
+fused Adam; a second one has a compiled model, as one does it by hand.
 """
 
 from __future__ import annotations
