@@ -15,7 +15,7 @@ LAYERS = (
     ("errors",),
     ("files", "metrics", "private_torch", "registry", "seeds", "threads", "training"),
     ("sealed",),
-    ("methods", "data", "augmentations", "classifiers", "analytic"),
+    ("methods", "data", "augmentations", "classifiers"),
     ("losses", "projectors", "solvers", "guard"),
     ("parts", "integrations"),
     ("learners",),

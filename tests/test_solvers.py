@@ -107,7 +107,7 @@ def test_slda_is_bayes_rule_for_gaussians_of_one_covariance() -> None:
 
 
 def test_the_map_is_made_from_the_first_tasks_inputs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rwalk.analytic.features.patches.SAMPLED", 2000)
+    monkeypatch.setattr("rwalk.closed_form.features.patches.SAMPLED", 2000)
     stream = stream_of((1, 16, 16))
     later = stream.tasks[1].train
     changed = stream.x.clone()
@@ -127,7 +127,7 @@ def test_seeds_make_different_maps() -> None:
 @pytest.mark.parametrize("name", ["ridge", "slda"])
 def test_patches_of_images_keep_the_contract(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same alone and in a fleet, and through a checkpoint."""
-    monkeypatch.setattr("rwalk.analytic.features.patches.SAMPLED", 500)
+    monkeypatch.setattr("rwalk.closed_form.features.patches.SAMPLED", 500)
     trial = Trial([learner(name, size=4)] * 2, stream=stream_of((1, 16, 16)))
     a_fleet_equals_its_runs_alone(trial)
     an_interrupted_run_ends_as_if_it_had_not_been(trial)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rwalk.analytic import ridge
-from rwalk.analytic.ridge import FOR_CLASSES, Solution
-from rwalk.analytic.statistics import Statistics
+from rwalk.closed_form import ridge
+from rwalk.closed_form.ridge import FOR_CLASSES, Solution
+from rwalk.closed_form.statistics import Statistics
 from rwalk.solvers.base import Solver
 
 

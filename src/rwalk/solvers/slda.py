@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rwalk.analytic.lda import discriminants
-from rwalk.analytic.ridge import Solution
-from rwalk.analytic.statistics import Statistics
+from rwalk.closed_form.lda import discriminants
+from rwalk.closed_form.ridge import Solution
+from rwalk.closed_form.statistics import Statistics
 from rwalk.solvers.base import Solver
 
 

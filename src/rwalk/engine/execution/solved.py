@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rwalk.analytic.features import LOOKED_AT, tensors_of
-from rwalk.analytic.statistics import Statistics
+from rwalk.closed_form.features import LOOKED_AT, tensors_of
+from rwalk.closed_form.statistics import Statistics
 from rwalk.engine.lessons import batches_of
 from rwalk.errors import InputError
 from rwalk.methods.base import State

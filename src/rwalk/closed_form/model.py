@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rwalk.analytic.features import LOOKED_AT, FeatureMap, Recipe, fingerprint, placed
-from rwalk.analytic.lda import discriminants
-from rwalk.analytic.probability import sharpness
-from rwalk.analytic.ridge import Solution, freedom, solve
-from rwalk.analytic.statistics import Centred, Statistics
+from rwalk.closed_form.features import LOOKED_AT, FeatureMap, Recipe, fingerprint, placed
+from rwalk.closed_form.lda import discriminants
+from rwalk.closed_form.probability import sharpness
+from rwalk.closed_form.ridge import Solution, freedom, solve
+from rwalk.closed_form.statistics import Centred, Statistics
 from rwalk.errors import InputError
 
 ROWS = 2048  # whose features are computed at a time

@@ -10,9 +10,9 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from rwalk.analytic.features.backbone import BackboneFeatures
-from rwalk.analytic.features.patches import PatchFeatures
-from rwalk.analytic.features.vectors import VectorFeatures
+from rwalk.closed_form.features.backbone import BackboneFeatures
+from rwalk.closed_form.features.patches import PatchFeatures
+from rwalk.closed_form.features.vectors import VectorFeatures
 from rwalk.errors import InputError, unknown
 
 KINDS = {kind.kind: kind for kind in (VectorFeatures, PatchFeatures)}  # those a file can hold
