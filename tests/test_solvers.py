@@ -161,8 +161,8 @@ def test_a_memory_is_of_no_use_to_them() -> None:
 def test_what_makes_no_sense_is_refused_in_one_line() -> None:
     with pytest.raises(InputError, match="sees every example once, as it is: drop the augmentation"):
         Fleet(stream_of((1, 16, 16)), "mlp", [learner("ridge", size=4)], [0], Training(augment="crop-flip"))
-    with pytest.raises(InputError, match="take ClosedFormClassifier"):
-        IncrementalClassifier(method="ridge").fit([[0.0], [1.0]], [0, 1])
+    with pytest.raises(InputError, match="trains no network: set method='closed-form'"):
+        IncrementalClassifier(method="slda").fit([[0.0], [1.0]], [0, 1])
     with pytest.raises(InputError, match="images have shape"):
         Fleet(little.stream(), "mlp", [learner("ridge", features="images")], [0])
     for wrong in ({"size": 0}, {"ridge": -1.0}, {"features": "sounds"}):

@@ -1,7 +1,8 @@
 """rwalk: learn new classes without the old data, and measure honestly what was forgotten.
 
-Three doors: `Guard` around your own model and optimizer, `IncrementalClassifier` in scikit-learn's manner, and the
-command `rwalk`. Behind them, one engine: methods on vectors, and a fleet that trains many runs as one program.
+Three entry points: `Guard` around your own model and optimizer, `IncrementalClassifier` in the style of
+scikit-learn, and the command `rwalk`. Behind them, one engine: methods on vectors, and a fleet that trains many
+runs as one program.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rwalk import metrics
     from rwalk.augmentations import Augmentation
-    from rwalk.classifier import IncrementalClassifier
-    from rwalk.closed_form import ClosedFormClassifier, ClosedFormRegressor
+    from rwalk.classifier import IncrementalClassifier, IncrementalRegressor, stream_search
     from rwalk.data.memory import MemorySpec
     from rwalk.data.samplers import Sampler
     from rwalk.data.splits import from_arrays, permuted, split
@@ -36,13 +36,12 @@ __all__ = [
     "PI",
     "Augmentation",
     "Batch",
-    "ClosedFormClassifier",
-    "ClosedFormRegressor",
     "Dataset",
     "EWCpp",
     "Fleet",
     "Guard",
     "IncrementalClassifier",
+    "IncrementalRegressor",
     "InputError",
     "Learner",
     "Loss",
@@ -61,11 +60,11 @@ __all__ = [
     "metrics",
     "permuted",
     "split",
+    "stream_search",
 ]
 
 _HOMES = {
-    "rwalk.classifier": ("IncrementalClassifier",),
-    "rwalk.closed_form": ("ClosedFormClassifier", "ClosedFormRegressor"),
+    "rwalk.classifier": ("IncrementalClassifier", "IncrementalRegressor", "stream_search"),
     "rwalk.errors": ("InputError",),
     "rwalk.engine.fleet": ("Fleet",),
     "rwalk.training": ("Training",),
@@ -86,7 +85,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when asked for: `rwalk --help` must not wait for torch, nor `Guard` for scikit-learn."""
+    """Import on first use: `rwalk --help` must not wait for torch, nor `Guard` for scikit-learn."""
     if name == "metrics":
         return import_module("rwalk.metrics")
     if name not in _HOME_OF:

@@ -61,13 +61,15 @@ def run(
         int | None, typer.Option(help="classes per task (default 2; 10 for cifar100)")
     ] = None,
     tasks: Annotated[str, typer.Option(help="explicit tasks: labels by comma, tasks by slash: 0,1/2,3,4/5")] = "",
-    permuted: Annotated[int | None, typer.Option(help="so many permuted-pixels tasks instead of a split")] = None,
-    order_seed: Annotated[
-        int | None, typer.Option(help="shuffle the classes (or the permutations) by this seed")
+    permuted: Annotated[
+        int | None, typer.Option(help="number of permuted-pixels tasks, instead of a split")
     ] = None,
-    memory: Annotated[int | None, typer.Option(help="exemplars kept of every class")] = None,
+    order_seed: Annotated[
+        int | None, typer.Option(help="shuffle the classes (or draw the permutations) with this seed")
+    ] = None,
+    memory: Annotated[int | None, typer.Option(help="exemplars kept per class")] = None,
     memory_total: Annotated[
-        int | None, typer.Option(help="exemplars kept in all, shared by the classes seen")
+        int | None, typer.Option(help="exemplars kept in total, shared by the classes seen")
     ] = None,
     sampler: Annotated[
         str,
@@ -78,8 +80,8 @@ def run(
     replay: Annotated[
         str,
         typer.Option(
-            help="how batches mix exemplars in: balanced (default), concat, half, beside (a reservoir's); some "
-            "methods say so"
+            help="how exemplars are replayed: balanced (default), concat, half, beside (a reservoir's); some "
+            "methods prescribe it"
         ),
     ] = "",
     penalty: Annotated[str, typer.Option(help="gradient (the paper) or proximal (stable for any λ)")] = "gradient",
@@ -142,11 +144,13 @@ def run(
         autocast=bf16,
     )
     if replay and base.memory is None:
-        raise InputError("--replay says how exemplars are mixed in: give --memory or --memory-total too")
+        raise InputError("--replay says how exemplars are replayed: give --memory or --memory-total too")
     runs = sweep.runs(base, names, seeds, lam, penalty, settings or ())
     if replay:
         for name in dict.fromkeys(each.method for each in runs if each.memory != base.memory):
-            print(f"rwalk: {name} is not {name} with --replay {replay}: it runs as it is defined", file=sys.stderr)
+            print(
+                f"rwalk: --replay {replay} is ignored for {name}, which prescribes its own replay", file=sys.stderr
+            )
     where = chosen_device(device)
     study = Study(
         tuple(runs), reference, data, where, workers, checkpoint_every=checkpoint_every, executor=executor
@@ -160,4 +164,4 @@ def _memory(per_class: int | None, total: int | None, sampler: str, replay: str)
 
     absent = per_class is None and total is None
     spec = MemorySpec(1 if absent else per_class, total, sampler, replay)  # type: ignore[arg-type]
-    return None if absent else spec  # made all the same: a wrong name is wrong without a memory too
+    return None if absent else spec  # made in any case, to refuse a wrong sampler even without a memory

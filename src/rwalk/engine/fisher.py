@@ -1,4 +1,4 @@
-"""Squared gradients beside the step's own: of single examples, and of all data of a task."""
+"""Squared gradients other than the step's own: of single examples, and of all data of a task."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rwalk import seeds
+from rwalk.engine.vectors import example_squares
 from rwalk.losses import heads
 
 if TYPE_CHECKING:
@@ -22,14 +23,14 @@ def of_examples(fleet: Fleet, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(logits + fleet.lesson.head, label)
 
     with torch.enable_grad():
-        return fleet.net.example_squares(x, loss, y)
+        return example_squares(fleet.net, x, loss, y)
 
 
 def of_task(fleet: Fleet) -> Tensor:
     """The Fisher of the task's data at θ, eq. (1): mean squared gradient, in evaluation mode.
 
     Or whatever the method takes of them, and of whatever gradients. In shuffled batches, as a user's own loader
-    gives them: gradients of one class add up, those of several partly cancel.
+    would provide: gradients of one class add up, those of several classes partly cancel.
     """
 
     def differentiated(logits: Tensor, labels: Tensor) -> Tensor:
@@ -48,7 +49,7 @@ def of_task(fleet: Fleet) -> Tensor:
         x, y = fleet.stream.batch(index)
         if fleet.method.fisher == "example":
             with torch.enable_grad():
-                square = fleet.net.example_squares(x, differentiated, y, fleet.method.in_pass)
+                square = example_squares(fleet.net, x, differentiated, y, fleet.method.in_pass)
         else:
             losses = differentiated(fleet.net.forward(x, train=False), y)
             square = fleet.method.in_pass(fleet.net.gradient(losses).square())

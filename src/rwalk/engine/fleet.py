@@ -1,7 +1,7 @@
 """THE training loop. R runs, one program: θ[R, P], one forward pass, everything after it elementwise.
 
-One run is a fleet of one; there is no second loop. Runs differ in seed and in hyper-parameters (λ, α …), share all
-else, and never see each other: no reduction here crosses runs, no random draw depends on the fleet's width.
+One run is a fleet of one; there is no second loop. Runs differ in seed and in hyper-parameters (λ, α …), share
+everything else, and never see each other: no reduction crosses runs, no random draw depends on the fleet's width.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ class Measured(NamedTuple):
 
 
 Tell = Callable[[Progress | Measured], None]
+Enough = Callable[["Fleet"], bool]  # asked after every step whether the task has been learned long enough
 
 
 class Checkpoints(Protocol):
-    """Who saves a fleet on its way. Asked after every step, so that a signal to stop is heeded at once."""
+    """Saves a fleet during training. Asked after every step, so that a signal to stop takes effect at once."""
 
     def due(self, fleet: Fleet) -> bool: ...
 
@@ -71,11 +72,11 @@ class Fleet:
     >>> fleet.accuracy["single"].shape
     (2, 5, 5)
 
-    How a step is executed, operation by operation or compiled or captured, is chosen by what pays (see
-    `execution`); `fuse` asks for compiled steps, or for none.
+    How a step is executed (operation by operation, compiled, or captured) is chosen by expected speed (see
+    `execution`); `fuse` forces compiled steps, or forbids them.
 
     A stream may be the rest of a longer one: `past` counts the tasks before its first, whose examples are gone.
-    Random draws go on where they left off.
+    Random draws continue where those tasks left off.
     """
 
     lesson: Lesson  # what is fixed while the current task is learned
@@ -134,14 +135,16 @@ class Fleet:
     def runs(self) -> int:
         return self.net.runs
 
-    def train(self, tell: Tell | None = None, checkpoints: Checkpoints | None = None) -> None:
+    def train(
+        self, tell: Tell | None = None, checkpoints: Checkpoints | None = None, enough: Enough | None = None
+    ) -> None:
         """Learn the tasks one after another, measuring all tasks seen after each."""
         # Shapes are fixed: let cuDNN measure what suits them. (`flags` turns off whatever it is not told.)
         exact = torch.backends.cudnn.deterministic
         with torch.backends.cudnn.flags(True, benchmark=not exact, deterministic=exact, allow_tf32=True):
             while self.task < len(self.stream) and not all(self.stopped):
                 self.begin_task()
-                self.train_task(tell, checkpoints)
+                self.train_task(tell, checkpoints, enough)
                 self.end_task(tell)
                 self.task, self.step = self.task + 1, 0
                 if checkpoints and checkpoints.due(self):
@@ -157,7 +160,9 @@ class Fleet:
             self.loss.begin_task(self.loss_state, self.theta, self.past + self.task)
         self.execution.begin_task()
 
-    def train_task(self, tell: Tell | None = None, checkpoints: Checkpoints | None = None) -> None:
+    def train_task(
+        self, tell: Tell | None = None, checkpoints: Checkpoints | None = None, enough: Enough | None = None
+    ) -> None:
         late = LateLosses(self.theta.is_cuda)
         for batch in batches_of(self):  # drawn by names: (seed, task, epoch)
             losses = self.execution.step(*batch)  # gradient → project → walk → observe
@@ -165,15 +170,16 @@ class Fleet:
             if self.method.window and self.step % self.method.window == 0:
                 self.execution.close_window()
             due = checkpoints is not None and checkpoints.due(self)
-            for step, seen in late.add(losses, self.step, flush=due or self.step == self.lesson.steps):
+            ended = self.step == self.lesson.steps or (enough is not None and enough(self))
+            for step, seen in late.add(losses, self.step, flush=due or ended):
                 self._stop_what_diverged(step, seen)
                 if tell:
                     loss = float(seen[-1].nanmean())
                     tell(Progress(self.task, len(self.stream), step, self.lesson.steps, loss))
-            if all(self.stopped):
-                return
-            if checkpoints and due:
+            if checkpoints and due and not all(self.stopped):
                 checkpoints.save(self)
+            if ended or all(self.stopped):
+                return
 
     def end_task(self, tell: Tell | None = None) -> None:
         self.execution.end_task()
@@ -188,7 +194,7 @@ class Fleet:
             tell(Measured(self.task, len(self.stream), measured))
 
     def _stop_what_diverged(self, last: int, losses: Tensor) -> None:
-        """Stop the runs whose loss is no longer a number; their rows go on as NaN and disturb nobody."""
+        """Stop the runs whose loss is not finite any more; they continue as NaN and do not affect the others."""
         finite = losses.isfinite()
         first = last - len(losses)
         for run in (~finite.all(0)).nonzero().flatten().tolist():

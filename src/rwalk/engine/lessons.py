@@ -48,7 +48,7 @@ def lesson_of(fleet: Fleet) -> Lesson:
         pools=[examples[labels == label].cpu() for label in (seen if again else task.classes)],
         size=learner.examples(stream, fleet.task),
         steps=learner.steps(fleet.training, stream, fleet.task),
-        # With examples of the old classes in the batches all that were seen; without, the task's alone.
+        # All classes seen, if the batches contain examples of the old ones; otherwise the task's classes alone.
         head=mask_of(fleet, seen if again or replays else task.classes),
         new=new,
         old=(mask_of(fleet, seen) == 0) & ~new,

@@ -1,4 +1,4 @@
-"""DER and DER++ (Buzzega et al. 2020): exemplars are kept with the logits they had, and pulled back to them."""
+"""DER and DER++ (Buzzega et al. 2020): exemplars are stored with their logits, and pulled back to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rwalk.methods.base import Number, require
 
 @dataclass(frozen=True)
 class DERpp(Loss):
-    """Cross entropy on the new, α times the squared distance of kept examples to their logits, β times their loss.
+    """Cross entropy on new examples + α · squared distance of exemplars to their logits + β · their cross entropy.
 
     With a reservoir, as published, the logits are those of the step in which an example came in; with exemplars
     chosen at a task's end, those at that end. Either way one draw of exemplars serves both terms: the authors draw
@@ -49,7 +49,7 @@ class DERpp(Loss):
 
 @dataclass(frozen=True)
 class DER(DERpp):
-    """The same without the labels of kept examples: α alone."""
+    """The same without the exemplars' labels: α alone."""
 
     name: ClassVar[str] = "der"
     summary: ClassVar[str] = "dark experience replay: exemplars kept with their logits alone"

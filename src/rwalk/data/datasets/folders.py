@@ -14,7 +14,7 @@ from rwalk.data.datasets.optional import optional
 from rwalk.data.streams import Dataset
 from rwalk.errors import InputError
 
-# All that is opened, by suffix. Pillow knows more, but some formats start other programs (EPS).
+# The formats that are opened, by suffix. Pillow knows more, but some of them start other programs (EPS).
 FORMATS = {
     ".bmp": "BMP",
     ".gif": "GIF",
@@ -62,7 +62,7 @@ def _labelled_images(part: Path, root: Path) -> tuple[list[Path], list[str]]:
         raise InputError(f"{str(part)!r} has no sub-folder: put the images of every class into one of its own")
     for path in paths:
         if not path.is_file():
-            raise InputError(f"{str(path)!r} is no file, or a link to none: remove it")
+            raise InputError(f"{str(path)!r} is not a file, or is a broken link: remove it")
         if not Path(os.path.realpath(path)).is_relative_to(inside):
             raise InputError(f"{str(path)!r} is a link out of {str(root)!r}: copy the image there instead")
     return paths, [path.parent.name for path in paths]

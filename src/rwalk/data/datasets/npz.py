@@ -36,7 +36,7 @@ def read_npz(path: Path, seed: int) -> Dataset:
 
 
 def _check_unpacked_size(path: Path) -> None:
-    """Refuse a small archive that unpacks to fill the memory; zipfile holds it to the sizes it says it has."""
+    """Refuse a small archive that would fill the memory; zipfile does not unpack beyond the stated sizes."""
     with zipfile.ZipFile(path) as archive:
         unpacked = sum(member.file_size for member in archive.infolist())
     if unpacked > SUSPICIOUS and unpacked > LARGEST_RATIO * path.stat().st_size:

@@ -28,7 +28,7 @@ def contents(source: Official, data: Path | str | None, download: bool) -> dict[
 
 
 def _data_folders(source: Official, data: Path | str | None) -> list[Path]:
-    """Where the files may lie; their own folders first, as MNIST and Fashion-MNIST share their file names."""
+    """Where the files may be; their own folders first, because MNIST and Fashion-MNIST share file names."""
     given = data if data is not None else os.environ.get("RWALK_DATA")
     if not given:
         return []
@@ -50,11 +50,11 @@ def _found(name: str, md5: str, folders: Sequence[Path], replaceable: bool = Fal
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise InputError(f"{str(path)!r} cannot be read ({error.strerror}): correct its rights") from None
+            raise InputError(f"{str(path)!r} cannot be read ({error.strerror}): correct its permissions") from None
         actual = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if actual == md5:
             return content
-        # A whole file of the sibling dataset is neither ours nor damaged.
+        # An intact file of the other dataset is neither ours nor damaged.
         sibling = any(actual == official.files.get(name) for official in OFFICIAL.values())
         if not sibling and not replaceable:
             raise InputError(
@@ -65,7 +65,7 @@ def _found(name: str, md5: str, folders: Sequence[Path], replaceable: bool = Fal
 
 
 def _obtained(source: Official, name: str, md5: str, folders: Sequence[Path], download: bool) -> bytes:
-    """The verified content of a file, downloaded into the cache if it is nowhere."""
+    """The verified content of a file, downloaded into the cache if it is not found."""
     content = _found(name, md5, folders)
     if content is not None:
         return content
@@ -87,7 +87,7 @@ def cache_folder() -> Path:
 
 
 def download_file(source: Official, name: str, md5: str, folder: Path, because: str) -> None:
-    """Bring the file into the folder from the first mirror that has it right."""
+    """Download the file into the folder from the first mirror whose copy has the right checksum."""
     pooch = optional("pooch", "pooch")
     # A console of our own: the caller may be drawing on another.
     console = optional("rich.console", "rich").Console(stderr=True)
@@ -144,7 +144,7 @@ class _Bar:
 
 
 def _unpacked(source: Official, packed: bytes) -> dict[str, bytes]:
-    """The source's files from its archive, read in memory: nothing an archive says can lead to a write."""
+    """The source's files from its archive, read in memory: nothing in an archive can cause a write."""
     contents = {}
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         for member in archive:

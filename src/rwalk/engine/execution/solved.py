@@ -12,6 +12,7 @@ from torch import Tensor
 from rwalk.closed_form.features import LOOKED_AT, tensors_of
 from rwalk.closed_form.statistics import Statistics
 from rwalk.engine.lessons import batches_of
+from rwalk.engine.vectors import head_weight
 from rwalk.errors import InputError
 from rwalk.methods.base import State
 from rwalk.training import batch_size
@@ -26,7 +27,7 @@ def empty(fleet: Fleet) -> State:
     """Sums of every run, [R, …], before the first example; nothing, where the learner has a gradient."""
     if fleet.learner.solver is None:
         return {}
-    features = fleet.net.head_weight().shape[2]
+    features = head_weight(fleet.net).shape[2]
     every = [Statistics.empty(features, fleet.stream.classes, fleet.theta.device).tensors() for _ in fleet.seeds]
     return {name: torch.stack([each[name] for each in every]) for name in every[0]}
 
