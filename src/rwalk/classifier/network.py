@@ -26,6 +26,7 @@ from rwalk.classifier.lessons import Call, Knowledge, Scaling, stream_of, take_u
 from rwalk.classifier.trials import LAMS, HeldOut, longest, with_judges, with_lam, without
 from rwalk.closed_form.features.vectors import moments
 from rwalk.data.memory import MemorySpec
+from rwalk.data.samplers import RESERVOIR
 from rwalk.engine import networks
 from rwalk.engine.fleet import Fleet, Progress
 from rwalk.engine.networks import Factory
@@ -328,6 +329,8 @@ class NetworkClassifier(ArrayClassifier):
     def _learner(self) -> Learner:
         memory = None
         if self.memory is not None or self.memory_total is not None:
+            if self.sampler == RESERVOIR:
+                raise InputError("the classifier chooses exemplars class by class: take another sampler")
             memory = MemorySpec(whole(self.memory), whole(self.memory_total), self.sampler)
         made = learner("vanilla" if self.method is None else self.method, memory)
         if self.lam == "auto" and memory is None:
@@ -336,6 +339,10 @@ class NetworkClassifier(ArrayClassifier):
             raise InputError(f"lam={self.lam!r} is unknown: give a number, 'auto' or None")
         if self.lam is not None and not isinstance(self.lam, str):
             made = with_lam(made, self.lam)
+        if made.solver is not None:
+            raise InputError(f"{made.solver.name} trains no network: set method='closed-form'")
+        if made.loss.everything:
+            raise InputError(f"{made.loss.name} learns from all data together: call fit with all of them")
         if made.loss.keeps:
             raise InputError(
                 f"{made.loss.name} stores {', '.join(made.loss.keeps)}, which the classifier cannot yet"
