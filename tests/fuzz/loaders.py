@@ -8,7 +8,6 @@ leaves the bytes that led there in a file called crash-….
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 import json
@@ -182,7 +181,7 @@ def pickle(data: bytes) -> None:
 
 def idx(data: bytes) -> None:
     """MNIST's files, after their checksum."""
-    read_idx(gzip.compress(data, 1), "train-images")
+    read_idx(data, "train-images")
 
 
 def arrays() -> bytes:

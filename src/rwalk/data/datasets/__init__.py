@@ -1,6 +1,6 @@
 """Named datasets, image folders and array files, each read into a `Dataset`.
 
-An official file is used only when its checksum is the published one, wherever it came from.
+An official file is used only when it holds what was published, wherever it came from and however it is packed.
 """
 
 from __future__ import annotations
