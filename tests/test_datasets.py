@@ -30,13 +30,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import rwalk.data
-from rwalk.data.datasets import describe, load, npz, verified
-from rwalk.data.datasets.folders import read_image
+from rwalk.data.datasets import Reading, describe, load, npz, verified
+from rwalk.data.datasets.images import ImageForm, read_image
 from rwalk.data.datasets.mnist import read_idx
 from rwalk.data.datasets.official import OFFICIAL
 from rwalk.data.datasets.pickles import unpickled
 from rwalk.data.splits import permuted, split
 from rwalk.errors import InputError
+from rwalk.studies.specs import StreamSpec
 
 unhurried = settings(deadline=None)  # a busy machine is no failure
 REAL = Path(os.environ.get("RWALK_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -172,11 +173,14 @@ def dead_mirror() -> str:
 
 def test_describe_names_what_load_knows() -> None:
     assert list(describe()) == [
-        *("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "cifar100-pixels", "folder:PATH", "PATH.npz")
+        *("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "cifar100-pixels"),
+        *("FOLDER", "FILE.csv", "FILE.npz"),
     ]
     assert all(line and "\n" not in line for line in describe().values())
-    with refused("unknown dataset 'mnits'", "did you mean 'mnist'?"):
+    with refused("unknown dataset 'mnits': did you mean 'mnist'? (known: digits"):
         load("mnits")
+    with refused("unknown dataset 'pictures.zip' (known: digits"):
+        load("pictures.zip")
 
 
 def test_digits_are_embedded() -> None:
@@ -601,14 +605,87 @@ def test_images_of_many_kinds(mode, colour, suffix, pixel, tmp_path: Path) -> No
         assert image[:, 0, 0].tolist() == pixel
 
 
-def test_images_of_differing_shapes_are_refused(tmp_path: Path) -> None:
+def test_images_of_differing_sizes_are_refused_unless_a_size_is_given(tmp_path: Path) -> None:
     gallery(tmp_path, {"a": 1, "b": 2})
     odd = painted(tmp_path / "b" / "odd.png", size=(5, 4))
-    with refused(str(odd), "[1, 4, 5]", str(tmp_path / "a" / "0.png"), "[1, 4, 6]"):
+    with refused(str(odd), "5 × 4", str(tmp_path / "a" / "0.png"), "6 × 4", "--size 32"):
         load(f"folder:{tmp_path}")
-    painted(odd, (1, 2, 3), "RGB")
-    with refused(str(odd), "[3, 4, 6]", "[1, 4, 6]"):
-        load(f"folder:{tmp_path}")
+    assert load(str(tmp_path), reading=Reading(size=3)).x.shape == (9, 1, 3, 3)
+    with refused("size is 0"):
+        Reading(size=0)
+
+
+def test_images_are_resized_along_their_shorter_side_and_cropped_in_the_middle(tmp_path: Path) -> None:
+    wide = np.zeros((8, 24), np.uint8)
+    wide[:, 8:16] = 200  # the middle square
+    path = tmp_path / "wide.png"
+    Image.fromarray(wide).save(path)
+    assert (read_image(path, ImageForm(1, 8, 8, 8)) == 200).all()
+    assert (read_image(path, ImageForm(3, 4, 4, 4))[:, 1:3, 1:3] == 200).all()
+
+
+def test_grey_images_among_coloured_ones_become_coloured(tmp_path: Path) -> None:
+    gallery(tmp_path, {"a": 51, "b": 102})
+    painted(tmp_path / "b" / "9.png", (255, 0, 51), "RGB")
+    mixed = load(f"folder:{tmp_path}")
+    assert mixed.x.shape[1:] == (3, 4, 6)
+    pixels = {tuple(round(float(v) * 255) for v in x[:, 0, 0]) for x in torch.cat([mixed.x, mixed.x_test])}
+    assert pixels == {(51, 51, 51), (102, 102, 102), (255, 0, 51)}
+
+
+def test_photographs_are_shown_upright(tmp_path: Path) -> None:
+    tall = np.zeros((16, 8), np.uint8)
+    tall[:8] = 255  # light above
+    turned = Image.fromarray(np.rot90(tall, 1).copy())  # as a camera on its side saves it
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned.save(tmp_path / "photo.jpg", exif=exif, quality=95)
+    image = read_image(tmp_path / "photo.jpg")
+    assert image.shape == (1, 16, 8)
+    assert image[0, :7].min() > 200 and image[0, 9:].max() < 50
+
+
+def test_tasks_by_folder_are_recognised_by_their_depth(tmp_path: Path) -> None:
+    for week, classes in {"week10": {"cat": 3, "emu": 4}, "week2": {"cat": 1, "dog": 2}}.items():
+        gallery(tmp_path / week, classes)
+    dataset = load(str(tmp_path))
+    assert dataset.class_names == ("cat", "dog", "emu") and dataset.arrivals.names == ("week2", "week10")
+    stream = StreamSpec(str(tmp_path)).build()
+    assert [task.classes for task in stream.tasks] == [(0, 1), (0, 2)]
+    for task, shades in zip(stream.tasks, ({1, 2}, {3, 4}), strict=True):
+        for index, x in ((task.train, stream.x), (task.test, stream.x_test)):
+            assert {round(float(pixel) * 255) for pixel in x[index][:, 0, 0, 0]} == shades
+        assert (len(task.train), len(task.test)) == (8, 2)  # a fifth of every class of every task
+    assert len(StreamSpec(str(tmp_path), classes_per_task=1).build()) == 3  # a split of one's own goes first
+    validated = StreamSpec(str(tmp_path), validation=0.25).build()
+    assert [(len(task.train), len(task.test)) for task in validated.tasks] == [(6, 2), (6, 2)]
+    with refused("which task comes when"):
+        StreamSpec(str(tmp_path), order_seed=1).build()
+
+
+def test_tasks_below_train_and_test(tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        gallery(tmp_path / part / "1", {"a": 1, "b": 2}, each=3)
+        gallery(tmp_path / part / "2", {"c": 3, "d": 4}, each=2)
+    stream = StreamSpec(f"folder:{tmp_path}").build()
+    assert [(task.classes, len(task.train), len(task.test)) for task in stream.tasks] == [
+        ((0, 1), 6, 6),
+        ((2, 3), 4, 4),
+    ]
+    gallery(tmp_path / "val" / "3", {"a": 1})
+    with refused("test task '3' has no training example"):
+        load(str(tmp_path))
+    shutil.rmtree(tmp_path / "val")
+    gallery(tmp_path / "val", {"a": 1})
+    with refused("differ in depth"):
+        load(str(tmp_path))
+
+
+def test_folders_of_differing_depth_are_refused(tmp_path: Path) -> None:
+    gallery(tmp_path / "week1", {"cat": 1, "dog": 2})
+    gallery(tmp_path, {"emu": 3})
+    with refused(str(tmp_path / "week1"), str(tmp_path / "emu"), "by task and class"):
+        load(str(tmp_path))
 
 
 def test_unreadable_images_are_named(tmp_path: Path) -> None:
