@@ -22,7 +22,7 @@ LAYERS = (
     ("engine",),
     ("labels",),
     ("studies", "classifier", "closed_form"),
-    ("report",),
+    ("report", "models"),
     ("paper",),
     ("cli", "testing"),
     ("__main__",),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +21,24 @@ ExecutorName = Annotated[
 Track = Annotated[
     str, typer.Option(help="show the study elsewhere too, comma-separated: tensorboard, or package.module:Name")
 ]
+Label = Annotated[
+    str | None,
+    typer.Option(help="of a table: the column of classes (default: label, target or class, else the last)"),
+]
+Drop = Annotated[list[str] | None, typer.Option(help="of a table: a column to leave out; repeatable")]
+Missing = Annotated[
+    str, typer.Option(help="of a table: refuse rows with a missing value, fill them (column's mean), or drop them")
+]
+Size = Annotated[
+    int | None, typer.Option(help="of images: resize and crop to squares of so many pixels, if they differ")
+]
+Keep = Annotated[
+    str,
+    typer.Option(
+        help="leave trained models in the study's folder: best (of every method the run of the highest "
+        "single-head accuracy), or all"
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no live display")]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object for scripts instead of tables")]
 
@@ -30,6 +50,24 @@ def chosen_device(name: str) -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def said_label(paths: Sequence[str | Path], label: str | None, tell: Callable[[str], None]) -> str | None:
+    """The column of classes of the first of these tables; where nobody named one, which it is is told."""
+    from rwalk.data.datasets.survey import label_of
+    from rwalk.data.datasets.tables import is_table, open_table
+
+    if label is not None or not paths or not is_table(paths[0]):
+        return label
+    columns = open_table(Path(paths[0]).expanduser()).columns
+    found = label_of(columns, None)
+    which = "the last column, " if found == columns[-1] else ""
+    tell(f"the classes are in {which}{found!r} (--label names another)")
+    return found
+
+
+def to_stderr(line: str) -> None:
+    print(f"rwalk: {line}", file=sys.stderr, flush=True)
 
 
 def check_seeds(seeds: int | None) -> None:

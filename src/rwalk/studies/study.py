@@ -26,7 +26,7 @@ from rwalk.metrics import HEADS
 from rwalk.studies import provenance
 from rwalk.studies.environment import environment
 from rwalk.studies.events import Finished, RowDone, Started, Stopped, Watch
-from rwalk.studies.executors import DTYPES, Context, Executor, fleet_of
+from rwalk.studies.executors import DTYPES, Context, Executor, Keep, fleet_of
 from rwalk.studies.executors import find as find_executor
 from rwalk.studies.specs import RunSpec, StreamSpec, content_hash, reference_of
 from rwalk.studies.store import SCHEMA, Row, Store
@@ -45,6 +45,8 @@ class Study:
 
     checkpoint_every  steps between checkpoints of a run; without it, as often as costs 2 % of the time
     executor          where runs are trained: the name of one, or `package.module:Name`
+    keep              called with the runs of a fleet, and the fleet, once it has learned all its tasks:
+                      `rwalk.models.Keeper` writes their networks
     """
 
     runs: tuple[RunSpec, ...]
@@ -55,6 +57,7 @@ class Study:
     cache: Path | None = None
     checkpoint_every: int | None = None
     executor: str = "local"
+    keep: Keep | None = None
     _streams: dict[StreamSpec, Stream] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -74,7 +77,8 @@ class Study:
                 raise unknown("dtype", run.dtype, DTYPES)
             run.learner()
             if names.setdefault(run.hash(), run) is not run:
-                raise InputError(f"{run.method} with λ = {run.lam:g} and seed {run.seed} is there twice: drop one")
+                strength = f" with λ = {run.lam:g}" if run.lam else ""
+                raise InputError(f"{run.method}{strength}, seed {run.seed}, is there twice: drop one")
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any], **where: Any) -> Study:
@@ -229,7 +233,7 @@ class Study:
 
     def _context(self, store: Store | None) -> Context:
         checkpoints = store.checkpoints if store else None
-        return Context(self.device, dict(self._streams), checkpoints, self.checkpoint_every)
+        return Context(self.device, dict(self._streams), checkpoints, self.checkpoint_every, self.keep)
 
     def _row(self, spec: RunSpec, outcome: Mapping[str, Any], references: Mapping[str, Any]) -> Row:
         tasks = len(outcome["accuracy"]["single"])
@@ -307,4 +311,6 @@ def _check_device(name: str) -> None:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         reason = first_line(error)
-        raise InputError(f"device {name!r} cannot be used: {reason}") from None
+        raise InputError(
+            f"device {name!r} cannot be used ({reason}): give cpu, or auto for what there is"
+        ) from None
