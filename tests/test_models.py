@@ -250,6 +250,7 @@ def test_merge_makes_the_model_that_learned_everything(rwalk: Rwalk) -> None:
 REFUSED = {
     "fit a.csv": "Give --out",
     "fit a.csv --out=clf.safetensors": "is there already",
+    "fit a.csv --out=a.csv/clf": "cannot be written there",
     "fit missing.csv --out=x": "there is no file or folder 'missing.csv'",
     "fit notes.txt --out=x": "no folder of images, no table",
     "fit a.csv images --out=x": "table and images cannot be mixed",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -42,7 +43,10 @@ def fit(
         float | None, typer.Option(help="measure the accuracy on this part, 0.2 say, before it is learned too")
     ] = None,
 ) -> None:
-    """Learn to tell classes apart from files, however large; new files and new classes may follow at any time."""
+    """Learn a classifier from files of any size.
+
+    More files, and new classes, may follow at any time (--continue): nothing is forgotten.
+    """
     from rwalk.data.datasets import Reading
     from rwalk.errors import InputError
     from rwalk.models import learn
@@ -55,6 +59,7 @@ def fit(
     if target.exists() and target != go_on:
         raise InputError(f"{target} is there already: go on with it (--continue), or choose another --out")
     reading = Reading(label, None, tuple(drop or ()), missing, size)
+    _check_writable(target)
     with _told_warnings():
         trained, source = _begun(data, reading, go_on, like)
         learned = learn(trained, source, holdout)
@@ -97,7 +102,10 @@ def forget(
     data: Files,
     out: Annotated[Path | None, typer.Option(help="where to write it (default: back)")] = None,
 ) -> None:
-    """Take examples out of a model again: it becomes the one that never learned them."""
+    """Take examples out of a model again.
+
+    It becomes the model that never learned them.
+    """
     from rwalk.data.datasets import Reading
     from rwalk.models import load
 
@@ -115,7 +123,10 @@ def merge(
     models: Annotated[list[Path], typer.Argument(help="models that were begun like the first (rwalk fit --like)")],
     out: Annotated[Path, typer.Option(help="the model to write")],
 ) -> None:
-    """Make one model of several: the one that had learned from all their files."""
+    """Make one model of several.
+
+    It is the one that would have learned from all their files.
+    """
     from rwalk.errors import InputError
     from rwalk.models import load
 
@@ -157,6 +168,15 @@ def _source(data: list[Path], reading: Reading, known: Trained, model: Path, lab
     if known.form is None and not isinstance(found.form, ArrayForm):
         raise InputError(f"{model} does not say how its inputs were made of files: give an .npz file of inputs")
     return found
+
+
+def _check_writable(target: Path) -> None:
+    """Before hours of learning: is there a place for what is learned?"""
+    from rwalk.errors import InputError
+
+    folder = next(parent for parent in target.absolute().parents if parent.exists())
+    if target.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f"{target} cannot be written there: choose another --out")
 
 
 def _classes(trained: Trained) -> str:

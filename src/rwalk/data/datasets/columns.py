@@ -20,7 +20,7 @@ from rwalk.data.datasets.reading import MISSING
 from rwalk.data.datasets.tables import Chunk, Table, absent_in, as_numbers, as_texts, open_table
 from rwalk.errors import InputError
 
-CELLS = 1 << 20  # that are held at a time
+CELLS = 1 << 18  # that are held at a time
 
 
 @dataclass(frozen=True)
