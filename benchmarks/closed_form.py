@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rwalk.closed_form import ClosedFormClassifier
+from rwalk import IncrementalClassifier
 from rwalk.data import datasets
 
 STREAMS = {"digits": 2, "mnist": 2, "cifar100-pixels": 10}  # classes per call
@@ -43,7 +43,7 @@ def accuracy(name: str, data: str | None, seeds: int, **params: Any) -> None:
         x, y, x_test, y_test = (part.numpy() for part in (dataset.x, dataset.y, dataset.x_test, dataset.y_test))
         order = np.random.default_rng(seed).permutation(len(dataset.class_names))
         with clock(f"  {name}, seed {seed}"):
-            clf = ClosedFormClassifier(random_state=seed, **params)
+            clf = IncrementalClassifier(random_state=seed, **params)
             for classes in np.split(order, len(order) // STREAMS[name]):
                 mine = np.isin(y, classes)
                 clf.partial_fit(x[mine], y[mine])
@@ -64,9 +64,9 @@ def speed() -> None:
     x, y = rng.normal(size=(60_000, 784)).astype(np.float32), rng.integers(0, 10, 60_000)
     for dtype in ("float32", "float64"):
         with clock(f"60,000 × 784, {dtype}, learned and solved"):
-            _ = ClosedFormClassifier(dtype=dtype).fit(x, y).coef_
+            _ = IncrementalClassifier(dtype=dtype).fit(x, y).coef_
     narrow = x[:, :100].copy()
-    clf = ClosedFormClassifier(dtype="float32").fit(narrow[:1000], y[:1000])
+    clf = IncrementalClassifier(dtype="float32").fit(narrow[:1000], y[:1000])
     with clock("1,000,000 × 100 in calls of 1,000, float32"):
         for call in range(1000):
             rows = slice(call % 60 * 1000, call % 60 * 1000 + 1000)
@@ -86,7 +86,7 @@ def precision(examples: int = 10_000_000, batch: int = 10_000) -> None:
         y = rng.integers(0, 20, n)
         return (centres[y] + 0.7 * rng.normal(size=(n, 10))).astype(np.float32), y
 
-    both = [ClosedFormClassifier(size=100, dtype=dtype) for dtype in ("float32", "float64")]
+    both = [IncrementalClassifier(size=100, dtype=dtype) for dtype in ("float32", "float64")]
     for _ in range(examples // batch):
         x, y = draw(batch)
         for clf in both:

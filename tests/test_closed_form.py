@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from rwalk.closed_form import ClosedFormClassifier, ClosedFormRegressor
+from rwalk.classifier import IncrementalRegressor
+from rwalk.classifier.closed_form import ClosedFormClassifier
 from rwalk.closed_form.features import Recipe
 from rwalk.closed_form.features.patches import SIDE, PatchFeatures
 from rwalk.closed_form.features.vectors import VectorFeatures
@@ -397,7 +398,7 @@ def test_a_network_gives_what_enters_its_last_layer(data):
     x = ((x - x.mean(0)) / x.std(0)).astype(np.float32)
     torch.manual_seed(0)
     network = Network()
-    clf = ClosedFormClassifier(features=network).partial_fit(x, y)
+    clf = ClosedFormClassifier(network=network).partial_fit(x, y)
     with torch.no_grad():
         expected = network.eval().body(torch.from_numpy(x))
     np.testing.assert_allclose(clf.features_of(x), expected.numpy(), rtol=1e-5, atol=1e-6)
@@ -411,7 +412,7 @@ def test_a_network_in_half_precision_is_summed_in_full(data):
     x, y = data
     x = ((x - x.mean(0)) / x.std(0)).astype(np.float32)
     torch.manual_seed(0)
-    clf = ClosedFormClassifier(features=Network().bfloat16()).partial_fit(x, y)
+    clf = ClosedFormClassifier(network=Network().bfloat16()).partial_fit(x, y)
     assert clf.features_of(x).dtype == np.float32
     assert clf.score(x, y) > 0.9
 
@@ -422,7 +423,7 @@ def test_features_that_are_not_finite_change_nothing(data):
             return x / (x[:, :1] != 0)
 
     x = np.ones((4, 2))
-    clf = ClosedFormClassifier(features=Broken()).partial_fit(x, [0, 1, 0, 1])
+    clf = ClosedFormClassifier(network=Broken()).partial_fit(x, [0, 1, 0, 1])
     with pytest.raises(InputError, match="not finite"):
         clf.partial_fit(np.zeros((1, 2)), [2])
     assert clf.classes_.tolist() == [0, 1]
@@ -485,7 +486,7 @@ def test_discriminants_equal_scikit_learns():
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
     x, y = table(500)
-    clf = small(solver="lda", ridge=1e-12, size=4, dtype="float64").fit(x, y)
+    clf = small(method="lda", ridge=1e-12, size=4, dtype="float64").fit(x, y)
     phi = clf.features_of(x)
     reference = LinearDiscriminantAnalysis(solver="lsqr").fit(phi, y)
     scores, expected = clf.decision_function(x), reference.decision_function(phi)
@@ -497,7 +498,7 @@ def test_numbers_are_learned_in_portions_too():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(600, 3))
     y = np.column_stack([np.sin(2 * x[:, 0]) + x[:, 1], 1000 * x[:, 2] ** 2])
-    start = ClosedFormRegressor(size=200).fit(x, y).fresh()
+    start = IncrementalRegressor(size=200).fit(x, y).fresh()
     at_once = copy.deepcopy(start).fit(x, y)
     for rows in np.array_split(rng.permutation(500), 13):
         start.partial_fit(x[rows], y[rows])
@@ -518,7 +519,7 @@ def test_numbers_are_learned_in_portions_too():
     "estimator",
     [
         ClosedFormClassifier(size=100),
-        ClosedFormRegressor(size=100),
+        IncrementalRegressor(size=100),
         pytest.param(ClosedFormClassifier(), marks=pytest.mark.slow),
     ],
     ids=["classes", "numbers", "the defaults"],
@@ -549,7 +550,7 @@ def test_a_call_that_fails_changes_nothing(data):
 @pytest.mark.parametrize(
     ("params", "match"),
     [
-        ({"solver": "lad"}, "did you mean 'lda'"),
+        ({"method": "lad"}, "did you mean 'lda'"),
         ({"features": "image"}, "did you mean 'images'"),
         ({"dtype": "float46"}, "unknown dtype"),
         ({"size": 0}, "no positive whole number"),

@@ -12,7 +12,10 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from rwalk.closed_form import ClosedFormClassifier, ClosedFormRegressor, files
+from rwalk import sealed
+from rwalk.classifier import IncrementalRegressor
+from rwalk.classifier import closed_form_files as files
+from rwalk.classifier.closed_form import ClosedFormClassifier
 from rwalk.errors import InputError
 
 
@@ -29,10 +32,10 @@ def saved(path: Path, **params: object) -> ClosedFormClassifier:
 
 
 @pytest.mark.parametrize("warm_up", [100, 1000], ids=["sums", "still holding examples"])
-@pytest.mark.parametrize("solver", ["ridge", "lda"])
-def test_a_loaded_classifier_goes_on_as_if_it_had_never_been_saved(tmp_path, warm_up, solver):
+@pytest.mark.parametrize("method", ["closed-form", "lda"])
+def test_a_loaded_classifier_goes_on_as_if_it_had_never_been_saved(tmp_path, warm_up, method):
     x, _ = table()
-    clf = saved(tmp_path / "c", warm_up=warm_up, solver=solver, random_state=np.random.RandomState(3))
+    clf = saved(tmp_path / "c", warm_up=warm_up, method=method, random_state=np.random.RandomState(3))
     again = ClosedFormClassifier.load(tmp_path / "c")
     assert again.classes_.tolist() == ["ant", "bee", "cat"]
     np.testing.assert_array_equal(clf.predict_proba(x), again.predict_proba(x))
@@ -46,8 +49,8 @@ def test_a_loaded_classifier_goes_on_as_if_it_had_never_been_saved(tmp_path, war
 def test_a_regressor_and_its_shape_of_targets_come_back(tmp_path):
     x, _ = table()
     for y in (x[:, 0] ** 2, x[:, :2] ** 2):
-        ClosedFormRegressor(size=40).fit(x, y).save(tmp_path / "r")
-        assert ClosedFormRegressor.load(tmp_path / "r").predict(x).shape == y.shape
+        IncrementalRegressor(size=40).fit(x, y).save(tmp_path / "r")
+        assert IncrementalRegressor.load(tmp_path / "r").predict(x).shape == y.shape
 
 
 def test_images_come_back(tmp_path):
@@ -68,20 +71,20 @@ def test_a_network_is_asked_for_again_and_must_be_the_same(tmp_path):
     x, y = table()
     torch.manual_seed(0)
     network, other = nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Sequential(nn.Linear(4, 8), nn.Tanh())
-    clf = ClosedFormClassifier(features=network).fit(x, y)
+    clf = ClosedFormClassifier(network=network).fit(x, y)
     clf.save(tmp_path / "n")
-    with pytest.raises(InputError, match=r"load\(path, features=…\)"):
+    with pytest.raises(InputError, match=r"load\(path, network=…\)"):
         ClosedFormClassifier.load(tmp_path / "n")
     with pytest.raises(InputError, match="give the same network"):
-        ClosedFormClassifier.load(tmp_path / "n", features=other)
-    again = ClosedFormClassifier.load(tmp_path / "n", features=network)
+        ClosedFormClassifier.load(tmp_path / "n", network=other)
+    again = ClosedFormClassifier.load(tmp_path / "n", network=network)
     np.testing.assert_array_equal(again.predict(x), clf.predict(x))
 
 
 def test_another_estimator_is_named(tmp_path):
     saved(tmp_path / "c")
     with pytest.raises(InputError, match="holds a ClosedFormClassifier"):
-        ClosedFormRegressor.load(tmp_path / "c")
+        IncrementalRegressor.load(tmp_path / "c")
     with pytest.raises(InputError, match="did you mean 'ridge'"):
         ClosedFormClassifier.load(tmp_path / "c", rigde=1.0)
     with pytest.raises(InputError, match="no such file"):
@@ -116,7 +119,7 @@ def rewritten(path: Path, record: dict[str, object], tensors: dict[str, torch.Te
         old = json.loads(file.metadata()["record"])
         kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     text, every = json.dumps({**old, **record}), {**kept, **tensors}
-    metadata = {"format": files.FORMAT, "record": text, "sha256": files._checksum(text, every)}
+    metadata = sealed.metadata(files.FORMAT, text, every)
     path.write_bytes(safetensors.torch.save(every, metadata))
 
 

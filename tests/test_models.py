@@ -19,7 +19,7 @@ from PIL import Image
 from sklearn.datasets import load_digits, load_wine
 
 import little
-from rwalk import ClosedFormClassifier, Fleet, IncrementalClassifier, cli, models, sealed
+from rwalk import Fleet, IncrementalClassifier, cli, models, sealed
 from rwalk.data.datasets import Reading, columns
 from rwalk.data.portions import source
 from rwalk.errors import InputError
@@ -127,9 +127,9 @@ def test_fit_and_predict_a_table(rwalk: Rwalk) -> None:
 def test_a_model_from_files_is_the_estimators_own(rwalk: Rwalk) -> None:
     """Whoever programs goes on with it in Python, and the other way round."""
     rwalk("fit", wine("train.csv", slice(0, 140)), "--out=clf.safetensors")
-    loaded = ClosedFormClassifier.load("clf.safetensors")
+    loaded = IncrementalClassifier.load("clf.safetensors")
     assert loaded.score(WINE.data[ORDER[140:]], NAMES[ORDER[140:]]) > 0.9
-    plain = ClosedFormClassifier().partial_fit(WINE.data[ORDER[:140]], NAMES[ORDER[:140]])
+    plain = IncrementalClassifier().partial_fit(WINE.data[ORDER[:140]], NAMES[ORDER[:140]])
     np.testing.assert_allclose(loaded.coef_, plain.coef_, rtol=1e-8, atol=1e-8)
     plain.save("plain.safetensors")
     refused(rwalk("predict", "plain.safetensors", "train.csv"), "does not say how its inputs were made of files")
@@ -141,21 +141,21 @@ def test_large_files_are_learned_in_portions(rwalk: Rwalk, monkeypatch: pytest.M
     """As if each portion were a call: no call, and nothing held, grows with the file."""
     monkeypatch.setattr(columns, "CELLS", 1)  # the least there is: 64 rows
     calls = []
-    learn = ClosedFormClassifier.partial_fit
+    learn = IncrementalClassifier.partial_fit
 
     def counted(self: Any, X: Any, y: Any) -> Any:
         calls.append(len(X))
         return learn(self, X, y)
 
-    monkeypatch.setattr(ClosedFormClassifier, "partial_fit", counted)
+    monkeypatch.setattr(IncrementalClassifier, "partial_fit", counted)
     assert rwalk("fit", wine("train.csv", slice(None)), "--out=clf.safetensors").code == 0
     assert calls == [64, 64, 50]
-    together = ClosedFormClassifier()
+    together = IncrementalClassifier()
     for start in range(0, 178, 64):
         rows = ORDER[start : start + 64]
         together = learn(together, WINE.data[rows], NAMES[rows])
     np.testing.assert_allclose(
-        ClosedFormClassifier.load("clf.safetensors").coef_, together.coef_, rtol=1e-8, atol=1e-8
+        IncrementalClassifier.load("clf.safetensors").coef_, together.coef_, rtol=1e-8, atol=1e-8
     )
 
 
@@ -175,7 +175,7 @@ def test_the_part_held_out_is_learned_in_the_end(rwalk: Rwalk, quiet: None) -> N
     wine("train.csv", slice(None))
     rwalk("fit", "train.csv", "--out=all.safetensors")
     assert rwalk("fit", "train.csv", "--like=all.safetensors", "--out=held.safetensors", "--holdout=0.5").code == 0
-    one, other = (ClosedFormClassifier.load(f"{name}.safetensors") for name in ("all", "held"))
+    one, other = (IncrementalClassifier.load(f"{name}.safetensors") for name in ("all", "held"))
     np.testing.assert_allclose(one.coef_, other.coef_, rtol=1e-8, atol=1e-8)
 
 
@@ -217,7 +217,7 @@ def test_forget_makes_the_model_that_never_learned(rwalk: Rwalk) -> None:
     outcome = rwalk("forget", "both.safetensors", "gone.csv", "--out=after.safetensors")
     assert outcome.out.startswith("after.safetensors: 78 examples forgotten")
     assert outcome.err.startswith("rwalk: what was learned from these examples is gone, but the feature map")
-    one, other = (ClosedFormClassifier.load(f"{name}.safetensors") for name in ("kept", "after"))
+    one, other = (IncrementalClassifier.load(f"{name}.safetensors") for name in ("kept", "after"))
     np.testing.assert_allclose(one.coef_, other.coef_, rtol=1e-8, atol=1e-8)
     before = Path("after.safetensors").read_bytes()
     wine("strange.csv", slice(0, 100))
@@ -234,7 +234,7 @@ def test_merge_makes_the_model_that_learned_everything(rwalk: Rwalk) -> None:
     merged = rwalk("merge", "a.safetensors", "b.safetensors", "c.safetensors", "--out=merged.safetensors")
     assert merged.code == 0 and merged.out.startswith("merged.safetensors: 3 models merged; 3 classes")
     rwalk("fit", "b.csv", "c.csv", "--continue=a.safetensors", "--out=whole.safetensors")
-    one, other = (ClosedFormClassifier.load(f"{name}.safetensors") for name in ("merged", "whole"))
+    one, other = (IncrementalClassifier.load(f"{name}.safetensors") for name in ("merged", "whole"))
     np.testing.assert_allclose(one.coef_, other.coef_, rtol=1e-8, atol=1e-8)
     assert rwalk("predict", "merged.safetensors", "c.csv").code == 0  # it still knows its columns
     rwalk("fit", wine("d.csv", slice(0, 120)), "--out=d.safetensors")

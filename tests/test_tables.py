@@ -126,8 +126,10 @@ def test_the_label_is_found_or_named(tmp_path: Path) -> None:
         survey([titled], Reading(drop=("age",)))
     with refused("column 'weight' holds numbers with fractions", "--label"):
         survey([titled], Reading(label="weight"))
-    with refused("is the label"):
+    with refused("column 'kind' cannot be the label and left out"):
         survey([titled], Reading(label="kind", drop=("kind",)))
+    otherwise_used = Reading(task_column="kind", drop=("weight",))
+    assert survey([written(tmp_path / "c.csv", HEADER, PETS)], otherwise_used).label == "colour"
 
 
 def test_classes_that_are_whole_numbers_stay_numbers(tmp_path: Path) -> None:
@@ -300,6 +302,9 @@ def test_parquet_of_many_types(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"when": pyarrow.array([[1]] * 4), "label": table["label"]}), path)
     with refused("column 'when'", "neither numbers nor text", "--drop when"):
         load(str(path))
+    parquet.write_table(pyarrow.table({"when": pyarrow.array([[1]] * 4), **table}), path)
+    assert load(str(path), reading=Reading(missing="fill", drop=("when",))).x.shape[1:] == (5,)
+    parquet.write_table(pyarrow.table({"when": pyarrow.array([[1]] * 4), "label": table["label"]}), path)
     path.write_bytes(path.read_bytes()[:100])
     with refused(str(path), "cannot be read as a table"):
         load(str(path))

@@ -57,7 +57,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def taught(**params: Any) -> IncrementalClassifier:
     params = {"network": Watching, "memory": 1, "epochs": 1, "random_state": 0, **params}
-    return IncrementalClassifier(**params).partial_fit(*DATA)
+    return IncrementalClassifier(**{"method": "rwalk", **params}).partial_fit(*DATA)
 
 
 @pytest.mark.parametrize("flushing", [False, True])
@@ -143,7 +143,7 @@ from rwalk.classifier import IncrementalClassifier
 x = np.random.default_rng(0).standard_normal((1280, 784), dtype=np.float32)
 y = np.arange(1280) % 10
 def call():
-    IncrementalClassifier(memory=10, random_state=0).partial_fit(x, y)
+    IncrementalClassifier(method="rwalk", memory=10).partial_fit(x, y)
 def plain():
     for _ in range(20_000_000):
         pass

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rwalk import metrics
     from rwalk.augmentations import Augmentation
-    from rwalk.classifier import IncrementalClassifier
-    from rwalk.closed_form import ClosedFormClassifier, ClosedFormRegressor
+    from rwalk.classifier import IncrementalClassifier, IncrementalRegressor, stream_search
     from rwalk.data.memory import MemorySpec
     from rwalk.data.samplers import Sampler
     from rwalk.data.splits import from_arrays, permuted, split
@@ -35,13 +34,12 @@ __all__ = [
     "PI",
     "Augmentation",
     "Batch",
-    "ClosedFormClassifier",
-    "ClosedFormRegressor",
     "Dataset",
     "EWCpp",
     "Fleet",
     "Guard",
     "IncrementalClassifier",
+    "IncrementalRegressor",
     "InputError",
     "Learner",
     "Loss",
@@ -59,11 +57,11 @@ __all__ = [
     "metrics",
     "permuted",
     "split",
+    "stream_search",
 ]
 
 _HOMES = {
-    "rwalk.classifier": ("IncrementalClassifier",),
-    "rwalk.closed_form": ("ClosedFormClassifier", "ClosedFormRegressor"),
+    "rwalk.classifier": ("IncrementalClassifier", "IncrementalRegressor", "stream_search"),
     "rwalk.errors": ("InputError",),
     "rwalk.engine.fleet": ("Fleet",),
     "rwalk.training": ("Training",),

@@ -24,7 +24,7 @@ with atheris.instrument_imports(include=["rwalk"]):
     import little
     from rwalk import Fleet, InputError, MemorySpec, Training, learner, sealed
     from rwalk.classifier import IncrementalClassifier
-    from rwalk.classifier import files as classifier_files
+    from rwalk.classifier import network_files as classifier_files
     from rwalk.data import datasets
     from rwalk.data.datasets.mnist import read_idx
     from rwalk.data.datasets.pickles import unpickled

@@ -1,7 +1,9 @@
-"""The estimator in scikit-learn's manner: a network that learns new classes from arrays."""
+"""Estimators in scikit-learn's manner: classes and numbers that arrive over time, learned without forgetting."""
 
 from __future__ import annotations
 
 from rwalk.classifier.estimator import IncrementalClassifier
+from rwalk.classifier.regressor import IncrementalRegressor
+from rwalk.classifier.search import StreamSearch, stream_search
 
-__all__ = ["IncrementalClassifier"]
+__all__ = ["IncrementalClassifier", "IncrementalRegressor", "StreamSearch", "stream_search"]

@@ -35,37 +35,87 @@ class Knowledge:
     theta: Tensor = field(default_factory=lambda: torch.empty(1, 0))  # the parameters [1, P]
     method: State = field(default_factory=dict)  # the method's vectors
     buffer: State = field(default_factory=dict)  # the network's buffers [1, …]
+    scale: State = field(default_factory=dict)  # what inputs are brought to scale by; nothing, if they are not
+    judges: dict[int, Tensor] = field(default_factory=dict)  # inputs never trained on, by class, to choose λ by
+    merits: list[float] = field(default_factory=list)  # of every λ tried so far
 
     def moved(self, moves: Sequence[int], total: int) -> Knowledge:
         """The same with class c at column moves[c] of `total`; its tensors stay, `take_up` moves them."""
         last_seen = [-1] * total
         for column, task in zip(moves, self.last_seen, strict=True):
             last_seen[column] = task
-        return replace(self, last_seen=last_seen, exemplars={moves[c]: x for c, x in self.exemplars.items()})
+        exemplars, judges = ({moves[c]: x for c, x in each.items()} for each in (self.exemplars, self.judges))
+        return replace(self, last_seen=last_seen, exemplars=exemplars, judges=judges)
 
-    def after(self, fleet: Fleet) -> Knowledge:
-        """What is known once the fleet has learned the last task of its stream."""
+    def after(self, fleet: Fleet, inputs: Tensor, run: int = 0) -> Knowledge:
+        """What is known once a run of the fleet has learned the last task of its stream, these inputs."""
         now = snapshots.take(fleet)
         lesson = fleet.stream.tasks[-1]
-        return Knowledge(
-            self.seed,
-            self.tasks + 1,
-            [self.tasks if column in lesson.classes else task for column, task in enumerate(self.last_seen)],
-            {group.label: fleet.stream.x[group.examples[0]].cpu() for group in now.groups},
-            now.theta,
-            now.method,
-            now.buffer,
+        kept = {}
+        for group in now.groups:
+            if group.label in lesson.classes:  # chosen anew; the others lose at most their last ones
+                kept[group.label] = inputs[group.examples[run]]
+            else:
+                assert fleet.memory is not None
+                kept[group.label] = self.exemplars[group.label][: fleet.memory.spec.quota(len(now.groups))]
+        return replace(
+            self,
+            tasks=self.tasks + 1,
+            last_seen=[self.tasks if c in lesson.classes else task for c, task in enumerate(self.last_seen)],
+            exemplars=kept,
+            theta=now.theta[run : run + 1],
+            method={name: vector[run : run + 1] for name, vector in now.method.items()},
+            buffer={name: buffer[run : run + 1] for name, buffer in now.buffer.items()},
         )
 
+    def scaled(self, x: Tensor) -> Tensor:
+        """Inputs as the network sees them."""
+        return (x - self.scale["centre"]) / self.scale["deviation"] if self.scale else x
 
-def stream_of(x: Tensor, y: Tensor, past: Knowledge) -> tuple[Stream, list[Group]]:
+
+@dataclass(frozen=True)
+class Call:
+    """What one call learns from: its own examples, and what is known, exemplars included."""
+
+    x: Tensor
+    y: Tensor  # columns of the head
+    past: Knowledge
+
+    @property
+    def returning(self) -> list[int]:
+        """The classes of this call that have exemplars already."""
+        return [column for column in self.past.exemplars if column in self.y]
+
+    @property
+    def inputs(self) -> Tensor:
+        """All that the exemplars of its classes are chosen from: its own examples, then the exemplars so far."""
+        return torch.cat([self.x, *(self.past.exemplars[column] for column in self.returning)])
+
+
+class Scaling(nn.Module):
+    """Inputs → what a network was trained on."""
+
+    centre: Tensor
+    deviation: Tensor
+
+    def __init__(self, centre: Tensor, deviation: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("centre", centre.clone())
+        self.register_buffer("deviation", deviation.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.centre) / self.deviation
+
+
+def stream_of(call: Call) -> tuple[Stream, list[Group]]:
     """A call's data as the last task of a stream, and the exemplars as the tasks before it.
 
     A class that returns brings its exemplars along: they are data of the new task, and the sampler chooses again
     from all of them. So every class is in one task, with one share of a batch and of the memory.
     """
+    x, y, past = call.x, call.y, call.past
     present = set(y.tolist())
-    returning = [column for column in past.exemplars if column in present]
+    returning = call.returning
     resting = sorted((past.last_seen[column], column) for column in past.exemplars if column not in present)
     columns = [*returning, *(column for _, column in resting)]
     counts = [len(past.exemplars[column]) for column in columns]
@@ -83,7 +133,7 @@ def stream_of(x: Tensor, y: Tensor, past: Knowledge) -> tuple[Stream, list[Group
         tasks.append(_task([group.label for group in own], torch.cat([group.examples[0] for group in own])))
     tasks.append(_task(sorted(present), torch.cat(new)))
 
-    x = torch.cat([x, *(past.exemplars[column] for column in columns)])
+    x = past.scaled(torch.cat([call.inputs, *(past.exemplars[column] for _, column in resting)]))
     y = torch.cat([y, *(torch.full((count,), column) for column, count in zip(columns, counts, strict=True))])
     names = tuple(str(column) for column in range(len(past.last_seen)))
     return Stream(x, y, x, y, tuple(tasks), names, "lessons"), groups
@@ -95,7 +145,7 @@ def _task(classes: list[int], examples: Tensor) -> Task:
 
 
 def take_up(fleet: Fleet, past: Knowledge, layout: Layout, moves: Sequence[int], groups: list[Group]) -> None:
-    """Put a fresh fleet where the last call ended, before the last task of its stream.
+    """Put all runs of a fresh fleet where the last call ended, before the last task of its stream.
 
     `layout` is that of the network so far. Rows of its head go where their classes went. Rows of new classes stay
     as they begin, in θ and in the method's vectors; where the method begins without a vector, they are zero, and a
@@ -105,15 +155,21 @@ def take_up(fleet: Fleet, past: Knowledge, layout: Layout, moves: Sequence[int],
     if layout.names != fleet.net.layout.names or past.buffer.keys() != fleet.net.buffers.keys():
         raise InputError("the network is not the one that learned so far: keep that, or call fit anew")
     begin = snapshots.take(fleet)
-    for name, old in past.buffer.items():
-        _move_rows(old[0], begin.buffer[name][0], moves)
     for name in past.method:
         begin.method.setdefault(name, torch.zeros_like(begin.theta))
-    vectors = [(past.theta, begin.theta), *((old, begin.method[name]) for name, old in past.method.items())]
-    for before, after in vectors:
+    for name, old in past.buffer.items():
+        _move_rows(old[0], begin.buffer[name][0], moves)
+    for before, after in [
+        (past.theta, begin.theta),
+        *((old, begin.method[name]) for name, old in past.method.items()),
+    ]:
         parts = zip(layout.split(before[0]).values(), fleet.net.layout.split(after[0]).values(), strict=True)
         for old_part, new_part in parts:
             _move_rows(old_part, new_part, moves)
+    for state in ({"theta": begin.theta}, begin.method, begin.buffer):
+        for tensor in state.values():
+            tensor.copy_(tensor[:1].clone().expand_as(tensor))
+    groups = [replace(group, examples=group.examples.expand(fleet.runs, -1).contiguous()) for group in groups]
     snapshots.restore(fleet, replace(begin, task=len(fleet.stream) - 1, groups=groups))
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rwalk.data.datasets import Reading
 
 Data = Annotated[Path | None, typer.Option(envvar="RWALK_DATA", help="folder with the official dataset files")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes cuda where there is one")]
@@ -52,18 +56,16 @@ def chosen_device(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def said_label(paths: Sequence[str | Path], label: str | None, tell: Callable[[str], None]) -> str | None:
-    """The column of classes of the first of these tables; where nobody named one, which it is is told."""
+def with_label(dataset: str, reading: Reading, tell: Callable[[str], None]) -> Reading:
+    """A table is read with its column of classes named; where nobody named one, which it is is told."""
     from rwalk.data.datasets.survey import label_of
     from rwalk.data.datasets.tables import is_table, open_table
 
-    if label is not None or not paths or not is_table(paths[0]):
-        return label
-    columns = open_table(Path(paths[0]).expanduser()).columns
-    found = label_of(columns, None)
-    which = "the last column, " if found == columns[-1] else ""
-    tell(f"the classes are in {which}{found!r} (--label names another)")
-    return found
+    if reading.label is not None or not is_table(dataset):
+        return reading
+    found = label_of(open_table(Path(dataset).expanduser()).columns, reading)
+    tell(f"the classes are in column {found!r} (--label names another)")
+    return replace(reading, label=found)
 
 
 def to_stderr(line: str) -> None:

@@ -24,7 +24,7 @@ from rwalk.cli.options import (
     Workers,
     check_seeds,
     chosen_device,
-    said_label,
+    with_label,
 )
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def run(
     if steps is not None and epochs is not None:
         raise InputError("give --epochs or --steps, not both")
     remarks: list[str] = []
-    label = said_label([dataset], label, remarks.append)
+    reading = Reading(label, task_column, tuple(drop or ()), missing, size)
     base = RunSpec(
         stream=StreamSpec(
             dataset=dataset,
@@ -140,7 +140,7 @@ def run(
             order_seed=order_seed,
             permuted=permuted,
             validation=validation,
-            reading=Reading(label, task_column, tuple(drop or ()), missing, size),
+            reading=with_label(dataset, reading, remarks.append),
         ),
         network=network or NETWORK.get(dataset, "mlp"),
         memory=_memory(memory, memory_total, sampler, replay or "balanced"),

@@ -50,6 +50,7 @@ class Measured(NamedTuple):
 
 
 Tell = Callable[[Progress | Measured], None]
+Enough = Callable[["Fleet"], bool]  # asked after every step whether the task has been learned long enough
 
 
 class Checkpoints(Protocol):
@@ -130,14 +131,16 @@ class Fleet:
     def runs(self) -> int:
         return self.net.runs
 
-    def train(self, tell: Tell | None = None, checkpoints: Checkpoints | None = None) -> None:
+    def train(
+        self, tell: Tell | None = None, checkpoints: Checkpoints | None = None, enough: Enough | None = None
+    ) -> None:
         """Learn the tasks one after another, measuring all tasks seen after each."""
         # Shapes are fixed: let cuDNN measure what suits them. (`flags` turns off whatever it is not told.)
         exact = torch.backends.cudnn.deterministic
         with torch.backends.cudnn.flags(True, benchmark=not exact, deterministic=exact, allow_tf32=True):
             while self.task < len(self.stream) and not all(self.stopped):
                 self.begin_task()
-                self.train_task(tell, checkpoints)
+                self.train_task(tell, checkpoints, enough)
                 self.end_task(tell)
                 self.task, self.step = self.task + 1, 0
                 if checkpoints and checkpoints.due(self):
@@ -150,7 +153,9 @@ class Fleet:
         self.lesson = lesson_of(self)
         self.execution.begin_task()
 
-    def train_task(self, tell: Tell | None = None, checkpoints: Checkpoints | None = None) -> None:
+    def train_task(
+        self, tell: Tell | None = None, checkpoints: Checkpoints | None = None, enough: Enough | None = None
+    ) -> None:
         late = LateLosses(self.theta.is_cuda)
         for batch in batches_of(self):  # drawn by names: (seed, task, epoch)
             losses = self.execution.step(*batch)  # gradient → project → walk → observe
@@ -158,15 +163,16 @@ class Fleet:
             if self.method.window and self.step % self.method.window == 0:
                 self.execution.close_window()
             due = checkpoints is not None and checkpoints.due(self)
-            for step, seen in late.add(losses, self.step, flush=due or self.step == self.lesson.steps):
+            ended = self.step == self.lesson.steps or (enough is not None and enough(self))
+            for step, seen in late.add(losses, self.step, flush=due or ended):
                 self._stop_what_diverged(step, seen)
                 if tell:
                     loss = float(seen[-1].nanmean())
                     tell(Progress(self.task, len(self.stream), step, self.lesson.steps, loss))
-            if all(self.stopped):
-                return
-            if checkpoints and due:
+            if checkpoints and due and not all(self.stopped):
                 checkpoints.save(self)
+            if ended or all(self.stopped):
+                return
 
     def end_task(self, tell: Tell | None = None) -> None:
         self.execution.end_task()

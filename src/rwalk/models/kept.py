@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rwalk import parts, sealed
-from rwalk.classifier import IncrementalClassifier, files
+from rwalk.classifier import network_files as files
 from rwalk.classifier.lessons import Knowledge
+from rwalk.classifier.network import NetworkClassifier
 from rwalk.engine import snapshots
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.snapshots import Snapshot
@@ -157,10 +158,11 @@ def write(path: Path, spec: RunSpec, fleet: Fleet, run: int, now: Snapshot) -> N
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def as_classifier(spec: RunSpec) -> IncrementalClassifier:
+def as_classifier(spec: RunSpec) -> NetworkClassifier:
     """The estimator that would have learned as this run did, as far as it has the settings."""
     memory = spec.memory
-    return IncrementalClassifier(
+    return NetworkClassifier(
+        standardize=False,  # the run saw its inputs as they are
         method=parts.made(spec.method, dict(spec.numbers)),
         memory=memory.per_class if memory else None,
         memory_total=memory.total if memory else None,

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rwalk import sealed
 from rwalk.classifier import IncrementalClassifier
-from rwalk.classifier.files import FORMAT as NETWORK
-from rwalk.closed_form import ClosedFormClassifier
+from rwalk.classifier.closed_form import METHODS as CLOSED_FORM
 from rwalk.data.portions import Portion, Source, form_from_json
 from rwalk.data.streams import Form
 from rwalk.errors import InputError
@@ -27,19 +26,20 @@ from rwalk.files import replacing
 class Trained:
     """A classifier, and how its inputs are made of files; None where nobody said."""
 
-    classifier: Any
+    classifier: IncrementalClassifier
     form: Form | None = None
 
     @classmethod
     def begun(cls, form: Form) -> Trained:
         """One that has learned nothing."""
-        return cls(ClosedFormClassifier(), form)
+        return cls(IncrementalClassifier(), form)
 
     def fresh(self) -> Trained:
         """One that has learned nothing, but sees inputs in the same way: the two can be merged later."""
         return Trained(self._closed("begin another").fresh(), self.form)
 
     def forget(self, portion: Portion) -> None:
+        assert portion.y is not None
         self._closed("forget").forget(portion.x, portion.y)
 
     def merge(self, other: Trained) -> None:
@@ -47,8 +47,8 @@ class Trained:
             raise InputError("its inputs are made of other columns or images")
         self._closed("merge").merge(other._closed("merge"))
 
-    def _closed(self, verb: str) -> Any:
-        if not hasattr(self.classifier, "forget"):
+    def _closed(self, verb: str) -> IncrementalClassifier:
+        if self.classifier.method not in CLOSED_FORM:
             raise InputError(f"a trained network cannot {verb}: only a model of `rwalk fit` can")
         return self.classifier
 
@@ -66,15 +66,13 @@ class Trained:
 def load(path: Path) -> Trained:
     """A classifier from its file."""
     try:
-        network = sealed.header(path).get("format") == NETWORK
         note = sealed.note_of(path)
         form = None if note is None else form_from_json(note["form"])
     except InputError as error:
         raise InputError(f"{path} cannot be loaded: {error}") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise InputError(f"{path} is damaged (the form of its inputs): use another copy") from error
-    kind = IncrementalClassifier if network else ClosedFormClassifier
-    return Trained(kind.load(path), form)
+    return Trained(IncrementalClassifier.load(path), form)
 
 
 class Learned(NamedTuple):

@@ -16,6 +16,7 @@ from torch import Tensor
 from rwalk.seeds import generator
 
 LIMIT = 4.0  # standard deviations: what lies far outside is drawn in towards this, and nothing lies beyond
+ONE_UNIT = 1.0  # decades between the ranges of columns, leaving out the extreme tenths: less is one unit
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class VectorFeatures:
         """A map with `size` random features, scaled by these examples; by none if `standardize` is off."""
         x = x.flatten(1).double()
         d = x.shape[1]
-        centre, scale = _moments(x, weight) if standardize else (x.new_zeros(d), x.new_ones(d))
+        centre, scale = moments(x, weight) if standardize else (x.new_zeros(d), x.new_ones(d))
         rectified = size - 2 * (size // 4)
         draw = generator(seed, "closed-form", "vectors", d, size)
         slopes = torch.randn(d, rectified, generator=draw, dtype=torch.float64) / d**0.5
@@ -45,7 +46,7 @@ class VectorFeatures:
         mixtures = size if d > size else 0
         mixing = torch.randn(d, mixtures, generator=draw, dtype=torch.float64) / d**0.5
         # The kernel's width: half the mean squared distance of two examples, which is the total variance.
-        spread = _moments(_drawn_in((x - centre) / scale), weight)[1].square().sum() if standardize else d
+        spread = moments(_drawn_in((x - centre) / scale), weight)[1].square().sum() if standardize else d
         return cls(centre, scale, slopes, offsets, waves / max(float(spread), 1e-12) ** 0.5, mixing)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -64,13 +65,23 @@ def _drawn_in(z: Tensor) -> Tensor:
     return z * (1 + (z / LIMIT).square()).rsqrt()
 
 
-def _moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of every column; one that did not vary takes a typical one's deviation."""
+def moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of every column, and what it is divided by.
+
+    That is its own deviation; but where all columns have about the same range, as pixels have, they are in one
+    unit of measurement already, and one deviation serves them all. To blow up a pixel that has hardly varied
+    so far would do harm when later classes light it up. One that has not varied at all takes a typical deviation.
+    """
     total = weight.sum()
     mean = weight @ x / total
     deviation = (weight @ (x - mean).square() / total).sqrt()
     varies = deviation > 1e-9 * mean.abs().clamp(min=torch.finfo(x.dtype).tiny)
-    typical = deviation[varies].square().mean().sqrt() if varies.any() else x.new_ones(())
+    if not varies.any():
+        return mean, torch.ones_like(mean)
+    typical = deviation[varies].square().mean().sqrt()
+    decades = (x.amax(0) - x.amin(0))[varies].log10()
+    if decades.quantile(0.9) - decades.quantile(0.1) < ONE_UNIT:
+        return mean, torch.full_like(mean, float(typical))
     return mean, torch.where(varies, deviation, typical)
 
 

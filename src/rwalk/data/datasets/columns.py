@@ -65,10 +65,13 @@ class TableForm:
     def standardised(self, shift: NDArray[Any], scale: NDArray[Any]) -> TableForm:
         return replace(self, shift=tuple(map(float, shift)), scale=tuple(map(float, scale)))
 
-    def check_columns(self, table: Table, labelled: bool) -> None:
-        for name in [column.name for column in self.columns] + ([self.label] if labelled else []):
+    def needed(self, table: Table, labelled: bool) -> list[str]:
+        """The columns to read of a table, which has to have them."""
+        names = [column.name for column in self.columns] + ([self.label] if labelled else [])
+        for name in names:
             if name not in table.columns:
                 raise InputError(f"{str(table.path)!r} has no column {name!r}: add it")
+        return names
 
     def read(self, chunk: Chunk, path: Path, labelled: bool) -> Rows:
         """Inputs and classes of the rows of a chunk, without those that are dropped."""
@@ -168,12 +171,14 @@ class Rows:
     numbers: NDArray[np.int64]
 
 
-def every_row(form: TableForm, paths: Sequence[Path], labelled: bool) -> Iterator[tuple[Path, Chunk, Rows]]:
-    """All rows of these files, some at a time."""
+def every_row(
+    form: TableForm, paths: Sequence[Path], labelled: bool, beside: Sequence[str] = ()
+) -> Iterator[tuple[Path, Chunk, Rows]]:
+    """All rows of these files, some at a time; `beside` names columns that their chunks have too."""
     for path in paths:
         table = open_table(path)
-        form.check_columns(table, labelled)
-        for chunk in table.chunks(form.rows()):
+        columns = [*form.needed(table, labelled), *beside]
+        for chunk in table.chunks(form.rows(), columns):
             yield path, chunk, form.read(chunk, path, labelled)
 
 

@@ -19,25 +19,23 @@ MOST_VALUES = 100  # of a column of text: more is an identifier, or prose
 MOST_CLASSES = 10_000
 
 
-def label_of(columns: Sequence[str], label: str | None) -> str:
-    """The column of classes: as named, or one that is called so, or the last."""
-    if label is not None:
-        if label not in columns:
-            raise unknown("column", label, columns)
-        return label
-    usual = [name for name in columns if name.lower() in USUAL_LABELS]
-    return usual[0] if usual else columns[-1]
+def label_of(columns: Sequence[str], reading: Reading) -> str:
+    """The column of classes: as named, or one that is called so, or the last that has no other use."""
+    for name in (reading.label, reading.task_column, *reading.drop):
+        if name is not None and name not in columns:
+            raise unknown("column", name, columns)
+    left = [name for name in columns if name not in (reading.task_column, *reading.drop)]
+    if not left or (reading.label is not None and reading.label not in left):
+        raise InputError(f"column {(reading.label or columns[-1])!r} cannot be the label and left out: keep it")
+    if reading.label is not None:
+        return reading.label
+    return next((name for name in left if name.lower() in USUAL_LABELS), left[-1])
 
 
 def survey(paths: Sequence[Path], reading: Reading) -> TableForm:
     """A first look at all rows: which columns are numbers, which values the others have, how classes are named."""
     tables = [open_table(path) for path in paths]
-    label = label_of(tables[0].columns, reading.label)
-    for name in (*reading.drop, *([reading.task_column] if reading.task_column else [])):
-        if name not in tables[0].columns:
-            raise unknown("column", name, tables[0].columns)
-        if name == label:
-            raise InputError(f"column {name!r} is the label: name another with --label, or keep it")
+    label = label_of(tables[0].columns, reading)
     left_out = {*reading.drop, reading.task_column, label}
     inputs = {name: _Look(name) for name in tables[0].columns if name not in left_out}
     if not inputs:
@@ -48,7 +46,7 @@ def survey(paths: Sequence[Path], reading: Reading) -> TableForm:
         for name in (*inputs, label):
             if name not in table.columns:
                 raise InputError(f"{str(table.path)!r} has no column {name!r}, as {str(paths[0])!r} has: add it")
-        for chunk in table.chunks(rows):
+        for chunk in table.chunks(rows, [*inputs, label]):
             for look in inputs.values():
                 look.at(chunk, table.path)
             classes.at(chunk, table.path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -44,8 +44,8 @@ class Table:
             if name in columns[:place]:
                 raise InputError(f"{str(path)!r} has two columns called {name!r}: rename one")
 
-    def chunks(self, rows: int) -> Iterator[Chunk]:
-        """All rows, so many at a time."""
+    def chunks(self, rows: int, columns: Sequence[str]) -> Iterator[Chunk]:
+        """These columns of all rows, so many rows at a time."""
         raise NotImplementedError
 
 
@@ -79,8 +79,8 @@ class TextTable(Table):
         names = [cell.strip() or f"column{place}" for place, cell in enumerate(first, 1)]
         super().__init__(path, names if self.headed else [f"column{place}" for place in range(1, len(first) + 1)])
 
-    def chunks(self, rows: int) -> Iterator[Chunk]:
-        start = 1
+    def chunks(self, rows: int, columns: Sequence[str]) -> Iterator[Chunk]:
+        start, wanted = 1, {name: self.columns.index(name) for name in columns}
         with _told(self.path), _text(self.path) as file:
             lines = csv.reader(file, delimiter=self.delimiter)
             if self.headed:
@@ -93,8 +93,8 @@ class TextTable(Table):
                             f"row {number} of {str(self.path)!r} has {len(line)} cells, not "
                             f"{len(self.columns)} as its first line: repair it"
                         )
-                cells = (np.array(column, dtype=object) for column in zip(*part, strict=True))
-                yield Chunk(start, dict(zip(self.columns, cells, strict=True)))
+                cells = {name: [line[place] for line in part] for name, place in wanted.items()}
+                yield Chunk(start, {name: np.array(column, dtype=object) for name, column in cells.items()})
                 start += len(part)
 
 
@@ -106,15 +106,13 @@ class ParquetTable(Table):
         with _told(path), self.parquet.ParquetFile(path) as file:
             super().__init__(path, list(file.schema_arrow.names))
 
-    def chunks(self, rows: int) -> Iterator[Chunk]:
+    def chunks(self, rows: int, columns: Sequence[str]) -> Iterator[Chunk]:
         start = 1
         with _told(self.path), self.parquet.ParquetFile(self.path) as file:
-            for batch in file.iter_batches(batch_size=rows):
-                if not len(batch):
-                    continue
-                names = batch.schema.names
-                yield Chunk(start, {name: self._cells(name, batch.column(name)) for name in names})
-                start += len(batch)
+            for batch in file.iter_batches(batch_size=rows, columns=[*columns]):
+                if len(batch):
+                    yield Chunk(start, {name: self._cells(name, batch.column(name)) for name in columns})
+                    start += len(batch)
 
     def _cells(self, name: str, column: Any) -> NDArray[Any]:
         types = optional("pyarrow.types", "pyarrow")

@@ -24,7 +24,8 @@ def read_table(path: Path, reading: Reading, seed: int = 0) -> Dataset:
     Networks are shown them as they are here, and would learn little from columns in units of their own.
     """
     form = survey([path], reading)
-    parts = list(every_row(form, [path], labelled=True))
+    tasks_in = [] if reading.task_column is None else [reading.task_column]
+    parts = list(every_row(form, [path], labelled=True, beside=tasks_in))
     x = np.concatenate([rows.x for _, _, rows in parts])
     y = np.concatenate([rows.y for _, _, rows in parts if rows.y is not None])
     if not len(y):

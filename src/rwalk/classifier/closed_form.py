@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from rwalk.closed_form import files
-from rwalk.closed_form.base import ClosedForm
+from rwalk.classifier import records
+from rwalk.classifier.arrays import ArrayClassifier, margins
+from rwalk.classifier.closed_form_base import ClosedForm
 from rwalk.closed_form.model import Examples
 from rwalk.closed_form.ridge import FOR_CLASSES
 from rwalk.errors import InputError, unknown
 from rwalk.labels import columns_of, labels_of, merged
 
-SOLVERS = ("ridge", "lda")
+METHODS = {"closed-form": "ridge", "lda": "lda"}  # and how they solve
 
 
-class ClosedFormClassifier(ClassifierMixin, ClosedForm):  # type: ignore[misc]
+class ClosedFormClassifier(ArrayClassifier, ClosedForm):
     """Learns classes call by call, in any order and any portions, exactly as if it had seen all at once.
 
     Inputs become features by a map that never changes; of the features only sums are kept; the weights are solved
     for when they are needed. Nothing is forgotten but what `forget` is told to forget.
 
-    features      "auto", "vectors", "images", or a trained nn.Module, whose last layer's inputs are used
+    method        "closed-form", ridge regression on class indicators; "lda", Gaussian classes of one covariance
+    network       a trained nn.Module, whose last layer's inputs are the features; None for features of our own
+    features      "auto", "vectors" or "images": which of our own
     size          random features of vectors, or patches of images; None for a good number
-    solver        "ridge", regression on class indicators; "lda", Gaussian classes of one covariance
     ridge         how strongly weights are held back, relative to a feature's variance; None to have it chosen
     standardize   scale every column of a vector by the first examples; off, the map depends on the seed alone
     warm_up       examples the map is made of: fewer are held as they are until more have come
@@ -54,9 +55,10 @@ class ClosedFormClassifier(ClassifierMixin, ClosedForm):  # type: ignore[misc]
     def __init__(
         self,
         *,
-        features: str | nn.Module = "auto",
+        method: str = "closed-form",
+        network: nn.Module | None = None,
+        features: str = "auto",
         size: int | None = None,
-        solver: str = "ridge",
         ridge: float | None = None,
         standardize: bool = True,
         warm_up: int = 100,
@@ -65,10 +67,10 @@ class ClosedFormClassifier(ClassifierMixin, ClosedForm):  # type: ignore[misc]
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:
         super().__init__(
-            features=features, size=size, ridge=ridge, standardize=standardize, warm_up=warm_up, dtype=dtype,
-            device=device, random_state=random_state,
+            network=network, features=features, size=size, ridge=ridge, standardize=standardize, warm_up=warm_up,
+            dtype=dtype, device=device, random_state=random_state,
         )  # fmt: skip
-        self.solver = solver
+        self.method = method
 
     # ── learning ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -92,13 +94,13 @@ class ClosedFormClassifier(ClassifierMixin, ClosedForm):  # type: ignore[misc]
         announced = labels[:0] if classes is None else labels_of(classes)
         known = labels[:0] if afresh else self.classes_
         every = merged(known, labels, announced)
-        if self.solver not in SOLVERS:
-            raise unknown("solver", str(self.solver), SOLVERS)
+        if self.method not in METHODS:
+            raise unknown("method", str(self.method), METHODS)
         model = self._new_model(tuple(x.shape[1:]), len(every)) if afresh else copy.copy(self._model)
         if len(every) != model.columns:
             model.move_columns(columns_of(known, every).tolist(), len(every))
         model.learn(Examples(x, columns_of(labels, every), weight))
-        self._model, self.classes_ = model, every
+        self._model, self.classes_, self.input_shape_ = model, every, model.shape
         return self
 
     def forget(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> Self:
@@ -137,37 +139,18 @@ class ClosedFormClassifier(ClassifierMixin, ClosedForm):  # type: ignore[misc]
 
     def decision_function(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
         """A score per class, the highest the most likely; of two classes, how much the second is ahead."""
-        scores = self._scores(X)
-        if scores.shape[1] == 2:
-            scores = scores[:, 1] - scores[:, 0]
-        return cast(NDArray[np.float64], scores.numpy())
-
-    def predict(self, X: ArrayLike | Tensor) -> NDArray[Any]:
-        """The most likely of all classes learned."""
-        best = self._scores(X).argmax(1).numpy()
-        predicted: NDArray[Any] = self.classes_[best]
-        return predicted
-
-    def predict_proba(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
-        """Probabilities, a column for each of `classes_`; classes only announced have 0."""
-        scores = self._scores(X)
-        probability: NDArray[np.float64] = (self._model.sharpness * scores).softmax(1).numpy()
-        return probability
-
-    def score(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> float:
-        """The accuracy."""
-        # Not scikit-learn's own, which sorts the labels: not all can be.
-        predicted, labels = self.predict(X), labels_of(y)
-        merged(self.classes_, labels)  # 1 is not "1": who mixes them is told
-        if len(predicted) != len(labels):
-            raise InputError(f"{len(predicted)} inputs but {len(labels)} labels: give one label per example")
-        right = np.array([guess == label for guess, label in zip(predicted, labels, strict=True)], dtype=float)
-        return float(np.average(right, weights=None if sample_weight is None else np.asarray(sample_weight)))
+        return margins(self._scores(X))
 
     def _scores(self, X: Any) -> Tensor:
         model = self._ready()
         scores = model.scores(self._inputs(X))
         return scores.masked_fill(model.counts == 0, -torch.inf)
+
+    def _sharpness(self) -> float:
+        return self._ready().sharpness
+
+    def _solver(self) -> str:
+        return METHODS[self.method]
 
     def _begin(self) -> None:
         self._model, self.classes_ = self._model.fresh(0), self.classes_[:0]
@@ -176,8 +159,8 @@ class ClosedFormClassifier(ClassifierMixin, ClosedForm):  # type: ignore[misc]
         return len(self.classes_)
 
     def _to_record(self) -> dict[str, Any]:
-        return {**super()._to_record(), "classes": files.labels_to_json(self.classes_)}
+        return {**super()._to_record(), "classes": records.labels_to_json(self.classes_)}
 
     def _from_record(self, record: dict[str, Any]) -> None:
         super()._from_record(record)
-        self.classes_ = files.checked_labels(record["classes"])
+        self.classes_ = records.checked_labels(record["classes"])

@@ -12,13 +12,13 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from rwalk.closed_form import files
-from rwalk.closed_form.base import ClosedForm
+from rwalk.classifier import closed_form_files as files
+from rwalk.classifier.closed_form_base import ClosedForm
 from rwalk.closed_form.model import Examples
 from rwalk.errors import InputError
 
 
-class ClosedFormRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
+class IncrementalRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
     """The same for numbers: one target or several. Parameters as for `ClosedFormClassifier`."""
 
     _flat: bool
@@ -42,7 +42,7 @@ class ClosedFormRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
         x, targets, weight, flat = self._with_targets(X, y, sample_weight, afresh)
         model = self._new_model(tuple(x.shape[1:]), targets.shape[1]) if afresh else copy.copy(self._model)
         model.learn(Examples(x, targets, weight))
-        self._model, self._flat = model, flat
+        self._model, self._flat, self.input_shape_ = model, flat, model.shape
         return self
 
     def forget(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> Self:

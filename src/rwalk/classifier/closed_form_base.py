@@ -10,31 +10,30 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from rwalk.closed_form import files
+from rwalk.classifier import closed_form_files as files
+from rwalk.classifier import records
+from rwalk.classifier.arrays import ArrayEstimator
 from rwalk.closed_form.features import Recipe
 from rwalk.closed_form.model import Model
-from rwalk.errors import InputError, first_line, unknown
-from rwalk.labels import array, one_line
+from rwalk.errors import InputError, unknown
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-class ClosedForm(BaseEstimator):  # type: ignore[misc]
+class ClosedForm(ArrayEstimator):
     """Parameters, inputs, files, and sums of estimators."""
 
-    solver = "ridge"
     _share = 1.0
     _model: Model
 
     def __init__(
         self,
         *,
-        features: str | nn.Module = "auto",
+        network: nn.Module | None = None,
+        features: str = "auto",
         size: int | None = None,
         ridge: float | None = None,
         standardize: bool = True,
@@ -43,6 +42,7 @@ class ClosedForm(BaseEstimator):  # type: ignore[misc]
         device: str | torch.device = "cpu",
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:
+        self.network = network
         self.features = features
         self.size = size
         self.ridge = ridge
@@ -109,31 +109,35 @@ class ClosedForm(BaseEstimator):  # type: ignore[misc]
         """Write everything into one safetensors file, all of it or nothing; `load` goes on exactly from there.
 
         It holds sums, not examples, except while fewer than `warm_up` have been seen. A network given as
-        `features` is code and is not written: give it to `load` again.
+        `network` is code and is not written: give it to `load` again.
         """
         check_is_fitted(self)
+        records.check_writable(self.input_shape_)
         files.write(Path(path), type(self).__name__, self.get_params(deep=False), self._to_record(), self._model)
 
     @classmethod
     def load(cls, path: str | Path, **params: Any) -> Self:
         """The estimator in a file; `params` replace those written there. Nothing in the file is executed."""
-        with files.reading(path):
+        with records.reading(path):
             stored, record, tensors = files.read(Path(path), cls.__name__, cls._get_param_names(), params)
             self = cls(**stored)
             self._from_record(record)
-            self._model = self._new_model(tuple(record["shape"]), self._columns())
+            self._model = self._new_model(self.input_shape_, self._columns())
             files.restore(self._model, record, tensors)
         return self
 
     def _to_record(self) -> dict[str, Any]:
         names = [*getattr(self, "feature_names_in_", [])]
-        return {"shape": list(self._model.shape), "feature_names": names}
+        return {"shape": list(self.input_shape_), "feature_names": names}
 
     def _from_record(self, record: dict[str, Any]) -> None:
-        shape = files.checked_shape(record["shape"])
+        shape = self.input_shape_ = records.checked_shape(record["shape"])
         self.n_features_in_ = shape[0]
-        if names := files.checked_names(record["feature_names"], shape):
+        if names := records.checked_feature_names(record["feature_names"], shape):
             self.feature_names_in_ = np.array(names, dtype=object)
+
+    def _solver(self) -> str:
+        return "ridge"
 
     def _columns(self) -> int:
         raise NotImplementedError
@@ -149,6 +153,10 @@ class ClosedForm(BaseEstimator):  # type: ignore[misc]
         return self._model
 
     def _new_model(self, shape: tuple[int, ...], columns: int) -> Model:
+        if not (self.network is None or isinstance(self.network, nn.Module)):
+            raise InputError(
+                f"closed form takes features from a trained nn.Module, not from network={self.network!r}"
+            )
         if self.dtype is not None and self.dtype not in DTYPES:
             raise unknown("dtype", str(self.dtype), DTYPES)
         for name in ("size", "warm_up"):
@@ -157,14 +165,16 @@ class ClosedForm(BaseEstimator):  # type: ignore[misc]
                 raise InputError(f"{name}={value!r} is no positive whole number: give one")
         size = None if self.size is None else int(self.size)
         return Model(
-            Recipe(self.features, size, bool(self.standardize), self._seed()),
+            Recipe(
+                self.features if self.network is None else self.network, size, bool(self.standardize), self._seed()
+            ),
             shape,
             columns,
             ridge=self._checked_ridge(),
             warm_up=int(self.warm_up),
             dtype=None if self.dtype is None else DTYPES[self.dtype],
             device=self._device(),
-            solver=self.solver,
+            solver=self._solver(),
             share=self._share,
         )
 
@@ -172,48 +182,3 @@ class ClosedForm(BaseEstimator):  # type: ignore[misc]
         if self.ridge is not None and not (isinstance(self.ridge, Real) and 0 < self.ridge < np.inf):
             raise InputError(f"ridge={self.ridge!r} is no positive number: give one, or None to have it chosen")
         return None if self.ridge is None else float(self.ridge)
-
-    def _device(self) -> torch.device:
-        name = self.device
-        if name == "auto":
-            name = "cuda" if torch.cuda.is_available() else "cpu"
-        try:
-            return torch.empty(0, device=name).device
-        except (AssertionError, RuntimeError) as error:
-            reason = first_line(error)
-            raise InputError(f"device {str(name)!r} cannot be used ({reason}): set device='cpu'") from error
-
-    def _seed(self) -> int:
-        state = check_random_state(self.random_state)
-        return int(self.random_state) if isinstance(self.random_state, Integral) else int(state.randint(2**31 - 1))
-
-    def _inputs(self, X: Any) -> Tensor:
-        with one_line():
-            x = validate_data(self, array(X), reset=False, dtype="numeric", allow_nd=True)
-        return self._of_known_shape(_tensor(x))
-
-    def _examples(
-        self, X: Any, y: Any, sample_weight: Any, afresh: bool, **checks: Any
-    ) -> tuple[Tensor, Any, Tensor]:
-        """Inputs, labels or targets, and weights; without the examples that have none."""
-        with one_line():
-            x, y = validate_data(self, array(X), array(y), reset=afresh, dtype="numeric", allow_nd=True, **checks)
-            weight = _check_sample_weight(array(sample_weight), x, dtype=np.float64, ensure_non_negative=True)
-        if (weight == 0).any():
-            x, y, weight = x[weight > 0], y[weight > 0], weight[weight > 0]
-            if not len(x):
-                raise InputError("every example has the weight 0: give at least one a positive weight")
-        x = _tensor(x)
-        return (x if afresh else self._of_known_shape(x)), y, torch.from_numpy(weight)
-
-    def _of_known_shape(self, x: Tensor) -> Tensor:
-        if tuple(x.shape[1:]) != self._model.shape:
-            raise InputError(f"inputs have shape {list(x.shape[1:])}: give {list(self._model.shape)}, as learned")
-        return x
-
-
-def _tensor(x: NDArray[Any]) -> Tensor:
-    """Without a copy where that can be; in a type torch has."""
-    if x.dtype not in (np.float32, np.float64, np.float16, np.uint8, np.int16, np.int32, np.int64, np.bool_):
-        x = x.astype(np.float64)
-    return torch.from_numpy(x if x.flags.writeable and x.flags.c_contiguous else x.copy())

@@ -25,9 +25,10 @@ from sklearn.utils.estimator_checks import check_estimator
 from torch import Tensor, nn
 
 from rwalk import sealed
-from rwalk.classifier import IncrementalClassifier
-from rwalk.classifier import files as classifier_files
-from rwalk.classifier.lessons import stream_of, take_up
+from rwalk.classifier import network_files as classifier_files
+from rwalk.classifier.lessons import Call, stream_of, take_up
+from rwalk.classifier.network import NetworkClassifier
+from rwalk.classifier.trials import LAMS, longest
 from rwalk.data import datasets, splits
 from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Stream
@@ -71,11 +72,11 @@ def blobs(names: str, n: int = 20, seed: int = 0) -> tuple[NDArray[np.float32], 
     return np.repeat(corners, n, axis=0) + noise, np.repeat(list(names), n)
 
 
-def quick(**params: Any) -> IncrementalClassifier:
-    return IncrementalClassifier(**{"memory": 5, "epochs": 30, "random_state": 0, **params})
+def quick(**params: Any) -> NetworkClassifier:
+    return NetworkClassifier(**{"memory": 5, "epochs": 30, "random_state": 0, **params})
 
 
-def theta(classifier: IncrementalClassifier) -> Tensor:
+def theta(classifier: NetworkClassifier) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in classifier.network_.parameters()])
 
 
@@ -99,7 +100,7 @@ class Columns(nn.Module):
 
 
 def final_accuracy(digits: Stream, **params: Any) -> float:
-    classifier = IncrementalClassifier(**params)
+    classifier = NetworkClassifier(**params)
     for task in digits.tasks:
         classifier.partial_fit(digits.x[task.train], digits.y[task.train])
     return classifier.score(digits.x_test, digits.y_test)
@@ -125,7 +126,7 @@ def test_the_table_in_the_documentation(digits: Stream) -> None:
         runs = [100 * final_accuracy(digits, random_state=seed, **params) for seed in range(5)]
         accuracy[str(params)] = runs
         print(f"{params!s:35} {np.mean(runs):5.1f} ± {np.std(runs, ddof=1):.1f}   least {min(runs):.1f}")
-    whole = [IncrementalClassifier(random_state=seed).fit(digits.x, digits.y) for seed in range(5)]
+    whole = [NetworkClassifier(random_state=seed).fit(digits.x, digits.y) for seed in range(5)]
     runs = [100 * classifier.score(digits.x_test, digits.y_test) for classifier in whole]
     print(f"{'all at once':35} {np.mean(runs):5.1f} ± {np.std(runs, ddof=1):.1f}   least {min(runs):.1f}")
     assert min(accuracy["{'memory': 10}"]) >= max(accuracy["{'method': None}"]) + 25
@@ -135,7 +136,7 @@ def test_the_table_in_the_documentation(digits: Stream) -> None:
 def test_a_second_round_of_the_same_classes_helps(digits: Stream) -> None:
     rounds = np.empty((5, 2))
     for seed in range(5):
-        classifier = IncrementalClassifier(memory=10, random_state=seed)
+        classifier = NetworkClassifier(memory=10, random_state=seed)
         for half in range(2):
             for task in digits.tasks:
                 part = task.train[half::2]
@@ -148,7 +149,7 @@ def test_a_second_round_of_the_same_classes_helps(digits: Stream) -> None:
 
 @pytest.mark.parametrize("memory", [10, None])
 def test_scikit_learn_has_no_complaint(memory: int | None) -> None:
-    results = check_estimator(IncrementalClassifier(memory=memory, epochs=5), on_skip=None)
+    results = check_estimator(NetworkClassifier(memory=memory, epochs=5), on_skip=None)
     assert len(results) > 40
     assert {result["check_name"] for result in results if result["status"] == "skipped"} <= SKIPPED.keys()
 
@@ -162,7 +163,7 @@ def test_equals_a_fleet_on_the_whole_stream(name: str, memory: int | None, digit
     recipe = learner(name, None if memory is None else MemorySpec(memory))
     fleet = Fleet(digits, "mlp", [recipe], [3], Training(epochs=1))
     fleet.train()
-    classifier = IncrementalClassifier(method=name, memory=memory, epochs=1, random_state=3)
+    classifier = NetworkClassifier(method=name, memory=memory, epochs=1, random_state=3, standardize=False)
     for task in digits.tasks:
         classifier.partial_fit(digits.x[task.train], digits.y[task.train], classes=range(10))
     assert torch.equal(theta(classifier), fleet.theta[0])
@@ -188,11 +189,10 @@ def test_new_classes_grow_the_head_and_leave_the_rest_alone() -> None:
 @pytest.mark.parametrize("name", ["rwalk", "ewc", "ewc++", "pi"])
 def test_new_rows_are_held_by_nothing_and_old_ones_as_before(name: str) -> None:
     classifier = quick(method=name, epochs=2).partial_fit(*blobs("ac"))
-    past, layout = classifier._knowledge, Layout.of(classifier.network_)
+    past, layout = classifier._knowledge, Layout.of(classifier._network)
     moves = [0, 2]  # b comes between a and c
-    stream, groups = stream_of(
-        torch.from_numpy(blobs("b")[0]), torch.ones(20, dtype=torch.int64), past.moved(moves, 3)
-    )
+    new = torch.from_numpy(blobs("b")[0]), torch.ones(20, dtype=torch.int64)
+    stream, groups = stream_of(Call(*new, past.moved(moves, 3)))
     fleet = Fleet(stream, "mlp", [classifier._learner()], [9])
     fresh = fleet.theta.clone()
     take_up(fleet, past.moved(moves, 3), layout, moves, groups)
@@ -232,9 +232,9 @@ def test_returning_classes_choose_their_exemplars_again() -> None:
 
 def test_a_class_without_exemplars_is_not_trained_away_by_the_softmax() -> None:
     classifier = quick(memory=None).partial_fit(*blobs("ab"))
-    rows = classifier.network_.head.weight[:2].detach()
+    rows = classifier._network.head.weight[:2].detach()
     classifier.partial_fit(*blobs("cd"))
-    moved = classifier.network_.head.weight[:2].detach() - rows
+    moved = classifier._network.head.weight[:2].detach() - rows
     assert moved.abs().max() < 1e-6  # rows outside the current task's softmax get no gradient
 
 
@@ -326,15 +326,17 @@ def test_a_network_that_cannot_grow_says_so() -> None:
     assert announced.partial_fit(*blobs("c")).tasks_seen_ == 2
 
 
-def test_the_network_is_yours() -> None:
-    classifier = quick(epochs=2).partial_fit(*blobs("ab"))
+@pytest.mark.parametrize("standardize", [True, False])
+def test_the_network_is_yours(standardize: bool) -> None:
+    classifier = quick(epochs=2, standardize=standardize).partial_fit(*blobs("ab"))
     x, _ = blobs("ab")
     before = classifier.predict_proba(x)
     module = classifier.network_
-    assert type(module).__module__ == "rwalk.engine.networks" and not module.training
+    assert not module.training
     assert np.allclose(module(torch.from_numpy(x)).softmax(1).detach(), before, atol=1e-6)
     with torch.no_grad():
-        module.requires_grad_(False).head.weight.zero_()
+        for parameter in module.parameters():
+            parameter.zero_()
     assert np.array_equal(classifier.predict_proba(x), before)
     classifier.partial_fit(*blobs("c"))
 
@@ -459,7 +461,7 @@ def test_images(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"shape \[1, 4, 16\]"):
             classifier.predict(x.reshape(30, 1, 4, 16))
         classifier.save(tmp_path / network)
-        loaded = IncrementalClassifier.load(tmp_path / network)
+        loaded = NetworkClassifier.load(tmp_path / network)
         assert np.array_equal(loaded.predict_proba(x), classifier.predict_proba(x))
     with pytest.raises(InputError, match="cnn needs images"):
         quick(network="cnn").fit(*blobs("ab"))
@@ -531,11 +533,73 @@ def test_verbose_says_a_line_a_call(capsys: pytest.CaptureFixture[str]) -> None:
     assert second.startswith("task 2: 20 examples, 3 classes in all") and "old exemplars" in second
 
 
-def test_epochs_left_out_make_two_hundred_steps_or_one_pass() -> None:
-    classifier = IncrementalClassifier()
-    assert classifier._training(100).steps == 200
-    assert classifier._training(64 * 300).steps == 300
-    assert IncrementalClassifier(epochs=3)._training(100).steps is None
+def test_a_few_examples_are_soon_learned_and_many_as_long_as_it_pays(digits: Stream) -> None:
+    assert [longest(n, 64) for n in (1, 20, 100, 10**4, 10**6)] == [20, 40, 200, 3140, 5000]
+    few = quick(epochs=None).partial_fit(*blobs("ab", n=5))
+    assert few.steps_ == 20
+    separable = quick(epochs=None).partial_fit(*blobs("abcd", n=2000))
+    assert 100 <= separable.steps_ < longest(8000, 64) / 4
+    assert separable.score(*blobs("abcd", seed=1)) > 0.99
+
+
+def test_units_and_offsets_do_not_matter() -> None:
+    x, y = blobs("abcd", n=50)
+    units = 10.0 ** np.arange(-4, 4)
+    plain = quick().partial_fit(x, y)
+    odd = quick().partial_fit(x * units + 30 * units, y)
+    assert odd.score(x * units + 30 * units, y) > 0.99
+    assert np.allclose(odd.predict_proba(x * units + 30 * units), plain.predict_proba(x), atol=0.02)
+
+
+def test_exemplars_held_out_are_kept_like_the_others() -> None:
+    classifier = quick(memory=30, epochs=None).partial_fit(*blobs("ab", n=100))
+    before = classifier.exemplars_
+    classifier.partial_fit(*blobs("cd", n=100))
+    for label in "ab":
+        assert np.array_equal(classifier.exemplars_[label], before[label])
+
+
+def test_lam_reaches_the_method_and_stops_what_it_should() -> None:
+    x, y = blobs("cd")
+
+    def moved(lam: float | None) -> float:
+        classifier = quick(lam=lam, epochs=10).partial_fit(*blobs("ab"))
+        before = theta(classifier)[: 8 * 256]
+        return float((theta(classifier.partial_fit(x, y))[: 8 * 256] - before).norm())
+
+    assert moved(1e5) < 0.5 * moved(0.0)
+    assert moved(None) == moved(1.0)
+    with pytest.raises(InputError, match="nothing here has a λ"):
+        quick(lam=1.0, method=None).fit(x, y)
+    with pytest.raises(InputError, match="lam='much' is unknown"):
+        quick(lam="much").fit(x, y)
+
+
+def test_lam_is_chosen_by_what_is_held_out(tmp_path: Path) -> None:
+    """Two tasks that need the same features: whoever forgets the first fails on its exemplars."""
+    classifier = quick(lam="auto", memory=10, epochs=None)
+    for pair in ("ab", "cd", "ef"):
+        classifier.partial_fit(*blobs(pair, n=50))
+    assert classifier.lam_ in LAMS and len(classifier._knowledge.merits) == len(LAMS)
+    assert classifier.score(*blobs("abcdef", seed=1)) > 0.95
+    classifier.save(tmp_path / "auto")
+    again = NetworkClassifier.load(tmp_path / "auto")
+    for each in (classifier, again):
+        each.partial_fit(*blobs("gh", n=50))
+    assert torch.equal(theta(classifier), theta(again)) and classifier.lam_ == again.lam_
+    with pytest.raises(InputError, match="lam='auto' is judged by exemplars"):
+        quick(lam="auto", memory=None).fit(*blobs("ab"))
+
+
+def test_judges_are_never_trained_on() -> None:
+    classifier = quick(lam="auto", memory=4)
+    for pair in ("ab", "cd", "ac"):
+        classifier.partial_fit(*blobs(pair, n=30, seed=ord(pair[0])))
+    judges = classifier._knowledge.judges
+    assert {column: len(x) for column, x in judges.items()} == dict.fromkeys(range(4), 4)
+    for column, x in judges.items():
+        exemplars = torch.from_numpy(classifier.exemplars_["abcd"[column]])
+        assert not (exemplars[:, None] == x[None]).all(-1).any()
 
 
 # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -552,6 +616,7 @@ def test_epochs_left_out_make_two_hundred_steps_or_one_pass() -> None:
         {"method": AGEM()},
         {"method": None, "memory": None, "memory_total": 9, "sampler": "uniform"},
         {"network": wide, "sampler": "uniform"},
+        {"standardize": False},
     ],
     ids=str,
 )
@@ -560,7 +625,7 @@ def test_a_loaded_classifier_goes_on_exactly_as_if_never_saved(params: dict[str,
     classifier = quick(epochs=2, **params).partial_fit(*blobs("bd")).partial_fit(*blobs("ab", seed=1))
     classifier.save(path)
     code = {"network": wide} if params.get("network") is wide else {}
-    loaded = IncrementalClassifier.load(path, **code)
+    loaded = NetworkClassifier.load(path, **code)
     unpickled = pickle.loads(pickle.dumps(classifier))
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     assert loaded.get_params() == classifier.get_params()
@@ -592,7 +657,7 @@ def test_a_loaded_classifier_goes_on_exactly_as_if_never_saved(params: dict[str,
 def test_labels_survive_a_file(labels: Any, tmp_path: Path) -> None:
     classifier = quick(epochs=1).fit(np.eye(2), labels)
     classifier.save(tmp_path / "file")
-    loaded = IncrementalClassifier.load(tmp_path / "file")
+    loaded = NetworkClassifier.load(tmp_path / "file")
     assert loaded.classes_.dtype == classifier.classes_.dtype
     assert list(loaded.classes_) == list(classifier.classes_)
     assert list(loaded.predict(np.eye(2))) == list(classifier.predict(np.eye(2)))
@@ -613,14 +678,14 @@ def test_code_is_not_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     quick(epochs=1, network=wide, sampler="uniform", method=Stiffer()).fit(*blobs("ab")).save(path)
     with pytest.raises(InputError, match=r"its (network|method) is code.*load\(path, (network|method)=…\)"):
-        IncrementalClassifier.load(path)
-    assert IncrementalClassifier.load(path, network=wide, method=Stiffer()).tasks_seen_ == 1
+        NetworkClassifier.load(path)
+    assert NetworkClassifier.load(path, network=wide, method=Stiffer()).tasks_seen_ == 1
     with pytest.raises(InputError, match=r"unknown parameter 'epoch'.*did you mean 'epochs'"):
-        IncrementalClassifier.load(path, epoch=1)
+        NetworkClassifier.load(path, epoch=1)
     with pytest.raises(InputError, match=r"the network has 68,610 parameters, its own 208: give the one"):
-        IncrementalClassifier.load(path, network="mlp", method=Stiffer())
+        NetworkClassifier.load(path, network="mlp", method=Stiffer())
     with pytest.raises(InputError, match="not the method that learned"):
-        IncrementalClassifier.load(path, network=wide, method="pi")
+        NetworkClassifier.load(path, network=wide, method="pi")
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -649,7 +714,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def refused(content: bytes, path: Path) -> str:
     path.write_bytes(content)
     with pytest.raises(InputError) as caught:
-        IncrementalClassifier.load(path)
+        NetworkClassifier.load(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -666,9 +731,9 @@ def test_a_damaged_file_is_refused(saved: bytes, tmp_path: Path) -> None:
         refused(bytes(flipped), path)
     refused(pickle.dumps({"theta": 1}), path)
     with pytest.raises(InputError, match="no such file"):
-        IncrementalClassifier.load(tmp_path / "nowhere")
+        NetworkClassifier.load(tmp_path / "nowhere")
     with pytest.raises(InputError, match="no such file"):
-        IncrementalClassifier.load(tmp_path)
+        NetworkClassifier.load(tmp_path)
 
 
 def forged(saved: bytes, tmp_path: Path, *keys: str | int, value: Any) -> bytes:
@@ -742,7 +807,7 @@ def test_a_forged_file_is_refused(saved: bytes, tmp_path: Path, keys: Any, value
 def test_forging_changes_nothing_else(saved: bytes, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(forged(saved, tmp_path, "params", "epochs", value=7))
-    assert IncrementalClassifier.load(path).epochs == 7
+    assert NetworkClassifier.load(path).epochs == 7
 
 
 def poisoned(name: str, value: float) -> Callable[[dict[str, Tensor]], None]:
@@ -802,9 +867,9 @@ def test_a_network_of_ones_own_is_measured_before_it_is_built(tmp_path: Path) ->
         built_on.append(torch.empty(0).device.type)
         return wide(shape, classes)
 
-    quick(epochs=1, network=wide, memory=None).fit(*blobs("ab")).save(tmp_path / "original")
+    quick(epochs=1, network=wide, memory=None, standardize=False).fit(*blobs("ab")).save(tmp_path / "original")
     content = forged((tmp_path / "original").read_bytes(), tmp_path, "shape", value=[2**20])
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(InputError, match=r"the network has 16,777,\d+ parameters, its own"):
-        IncrementalClassifier.load(tmp_path / "file", network=watched)
+        NetworkClassifier.load(tmp_path / "file", network=watched)
     assert built_on == ["meta"]

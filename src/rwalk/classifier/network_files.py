@@ -9,28 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from rwalk import parts, sealed
+from rwalk.classifier import records
 from rwalk.classifier.lessons import Knowledge, check_method
+from rwalk.classifier.trials import LAMS
 from rwalk.engine import networks
 from rwalk.engine.networks import NETWORKS, Factory
 from rwalk.engine.vectors import Layout, Networks
-from rwalk.errors import InputError, unknown
+from rwalk.errors import InputError
 from rwalk.methods import Method
 from rwalk.sealed import expect, is_whole
 
-FORMAT = "rwalk.IncrementalClassifier/1"
-LABEL_TYPES = ("str", "object", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-               "float16", "float32", "float64")  # fmt: skip
-LARGEST_INPUT = 1 << 22  # numbers in one input: the parameters of a convolutional network do not bound its images
+FORMAT = "rwalk.IncrementalClassifier/2"
+FIRST = "rwalk.IncrementalClassifier/1"  # whose classifiers took inputs as they came, and λ as it was
 
 
 class Saved(NamedTuple):
@@ -46,23 +44,23 @@ class Saved(NamedTuple):
 def write(path: Path, saved: Saved) -> None:
     """All of it or nothing."""
     known = saved.knowledge
-    if math.prod(saved.shape) >= LARGEST_INPUT:
-        raise InputError(
-            f"inputs of {math.prod(saved.shape)} numbers cannot be written: {LARGEST_INPUT} is too many"
-        )
+    records.check_writable(saved.shape)
     record = {
         "params": _params_to_json(saved.params),
-        "classes": _labels_to_json(saved.classes),
+        "classes": records.labels_to_json(saved.classes),
         "shape": saved.shape,
         "feature_names": saved.feature_names,
         "seed": known.seed,
         "tasks": known.tasks,
         "last_seen": known.last_seen,
+        "merits": known.merits,
     }
     tensors = {"theta": known.theta}
     tensors |= {f"method.{name}": each for name, each in known.method.items()}
     tensors |= {f"buffer.{name}": each for name, each in known.buffer.items()}
+    tensors |= {f"scale.{name}": each for name, each in known.scale.items()}
     tensors |= {f"exemplars.{column}": x for column, x in known.exemplars.items()}
+    tensors |= {f"judges.{column}": x for column, x in known.judges.items()}
     sealed.write(path, FORMAT, record, tensors)
 
 
@@ -72,15 +70,18 @@ def read(path: Path, names: Sequence[str], given: Mapping[str, Any]) -> Saved:
     That the tensors fit the network and the method is left to `check_tensors`.
     """
     metadata, tensors = sealed.read(path)
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") not in (FORMAT, FIRST):
         raise InputError(f"it is not a classifier that this version can read: its format is not {FORMAT}")
     record = sealed.unsealed(metadata, tensors)
-    shape = _checked_shape(record["shape"])
+    if metadata["format"] == FIRST:
+        record["merits"] = []
+        record["params"] = {"lam": None, "standardize": False, **record["params"]}
+    shape = records.checked_shape(record["shape"])
     return Saved(
         _checked_params(record["params"], names, given),
-        _checked_labels(record["classes"]),
+        records.checked_labels(record["classes"]),
         shape,
-        _checked_feature_names(record["feature_names"], shape),
+        records.checked_feature_names(record["feature_names"], shape),
         _checked_knowledge(record, tensors, shape),
     )
 
@@ -130,41 +131,42 @@ def _checked_knowledge(
     expect(is_whole(tasks, 1, 2**63), "the number of tasks")
     expect(isinstance(last_seen, list) and all(is_whole(task, -1, tasks) for task in last_seen), "last_seen")
     expect(max(last_seen, default=-1) >= 0, "last_seen")
-    exemplars = {}
+    exemplars, judges = (_inputs_by_class(tensors, kind, last_seen, shape) for kind in ("exemplars", "judges"))
+    method, buffer, scale = (_section(tensors, prefix) for prefix in ("method.", "buffer.", "scale."))
+    expect("theta" in tensors, "the list of tensors")
+    known = sum(len(each) for each in (method, buffer, scale, exemplars, judges))
+    expect(1 + known == len(tensors), "the list of tensors")
+    expect(scale.keys() in (set(), {"centre", "deviation"}), "the scale")
+    for name, each in scale.items():
+        expect(each.shape == (shape[0], *(1 for _ in shape[1:])) and each.dtype == torch.float32, name)
+        expect(bool(each.isfinite().all()) and (name == "centre" or bool((each > 0).all())), name)
+    merits = record["merits"]
+    expect(isinstance(merits, list) and len(merits) in (0, len(LAMS)), "what is known of λ")
+    expect(all(isinstance(merit, float) and math.isfinite(merit) for merit in merits), "what is known of λ")
+    return Knowledge(seed, tasks, last_seen, exemplars, tensors["theta"], method, buffer, scale, judges, merits)
+
+
+def _inputs_by_class(
+    tensors: Mapping[str, Tensor], kind: str, last_seen: Sequence[int], shape: tuple[int, ...]
+) -> dict[int, Tensor]:
+    found = {}
     for column, task in enumerate(last_seen):
-        if (name := f"exemplars.{column}") in tensors:
-            x = exemplars[column] = tensors[name]
+        if (name := f"{kind}.{column}") in tensors:
+            x = found[column] = tensors[name]
             expect(task >= 0 and x.ndim == 1 + len(shape) and len(x) > 0, name)
             expect(x.shape[1:] == shape and x.dtype == torch.float32 and bool(x.isfinite().all()), name)
-    method, buffer = (_section(tensors, prefix) for prefix in ("method.", "buffer."))
-    expect("theta" in tensors, "the list of tensors")
-    expect(1 + len(method) + len(buffer) + len(exemplars) == len(tensors), "the list of tensors")
-    return Knowledge(seed, tasks, last_seen, exemplars, tensors["theta"], method, buffer)
+    return found
 
 
 def _section(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
 
 
-def _checked_shape(shape: Any) -> tuple[int, ...]:
-    sound = isinstance(shape, list) and all(is_whole(size, 1, LARGEST_INPUT) for size in shape)
-    expect(sound and 0 < len(shape) < 8 and math.prod(shape) < LARGEST_INPUT, "the input's shape")
-    return tuple(shape)
-
-
-def _checked_feature_names(names: Any, shape: tuple[int, ...]) -> list[str]:
-    sound = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    expect(sound and len(names) in (0, shape[0]), "the features' names")
-    return list(names)
-
-
 def _params_to_json(params: Mapping[str, Any]) -> dict[str, Any]:
     """The constructor's parameters, without those that are code."""
-    stored = {name: value.item() if isinstance(value, np.generic) else value for name, value in params.items()}
-    stored["device"] = str(params["device"])
-    if not isinstance(params["random_state"], Integral):
-        stored["random_state"] = None  # the seed it gave is part of what was learned
-    if not (isinstance(params["network"], str) and params["network"] in NETWORKS):
+    stored = records.plain(params)
+    network = params["network"]
+    if not (network is None or (isinstance(network, str) and network in NETWORKS)):
         del stored["network"]
     method = params["method"]
     if type(method) in parts.parts().values():
@@ -179,15 +181,11 @@ def _params_to_json(params: Mapping[str, Any]) -> dict[str, Any]:
 
 def _checked_params(stored: Any, names: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """That their values can be used is left to those who use them."""
-    for name in given:
-        if name not in names:
-            raise unknown("parameter", name, names)
-    expect(isinstance(stored, dict) and set(stored) <= set(names), "the list of parameters")
+    params = records.checked_params(stored, names, given)
     # A network given as package.module:factory is imported: no file may choose what is executed.
-    expect(stored.get("network", "mlp") in NETWORKS, "the network")
+    expect(stored.get("network") in (None, *NETWORKS), "the network")
     for name in ("method", "sampler"):
         expect(not isinstance(stored.get(name), str) or ":" not in stored[name], f"the {name}")
-    params = {**stored, **given}
     for name in names:
         if name not in params:
             raise InputError(f"its {name} is code, which no file holds: pass it again, load(path, {name}=…)")
@@ -195,20 +193,3 @@ def _checked_params(stored: Any, names: Sequence[str], given: Mapping[str, Any])
         settings = {name: value for name, value in method.items() if name != "name"}
         params["method"] = parts.parts()[method["name"]](**settings)
     return params
-
-
-def _labels_to_json(labels: NDArray[Any]) -> dict[str, Any]:
-    values = labels.tolist()
-    if not all(isinstance(value, str | int | float) for value in values):
-        raise InputError(f"labels of type {type(values[0]).__name__} cannot be written: use strings or numbers")
-    return {"type": "str" if labels.dtype.kind == "U" else labels.dtype.name, "values": values}
-
-
-def _checked_labels(stored: Any) -> NDArray[Any]:
-    kind, values = stored["type"], stored["values"]
-    expect(kind in LABEL_TYPES and isinstance(values, list) and len(values) > 0, "the list of labels")
-    types = str if kind == "str" else str | int | float
-    expect(all(isinstance(value, types) for value in values), "the list of labels")
-    labels = np.array(values, dtype=kind)
-    expect(len(set(labels.tolist())) == len(labels), "the list of labels")
-    return labels

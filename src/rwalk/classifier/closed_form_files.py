@@ -1,0 +1,171 @@
+"""An estimator on the disk: one safetensors file of sums, checked before it is believed.
+
+Nothing in a file names a function, and nothing is unpickled. What is read is checked, names, types, shapes and
+sizes, before it is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rwalk import sealed
+from rwalk.classifier import records
+from rwalk.closed_form.features import KINDS, FeatureMap, fingerprint, tensors_of
+from rwalk.closed_form.model import Examples, Model
+from rwalk.closed_form.statistics import Statistics
+from rwalk.errors import InputError
+from rwalk.sealed import expect
+
+FORMAT = "rwalk.closed_form/1"
+
+# Every tensor of a map by its dimensions: equal letters are equal sizes, figures are themselves.
+DIMENSIONS = {
+    "vectors": {"centre": "d", "scale": "d", "slopes": "dr", "offsets": "r", "waves": "df", "mixing": "dm"},
+    "images": {"filters": "kcss", "offsets": "k", "faint": "", "grid": ""},
+}
+SUMS = {"gram": "t", "total": "D", "cross": "DC", "targets": "C", "squares": "C", "weight": "", "counts": "C"}
+HELD = ("x", "y", "weight")
+WHOLE = ("counts", "grid")
+
+
+# ── writing ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def write(path: Path, name: str, params: Mapping[str, Any], about: Mapping[str, Any], model: Model) -> None:
+    """All of it or nothing."""
+    tensors: dict[str, Tensor] = {}
+    if model.map is None:
+        for place, each in enumerate(model.held):
+            tensors |= {f"held.{place}.{field}": getattr(each, field) for field in HELD}
+    else:
+        assert model.statistics is not None
+        tensors |= {f"map.{key}": tensor for key, tensor in tensors_of(model.map).items()}
+        tensors |= {f"sums.{key}": tensor for key, tensor in model.statistics.tensors().items()}
+        tensors["sums.gram"] = _upper(tensors["sums.gram"])
+    record = {
+        **about,
+        "estimator": name,
+        "params": _params_to_json(params),
+        "seed": model.recipe.seed,
+        "map": None if model.map is None else {"kind": model.map.kind, "fingerprint": fingerprint(model.map)},
+        "held": len(model.held),
+    }
+    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+    sealed.write(path, FORMAT, record, tensors)
+
+
+def _params_to_json(params: Mapping[str, Any]) -> dict[str, Any]:
+    stored = records.plain(params)
+    if params["network"] is not None:
+        del stored["network"]
+    return stored
+
+
+def _upper(gram: Tensor) -> Tensor:
+    rows, columns = torch.triu_indices(len(gram), len(gram), device=gram.device)
+    return gram[rows, columns]
+
+
+# ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read(
+    path: Path, estimator: str, names: Sequence[str], given: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:
+    """Parameters (those given in place of those stored), the record and the tensors."""
+    record, tensors = _contents(path)
+    if record["estimator"] != estimator:
+        raise InputError(f"it holds a {record['estimator']!s}, not a {estimator}: load it as one")
+    params = records.checked_params(record["params"], names, given)
+    expect(record["params"].get("network") is None, "the network")
+    if "network" not in params:
+        raise InputError("its features are a network, which no file holds: pass it again, load(path, network=…)")
+    return params, record, tensors
+
+
+def restore(model: Model, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Put what a file holds into a model that has learned nothing."""
+    expect(type(record["seed"]) is int and 0 <= record["seed"] < 2**63, "the seed")
+    model.recipe = model.recipe.with_seed(record["seed"])
+    if record["map"] is None:
+        model.held = [_held(model, tensors, place) for place in range(_whole(record["held"]))]
+        expect(len(tensors) == len(HELD) * len(model.held), "the list of tensors")
+        return
+    features = _restored_map(model, record["map"], tensors)
+    model.take(features)
+    size = sum(features.blocks)
+    sums = {name: tensors[f"sums.{name}"] for name in SUMS}
+    _fits(sums, SUMS, {"D": size, "C": model.columns, "t": size * (size + 1) // 2})
+    expect(bool((sums["counts"] >= 0).all()) and float(sums["weight"]) >= 0, "the counts")
+    gram = torch.zeros(size, size, dtype=torch.float64)
+    rows, columns = torch.triu_indices(size, size)
+    gram[rows, columns] = sums["gram"]
+    places = {**sums, "gram": gram}
+    model.statistics = Statistics(*(places[name].to(model.device) for name in SUMS))
+
+
+def checked_targets(targets: Any, flat: Any) -> tuple[int, bool]:
+    expect(type(flat) is bool and _whole(targets) > 0 and not (flat and targets != 1), "the number of targets")
+    return targets, flat
+
+
+def _restored_map(model: Model, stored: Any, tensors: Mapping[str, Tensor]) -> FeatureMap:
+    kind = model.recipe.kind(model.shape)
+    expect(stored["kind"] == kind, "the kind of features")
+    features: FeatureMap
+    if kind == "backbone":
+        expect(len(tensors) == len(SUMS), "the list of tensors")
+        features = model.recipe.make(torch.zeros(1, *model.shape, device=model.device), torch.ones(1))
+    else:
+        parts = {name: tensors[f"map.{name}"] for name in DIMENSIONS[kind]}
+        expect(len(tensors) == len(parts) + len(SUMS), "the list of tensors")
+        known = {"d": math.prod(model.shape)} if kind == "vectors" else {"c": model.shape[0]}
+        _fits(parts, DIMENSIONS[kind], known)
+        expect(bool((parts["scale"] > 0).all()) if kind == "vectors" else float(parts["faint"]) > 0, "a scale")
+        expect(kind == "vectors" or 0 < int(parts["grid"]) <= min(model.shape[1:]), "the grid")
+        features = KINDS[kind](**parts)
+    if fingerprint(features) != stored["fingerprint"]:
+        raise InputError("the features are others than those it was trained with: give the same network")
+    return features
+
+
+def _held(model: Model, tensors: Mapping[str, Tensor], place: int) -> Examples:
+    x, y, weight = (tensors[f"held.{place}.{field}"] for field in HELD)
+    expect(tuple(x.shape[1:]) == model.shape and x.dtype == model.dtype and bool(x.isfinite().all()), "an input")
+    expect(
+        len(x) == len(y) == len(weight) and weight.dtype == torch.float64 and bool((weight > 0).all()), "a weight"
+    )
+    labels = y.dtype == torch.int64 and y.ndim == 1 and bool(((y >= 0) & (y < model.columns)).all())
+    numbers = y.dtype == torch.float64 and y.ndim == 2 and y.shape[1] == model.columns and bool(y.isfinite().all())
+    expect(labels or numbers, "a target")
+    return Examples(x, y, weight)
+
+
+def _fits(tensors: Mapping[str, Tensor], dimensions: Mapping[str, str], known: Mapping[str, int]) -> None:
+    """Every tensor has the dimensions its letters say, and holds finite numbers of the right type."""
+    sizes = dict(known)
+    for name, letters in dimensions.items():
+        tensor = tensors[name]
+        expect(tensor.ndim == len(letters), name)
+        for letter, size in zip(letters, tensor.shape, strict=True):
+            expect(sizes.setdefault(letter, size) == size, name)
+        expect(tensor.dtype == (torch.int64 if name in WHOLE else torch.float64), name)
+        expect(bool(tensor.isfinite().all()), name)
+
+
+def _contents(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    metadata, tensors = sealed.read(path)
+    if metadata.get("format") != FORMAT:
+        raise InputError(f"it is not an estimator that this version can read: its format is not {FORMAT}")
+    return sealed.unsealed(metadata, tensors), tensors
+
+
+def _whole(number: Any) -> int:
+    expect(type(number) is int and 0 <= number < 2**31, "a number")
+    return int(number)

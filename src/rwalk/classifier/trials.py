@@ -1,0 +1,133 @@
+"""How long a call trains, and how strongly it holds on to the old: both are seen on examples held out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+
+import torch
+from torch import Tensor
+
+from rwalk.classifier.lessons import Call
+from rwalk.engine.fleet import Fleet
+from rwalk.errors import InputError
+from rwalk.learners import Learner
+from rwalk.seeds import generator
+from rwalk.training import steps_per_epoch
+
+LAMS = (0.0, 0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)  # tried by lam="auto"
+SHARE, SPARE = 0.1, 20  # held out of every class to see when training no longer pays, if it has so many
+FOR_JUDGES = 0.2  # of every class, at most, to judge λ by
+EVERY = 25  # steps between two looks at the examples held out
+PATIENCE = 4  # looks without progress before it is enough
+PROGRESS = 0.01  # of the loss: less is none
+LEARNED = 0.1  # a loss below which progress is measured by this one
+AT_MOST = 1000  # examples looked at
+STEPS, PASSES, SOON, MOST = 200, 20, 2, 5000  # see `longest`
+
+
+class HeldOut:
+    """Examples that are not trained on. Asked after every step, it says when training no longer pays."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+        self.best: Tensor | None = None
+        self.waited = torch.zeros(0)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __call__(self, fleet: Fleet) -> bool:
+        if not len(self) or fleet.step % EVERY:
+            return False
+        loss = self.losses(fleet)
+        if self.best is None:
+            self.best, self.waited = loss, torch.zeros_like(loss)
+            return False
+        better = loss < self.best - PROGRESS * self.best.clamp(min=LEARNED)
+        self.waited = torch.where(better, 0, self.waited + 1)
+        self.best = torch.where(better, loss, self.best)
+        return bool((self.waited >= PATIENCE).all())
+
+    def losses(self, fleet: Fleet) -> Tensor:
+        """The mean over classes of their mean cross entropy, per run [R]."""
+        logits, y, share = self._outputs(fleet)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
+        return (loss.view_as(y).nan_to_num(torch.inf) * share).sum(1)
+
+    def accuracies(self, fleet: Fleet) -> Tensor:
+        """The mean over classes of the share recognised, per run [R]."""
+        logits, y, share = self._outputs(fleet)
+        return ((logits.argmax(-1) == y) * share).sum(1)
+
+    @torch.no_grad()
+    def _outputs(self, fleet: Fleet) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits [R, n, C] over the classes seen, labels [R, n], and what every example counts [n]."""
+        x = self.x.to(fleet.theta)
+        logits = fleet.net.forward_with_features(x.expand(fleet.runs, *x.shape), train=False)[1]
+        seen = fleet.lesson.new | fleet.lesson.old
+        y = self.y.to(logits.device)
+        share = 1 / torch.bincount(y)[y] / len(y.unique())
+        return logits.masked_fill(~seen, -torch.inf), y.expand(fleet.runs, -1), share
+
+
+def without(call: Call) -> tuple[Call, HeldOut]:
+    """The call without a share of every class's examples, old and new, and those examples."""
+    draw = generator(call.past.seed, "held out", call.past.tasks)
+    out = _some_of_each(call.y, SHARE, SPARE, draw)
+    kept, aside = {}, {}
+    for column, x in call.past.exemplars.items():
+        spared = _some_of_each(torch.full((len(x),), column), SHARE, SPARE, draw)
+        kept[column], aside[column] = x[~spared], x[spared]
+    rest = Call(call.x[~out], call.y[~out], replace(call.past, exemplars=kept))
+    return rest, _held_out(call, out, aside, draw)
+
+
+def with_judges(call: Call, quota: int) -> tuple[Call, HeldOut]:
+    """The call without some of its examples, which join the judges: examples of every class, never trained on.
+
+    Exemplars would not do. They were trained on in their own call, and whoever moves least still knows them best.
+    """
+    draw = generator(call.past.seed, "judges", call.past.tasks)
+    out = _some_of_each(call.y, FOR_JUDGES, 2, draw, at_most=quota)
+    held_out = _held_out(call, out, call.past.judges, draw)
+    judges = {column: x[:quota] for column, x in call.past.judges.items()}
+    for column in call.y[out].unique().tolist():
+        own = torch.cat([call.x[out & (call.y == column)], judges.get(column, call.x[:0])])
+        judges[column] = own[torch.randperm(len(own), generator=draw)[:quota]]
+    return Call(call.x[~out], call.y[~out], replace(call.past, judges=judges)), held_out
+
+
+def _held_out(call: Call, out: Tensor, others: Mapping[int, Tensor], draw: torch.Generator) -> HeldOut:
+    x = torch.cat([call.x[out], *others.values()])
+    y = torch.cat([call.y[out], *(torch.full((len(x),), column) for column, x in others.items())])
+    some = torch.randperm(len(x), generator=draw)[:AT_MOST]
+    return HeldOut(call.past.scaled(x[some]), y[some])
+
+
+def longest(examples: int, batch: int) -> int:
+    """Steps of a call at most: many passes over everything, but a few examples are soon learned."""
+    steps = PASSES * steps_per_epoch(examples, batch)
+    return min(max(steps, min(STEPS, SOON * examples)), MOST)
+
+
+def with_lam(recipe: Learner, lam: float) -> Learner:
+    """The same learner, holding on so strongly."""
+    for name in ("method", "loss", "projector"):
+        part = getattr(recipe, name)
+        if part is not None and {each.name: each.default for each in fields(part)}.get("lam"):
+            return replace(recipe, **{name: replace(part, lam=lam)})
+    raise InputError("nothing here has a λ: leave lam out, or take a method that has one, such as 'rwalk'")
+
+
+def _some_of_each(
+    y: Tensor, share: float, least: int, draw: torch.Generator, at_most: int | None = None
+) -> Tensor:
+    """Which examples [n] are held out: of every class the share, of those with fewer than the least none."""
+    out = torch.zeros(len(y), dtype=torch.bool)
+    for label in y.unique():
+        own = (y == label).nonzero()[:, 0]
+        if len(own) >= least:
+            count = max(1, round(share * len(own)))
+            out[own[torch.randperm(len(own), generator=draw)[: min(count, at_most or count)]]] = True
+    return out
