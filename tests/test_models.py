@@ -9,6 +9,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +20,12 @@ from PIL import Image
 from sklearn.datasets import load_digits, load_wine
 
 import little
-from rwalk import Fleet, IncrementalClassifier, cli, models, sealed
+from rwalk import Fleet, IncrementalClassifier, MemorySpec, Training, cli, models, sealed
 from rwalk.data.datasets import Reading, columns
 from rwalk.data.portions import source
 from rwalk.errors import InputError
-from rwalk.studies.specs import RunSpec
+from rwalk.studies.executors import fleet_of
+from rwalk.studies.specs import RunSpec, StreamSpec
 
 WINE = load_wine()
 ORDER = np.random.default_rng(0).permutation(len(WINE.target))
@@ -383,6 +385,23 @@ def test_all_runs_are_kept_if_asked_for(rwalk: Rwalk, quiet: None) -> None:
         assert_measures_as_its_row(path, row)
 
 
+def test_every_run_of_a_fleet_is_kept_as_its_own(tmp_path: Path, quiet: None) -> None:
+    """On a device several runs are one program; the models must not be mixed up."""
+    memory, training = MemorySpec(per_class=3), Training(steps=20)
+    base = RunSpec(StreamSpec("digits", classes_per_task=5), method="rwalk", memory=memory, training=training)
+    job = tuple(replace(base, numbers={"lam": lam}, seed=seed) for seed, lam in enumerate((0.1, 10.0, 1000.0)))
+    fleet = fleet_of("cpu", base.stream.build(), job)
+    fleet.train()
+    keeper = models.Keeper(tmp_path / "models", "all")
+    keeper(job, fleet)
+    for run, spec in enumerate(job):
+        row = {"spec": spec.to_json(), "accuracy": {"single": fleet.accuracy["single"][run].tolist()}}
+        classifier = assert_measures_as_its_row(keeper.path_of(spec), row)
+        assert classifier.method.lam == spec.lam and classifier.random_state == spec.seed
+        (first, *_) = fleet.memory.of_run(run)
+        np.testing.assert_array_equal(classifier.exemplars_[0], fleet.stream.x[first])
+
+
 def test_workers_keep_models_too(rwalk: Rwalk, quiet: None) -> None:
     options = ["run", "--steps=5", "--reference=none", "--methods=vanilla,rwalk", "--quiet", "--keep=best"]
     assert rwalk(*options, "--seeds=2", "--workers=2", "--out=many").code == 0
@@ -421,6 +440,18 @@ def test_models_of_rows_that_were_there_before_are_trained_again(rwalk: Rwalk, q
     assert Path("study/runs.jsonl").read_bytes() == rows
     for path, row in kept():
         assert_measures_as_its_row(path, row)
+
+
+def test_more_models_can_be_asked_for_later(rwalk: Rwalk, quiet: None) -> None:
+    options = [*KEPT, "--methods=vanilla", "--seeds=2"]
+    assert rwalk(*options, "--keep=best").code == 0
+    assert len(kept()) == 1
+    assert rwalk(*options, "--keep=all").code == 0
+    assert len(kept()) == 2
+    assert rwalk("resume", "study", "--workers=1", "--quiet").code == 0
+    assert len(kept()) == 2  # as it was asked for last
+    assert rwalk("resume", "study", "--workers=1", "--quiet", "--keep=best").code == 0
+    assert len(kept()) == 1
 
 
 def test_networks_of_ones_own_are_given_to_load(rwalk: Rwalk, quiet: None) -> None:

@@ -82,8 +82,8 @@ class Keeper:
         return [row for row in sound if row is best[row["method"]]]
 
     def begin(self) -> None:
-        """So that whoever resumes the study keeps models too."""
-        if not (self.folder / INDEX).exists():
+        """So that whoever resumes the study keeps the same models."""
+        if Keeper.of(self.folder.parent, "") != self:
             self._write_index([])
 
     def lacking(self, rows: Iterable[Row]) -> tuple[RunSpec, ...]:
