@@ -240,7 +240,7 @@ HOSTILE = {
     "negative examples": (put("exemplars.0", lambda t: t - 10**9), "exemplars.0"),
     "without importances": (lambda t, c: t.pop("method.importance"), "lacks method.importance"),
     "extra tensor": (lambda t, c: t.update({"../../evil": torch.zeros(1)}), "../../evil"),
-    "extra key": (lambda t, c: c.update(path="/etc/passwd"), "other keys"),
+    "extra key": (lambda t, c: c.update(path="/etc/passwd"), "wrong keys"),
     "extra counter": (count("epoch", 3), "counters"),
     "task beyond": (count("task", 10**6), "task"),
     "negative step": (count("step", -1), "step"),

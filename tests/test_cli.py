@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -158,7 +159,7 @@ def test_ctrl_c_ends_all_workers_and_resume_goes_on(surroundings: Path, rwalk: R
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, said = process.communicate(timeout=little.PATIENCE)
     assert process.returncode == 130, said
-    assert "of 2 runs are kept in parts, and those at work are saved" in said and "Traceback" not in said
+    assert "of 2 runs are kept in parts, and those in progress are saved" in said and "Traceback" not in said
     while group_is_alive(process.pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -209,19 +210,19 @@ def test_a_study_may_grow(rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch) -> None
     options = [*LITTLE[:2], *LITTLE[3:], "--epochs=1", "--quiet", "--out=study"]
     assert rwalk(*options, "--methods=vanilla", "--seeds=1").code == 0
     (first,) = Path("study/runs.jsonl").read_text().splitlines()
-    refused(rwalk(*options, "--methods=rwalk", "--seeds=2"), "which this one does not contain")
+    refused(rwalk(*options, "--methods=rwalk", "--seeds=2"), "which is not part of this one")
     assert rwalk(*options, "--methods=rwalk,vanilla", "--seeds=2").code == 0
     rows = Path("study/runs.jsonl").read_text().splitlines()
     assert len(rows) == 4 and rows[2] == first, "what was there is not trained again"
     monkeypatch.setattr(Fleet, "train", None)
     assert rwalk("resume", "study", "--network=little:Network", "--workers=1", "--quiet").code == 0
-    refused(rwalk(*options, "--methods=vanilla", "--seeds=1"), "which this one does not contain")
+    refused(rwalk(*options, "--methods=vanilla", "--seeds=1"), "which is not part of this one")
 
 
 def test_replay_is_recorded_as_it_is_done_and_a_method_with_its_own_says_so(rwalk: Rwalk) -> None:
     outcome = rwalk(*LITTLE, "--methods=vanilla,icarl", "--memory=2", "--replay=half", "--steps=1", "--out=study")
     assert outcome.code == 0
-    assert "icarl is not icarl with --replay half: it runs as it is defined" in outcome.err
+    assert "--replay half is ignored for icarl, which prescribes its own replay" in outcome.err
     rows = [json.loads(line) for line in Path("study/runs.jsonl").read_text().splitlines()]
     assert [row["spec"]["memory"]["replay"] for row in rows] == ["half", "concat"]
     refused(rwalk(*LITTLE, "--replay=half"), "--memory")
@@ -470,7 +471,7 @@ REFUSED = {
     "--lr=nan": "the learning rate must be greater than 0",
     "--optimizer=adm": "did you mean 'adam'",
     "--memory=0": "at least 1 exemplar",
-    "--memory=1 --memory-total=1": "one of them",
+    "--memory=1 --memory-total=1": "not both",
     "--sampler=mop": "did you mean 'mof'",
     "--memory=1 --sampler=little:TESTS": "cannot be imported",
     "--memory=1 --sampler=little:Network": "is not an rwalk.Sampler",
@@ -487,7 +488,7 @@ REFUSED = {
     "--label=kind": "--label says nothing",
     "--device=abacus": "device 'abacus' cannot be used",
     "--workers=0": "workers must be at least 1",
-    "--checkpoint-every=0": "every 1 step or more",
+    "--checkpoint-every=0": "checkpoint_every must be at least 1, not 0",
 }
 
 
@@ -621,6 +622,17 @@ NASTY = [
 @pytest.mark.parametrize("option", NASTY)
 def test_nasty_texts_are_one_clear_line(option: str, rwalk: Rwalk, harmless: list[Any]) -> None:
     refused(rwalk("run", "--methods=ewc++", option, "--out=out"))
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "no CUDA devices"), (1, "1 CUDA device"), (8, "8 CUDA devices")])
+def test_a_cuda_device_that_does_not_exist_is_refused_before_the_driver_is_asked(
+    count: int, said: str, rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a driver says about it, and when, differs between machines; how many devices it has does not."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    line = rwalk("run", "--device=cuda:99", "--out=out")
+    refused(line, f"device 'cuda:99' cannot be used: this machine has {said}\n")
     assert not Path("out").exists()
 
 

@@ -37,8 +37,8 @@ def test_the_quota_is_so_many_a_class_or_a_share_of_the_budget() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "sized per class or in total, one of them"),
-        ({"per_class": 3, "total": 30}, "sized per class or in total, one of them"),
+        ({}, "size per class or in total .*and not both"),
+        ({"per_class": 3, "total": 30}, "size per class or in total .*and not both"),
         ({"per_class": 0}, "at least 1 exemplar, not 0"),
         ({"total": -5}, "at least 1 exemplar, not -5"),
         ({"per_class": 2.5}, "at least 1 exemplar, not 2.5"),

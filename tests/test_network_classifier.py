@@ -472,7 +472,7 @@ def test_images(tmp_path: Path) -> None:
     [
         ({"method": "rwlk"}, "did you mean 'rwalk'"),
         ({"memory": 0}, "at least 1 exemplar"),
-        ({"memory": 5, "memory_total": 5}, "one of them"),
+        ({"memory": 5, "memory_total": 5}, "not both"),
         ({"sampler": "mop"}, "did you mean 'mof'"),
         ({"network": "cnm"}, "did you mean 'cnn'"),
         ({"epochs": 0}, "epochs must be"),
@@ -580,7 +580,7 @@ def test_lam_is_chosen_by_what_is_held_out(tmp_path: Path) -> None:
     classifier = quick(lam="auto", memory=10, epochs=None)
     for pair in ("ab", "cd", "ef"):
         classifier.partial_fit(*blobs(pair, n=50))
-    assert classifier.lam_ in LAMS and len(classifier._knowledge.merits) == len(LAMS)
+    assert classifier.lam_ in LAMS and len(classifier._knowledge.theta) == len(LAMS)
     assert classifier.score(*blobs("abcdef", seed=1)) > 0.95
     classifier.save(tmp_path / "auto")
     again = NetworkClassifier.load(tmp_path / "auto")
@@ -589,6 +589,26 @@ def test_lam_is_chosen_by_what_is_held_out(tmp_path: Path) -> None:
     assert torch.equal(theta(classifier), theta(again)) and classifier.lam_ == again.lam_
     with pytest.raises(InputError, match="lam='auto' is judged by exemplars"):
         quick(lam="auto", memory=None).fit(*blobs("ab"))
+
+
+def test_every_lam_goes_on_as_if_it_were_alone() -> None:
+    """What is chosen after a call must not change what the runs are: each is what its λ alone would have been."""
+    options = {"memory": 4, "sampler": "uniform", "standardize": False}
+    auto, alone = quick(lam="auto", **options), {}
+    for number, pair in enumerate(("ab", "cd", "ef")):
+        x, y = blobs(pair, n=30, seed=number)
+        auto.partial_fit(x, y)
+        judges = auto._knowledge.judges
+        learned = [
+            row
+            for row in range(len(x))
+            if not any((x[row] == each.numpy()).all(1).any() for each in judges.values())
+        ]
+        for lam in (0.0, 100.0):
+            alone.setdefault(lam, quick(lam=lam, **options)).partial_fit(x[learned], y[learned])
+    for lam, one in alone.items():
+        expected = one._knowledge.theta[0]
+        assert torch.allclose(auto._knowledge.theta[LAMS.index(lam)], expected, atol=1e-4)
 
 
 def test_judges_are_never_trained_on() -> None:

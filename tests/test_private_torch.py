@@ -80,7 +80,7 @@ def test_without_what_compiles_training_goes_on_eagerly_and_says_so_in_one_line(
     monkeypatch.setattr(programs, "which", lambda compiler: compiler)
     assert not programs.compiler_works.__wrapped__()
     (line,) = said(caplog)
-    assert line.startswith("the compiler of torch does not work, training goes on without: this torch has no")
+    assert line.startswith("the compiler of torch does not work, training continues without it: this torch has no")
 
 
 def test_an_interface_that_changed_is_as_good_as_gone(

@@ -112,7 +112,7 @@ def test_a_folder_may_hold_many_files_or_many_studies(tmp_path: Path) -> None:
     [
         (None, "no finished run"),
         ("", "no finished run"),
-        ("{broken\n{}\n", "no JSON"),
+        ("{broken\n{}\n", "not a JSON"),
         ('{"hash": "a"}\n', "is not a result of a run"),
         ("[1, 2]\n", "is not a result of a run"),
     ],
@@ -388,8 +388,8 @@ def test_the_report_says_by_what_a_configuration_is_chosen(browser: Any, tmp_pat
     tested = [row(0.1, 0.9), row(10.0, 0.8)]
     held_out = [row(0.1, 0.5, validation=0.1), row(10.0, 0.7, validation=0.1)]
     for rows, expected, said in (
-        (tested, "0.1", "on this very test data"),
-        ([*tested, held_out[0]], "0.1", "on this very test data"),
+        (tested, "0.1", "on this same test data"),
+        ([*tested, held_out[0]], "0.1", "on this same test data"),
         ([*tested, *held_out], "10", "not on this test data"),
         (held_out, "10", "on held-out training data"),
         (tested[:1], "0.1", None),

@@ -188,7 +188,7 @@ def test_half_precision_is_enough() -> None:
 
 
 def test_random_draws_need_one_generator_a_run() -> None:
-    with pytest.raises(InputError, match="one generator for each run"):
+    with pytest.raises(InputError, match="one generator per run"):
         plane_distance(torch.ones(2, 3), 1)
     with pytest.raises(InputError, match="2 runs need one random generator each, not 1"):
         entropy(torch.ones(2, 3, 4), 1, seeded(0))

@@ -81,11 +81,11 @@ def test_a_whole_last_line_without_an_end_is_kept(store: Store) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        ("{", "no JSON"),
-        ("[1]", "no JSON object"),
+        ("{", "not a JSON"),
+        ("[1]", "not a JSON object"),
         ('{"hash": "x"}', "no method"),
         (json.dumps({**row(), "lam": "1"}), "no lam"),
-        (json.dumps({**row(), "lam": float("nan")}), "no JSON"),
+        (json.dumps({**row(), "lam": float("nan")}), "not a JSON"),
         (json.dumps({**row(), "accuracy": {"single": [[1, 2]], "multi": []}}), "square"),
         (json.dumps({**row(), "single": {"A": 1}}), "single head"),
         (json.dumps({**row(), "stopped": 3}), "no stopped"),
@@ -94,8 +94,8 @@ def test_a_whole_last_line_without_an_end_is_kept(store: Store) -> None:
         (json.dumps({**row(), "made": "by hand"}), "what made it"),
         (json.dumps({**row(), "spec": {"seed": 7}}), "not those of its hash"),
         (json.dumps({**row(), "spec": {"unheard": "of"}}), "newer version"),
-        ("[" * 100_000, "no JSON"),
-        ("9" * 10_000, "no JSON"),
+        ("[" * 100_000, "not a JSON"),
+        ("9" * 10_000, "not a JSON"),
     ],
 )
 def test_a_line_that_is_no_result_is_named(damage: str, reason: str, store: Store) -> None:
@@ -267,7 +267,7 @@ def test_only_the_folders_own_errors_are_put_down_to_the_folder(tmp_path: Path) 
         (tmp_path / "weights").read_bytes()
     with Store(tmp_path / "study").opened(study) as store:
         store.rows_file.mkdir()  # nobody can write to that
-        with pytest.raises(InputError, match=r"cannot write to .*study: Is a directory; what is"):
+        with pytest.raises(InputError, match=r"cannot write to .*study: Is a directory; finished runs are kept"):
             store.add({"hash": "a"})
         with pytest.raises(InputError, match="cannot write to"):
             store.settle([])

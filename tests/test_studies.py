@@ -134,7 +134,7 @@ def test_a_damaged_checkpoint_is_told_by_whoever_finds_it(
     with caplog.at_level("WARNING"):
         assert executed(study, tmp_path / "parts") == whole
     (message,) = caplog.messages
-    assert newest.stem in message and "torn" in message
+    assert newest.stem in message and "truncated" in message
 
 
 def test_a_run_that_diverges_is_reported_and_disturbs_nobody(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_references_are_trained_once_for_all_methods(cache: Path, tmp_path: Path
     [
         ({"reference": "finale"}, "did you mean 'final'"),
         ({"workers": 0}, "workers must be at least 1"),
-        ({"checkpoint_every": 0}, "every 1 step or more"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be at least 1"),
         ({"device": "tpu"}, "cannot be used"),
         ({"methods": []}, "at least one run"),
         ({"methods": ["pi", "pi"]}, "twice"),

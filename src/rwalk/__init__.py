@@ -1,7 +1,8 @@
 """rwalk: learn new classes without the old data, and measure honestly what was forgotten.
 
-Three doors: `Guard` around your own model and optimizer, `IncrementalClassifier` in scikit-learn's manner, and the
-command `rwalk`. Behind them, one engine: methods on vectors, and a fleet that trains many runs as one program.
+Three entry points: `Guard` around your own model and optimizer, `IncrementalClassifier` in the style of
+scikit-learn, and the command `rwalk`. Behind them, one engine: methods on vectors, and a fleet that trains many
+runs as one program.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when asked for: `rwalk --help` must not wait for torch, nor `Guard` for scikit-learn."""
+    """Import on first use: `rwalk --help` must not wait for torch, nor `Guard` for scikit-learn."""
     if name == "metrics":
         return import_module("rwalk.metrics")
     if name not in _HOME_OF:

@@ -12,13 +12,13 @@ from torch import Tensor
 
 
 class Classifier(Protocol):
-    """Scores for every class; the largest wins among those that a head admits."""
+    """Scores for every class; the largest among the head's classes wins."""
 
     @property
     def needs_exemplars(self) -> bool: ...
 
     def fit(self, features: Tensor, labels: Sequence[int]) -> Any:
-        """What it needs of the exemplars' features [R, N, f], class after class; only if it needs exemplars."""
+        """Fit the exemplars' features [R, N, f], given class by class; called only if it needs exemplars."""
 
     def scores(self, features: Tensor, logits: Tensor, fitted: Any) -> Tensor:
         """[R, N, f], [R, N, C] → [R, N, C]."""
@@ -37,7 +37,7 @@ class Logits(NamedTuple):
 
 
 class NearestMean(NamedTuple):
-    """iCaRL's: the class whose exemplars' mean is nearest, features and means of length one."""
+    """iCaRL's rule: the class whose exemplars have the nearest mean; features and means have length one."""
 
     needs_exemplars: bool = True
 

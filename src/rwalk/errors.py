@@ -11,12 +11,12 @@ class InputError(ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """Of its message; its name, where it has none."""
+    """The first line of its message, or its type's name if it has none."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """An error for a name nobody knows, with the nearest one suggested.
+    """An error for an unknown name, with the nearest known one suggested.
 
     >>> str(unknown("method", "rwlk", ["rwalk", "pi"]))
     "unknown method 'rwlk': did you mean 'rwalk'? (known: rwalk, pi)"

@@ -1,4 +1,4 @@
-"""Files that are never torn, and JSON that nobody vouches for."""
+"""Atomic file writes, and JSON from untrusted files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """An empty file beside it, to be written to; then it is flushed to the disk and takes the place of `path`."""
+    """An empty temporary file to write to; afterwards it is flushed to disk and renamed to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -34,8 +34,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _flush_folder(folder: Path) -> None:
-    """A rename is safe from a power cut once the folder itself is on the disk."""
-    with suppress(OSError):  # where folders cannot be opened (Windows), the system does it in its own time
+    """A rename survives a power cut once the folder itself has been flushed."""
+    with suppress(OSError):  # folders cannot be opened on Windows, which flushes them by itself
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -44,7 +44,7 @@ def _flush_folder(folder: Path) -> None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """JSON from a file nobody vouches for: whatever is wrong with it is a ValueError."""
+    """JSON from an untrusted file: whatever is wrong with it is a ValueError."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
@@ -52,4 +52,4 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")

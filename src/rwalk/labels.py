@@ -1,4 +1,4 @@
-"""Arrays and labels as people give them, made into what the engine takes."""
+"""Arrays and labels as users pass them, converted to what the engine takes."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def array(values: Any) -> Any:
 
 
 def whole(number: Any) -> Any:
-    """NumPy's integers, which parameter grids hand out, as Python's."""
+    """NumPy's integers, which parameter grids often contain, as Python's."""
     return int(number) if isinstance(number, Integral) and not isinstance(number, bool) else number
 
 
 def labels_of(y: Any) -> NDArray[Any]:
-    """Labels fit to name classes."""
+    """Labels that can name classes."""
     labels = np.asarray(array(y))
     if labels.ndim != 1:
         raise InputError(f"labels have shape {list(labels.shape)}: give one per example, as [n]")
@@ -62,7 +62,7 @@ def merged(known: NDArray[Any], *arrivals: NDArray[Any]) -> NDArray[Any]:
     ['aa', 'b', 'c']
     """
     parts = [part for part in (known, *arrivals) if len(part)]
-    # NumPy would make 1 and "1" one label. Who gives objects wants them told apart, and so they are.
+    # NumPy would turn 1 and "1" into one label. Whoever passes objects wants to keep them apart.
     kinds = sorted({KINDS.get(part.dtype.kind, "numbers") for part in parts if part.dtype.kind != "O"})
     if len(kinds) > 1:
         raise InputError(f"labels are {' and '.join(kinds)}: give labels of one type in all calls")
@@ -79,7 +79,7 @@ def merged(known: NDArray[Any], *arrivals: NDArray[Any]) -> NDArray[Any]:
 
 
 def columns_of(labels: NDArray[Any], classes: NDArray[Any]) -> Tensor:
-    """The place of every label among the classes; −1 where it is none of them."""
+    """The index of every label among the classes; −1 if it is not one of them."""
     if labels.dtype.kind != "O" and classes.dtype.kind != "O" and len(classes):
         order = np.argsort(classes)
         place = np.searchsorted(classes[order], labels).clip(max=len(classes) - 1)

@@ -1,8 +1,8 @@
-"""A learner is a record of parts: a method, a loss, and where it has them a memory and a projector.
+"""A learner is a record of parts: a method, a loss, and optionally a memory and a projector.
 
-Most of them are the plain ones. `rwalk` is a method; `rwalk-S` the same with a memory; iCaRL a loss with its own
-way to classify; GEM a projector. None of them is a new class of learner, and the training loop knows none of them
-by name.
+Most parts are the plain ones. `rwalk` is a method; `rwalk-S` the same with a memory; iCaRL a loss with its own
+classifier; GEM a projector. None of them is a new class of learner, and the training loop knows none of them by
+name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rwalk.projectors import Projector
 
 @dataclass(frozen=True)
 class Learner:
-    """What the training loop needs to know of an algorithm."""
+    """What the training loop needs to know about an algorithm."""
 
     method: Method = Vanilla()  # noqa: RUF009 - frozen, and without state of its own
     memory: MemorySpec | None = None
@@ -39,7 +39,7 @@ class Learner:
 
     @property
     def lam(self) -> float:
-        """The strength by which the old is held, whichever part has one."""
+        """How strongly old tasks are protected: the λ of whichever part has one."""
         held = (getattr(part, "lam", 0.0) for part in (self.method, self.loss, self.projector))
         return float(next((lam for lam in held if lam), 0.0))
 
@@ -63,11 +63,11 @@ def learner(name: str | Method | Loss | Projector, memory: MemorySpec | None = N
 
 
 def as_used(part: Any, memory: MemorySpec | None) -> MemorySpec | None:
-    """The memory as a part uses it: some say themselves how exemplars are replayed."""
+    """The memory as a part uses it: some parts prescribe how exemplars are replayed."""
     own = getattr(part, "replay", None)
     return memory if memory is None or own in (None, memory.replay) else replace(memory, replay=own)
 
 
 def summaries() -> dict[str, str]:
-    """Every learner that has a name, with a line about it."""
+    """Every named learner, with a one-line description."""
     return {name: kind.summary for name, kind in parts.parts().items()}

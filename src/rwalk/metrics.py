@@ -3,8 +3,8 @@
 Every measure is a pure function of a[..., k, j], the accuracy on task j after training up to task k. Leading
 dimensions are runs. Tasks are counted from 1, as the paper counts them, and `k=None` means the last one.
 
-What was not measured is NaN and makes NaN of exactly the numbers that need it, so a run that stopped early
-does not spoil the others. Above the diagonal are tasks not yet learned; only `forward_transfer` looks there.
+What was not measured is NaN, and exactly the measures that need it become NaN, so a run that stopped early does
+not affect the others. Above the diagonal are tasks not yet learned; only `forward_transfer` uses them.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _known_before(since_learned: Floats, baseline: str) -> Floats:
 
 
 def _mean(values: Floats) -> Floats:
-    """The mean over the last dimension; of nothing, NaN without numpy's warning."""
+    """The mean over the last dimension; NaN, without numpy's warning, if that is empty."""
     mean: Floats = values.mean(axis=-1) if values.shape[-1] else np.full(values.shape[:-1], np.nan)
     return mean
 

@@ -23,7 +23,7 @@ SomePart = TypeVar("SomePart")
 
 @cache
 def parts() -> dict[str, type[Part]]:
-    """Every part of ours that has a name; those known longest first, so that a report's colours stay."""
+    """All our named parts, oldest first, so that colours in reports do not change."""
     found: dict[str, type[Part]] = {**METHODS, **LOSSES, **PROJECTORS}
     return {name: found[name] for name in [*ORDER, *sorted(found.keys() - set(ORDER))]}
 
@@ -41,7 +41,7 @@ def find(name: str) -> type[Part]:
 
 
 def made(name: str, settings: dict[str, Any]) -> Part:
-    """A part with these settings; what it does not have is refused by name."""
+    """A part with these hyper-parameters; unknown ones are refused by name."""
     kind = find(name)
     known = [field.name for field in fields(kind)]
     for setting in settings:
@@ -51,16 +51,16 @@ def made(name: str, settings: dict[str, Any]) -> Part:
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """The settings of a part that need not be given; of one of the user's own, which may change, none."""
+    """The defaults of a part's hyper-parameters; none for a user's own part, whose defaults may change."""
     kind = parts().get(name)
     return {} if kind is None else {each.name: each.default for each in fields(kind)}
 
 
 def stack(each: Sequence[SomePart], like: Tensor, columns: bool = False) -> SomePart:
-    """One part for a fleet: where runs differ in a number, that number becomes a tensor.
+    """One part for a fleet: a hyper-parameter that differs between runs becomes a tensor.
 
-    [R, 1] in a method, whose vectors are [R, P]; [R] in a loss, whose values are. With `columns` every number of a
-    method does: compiled code then serves all values, being compiled for none.
+    [R, 1] in a method, whose vectors are [R, P]; [R] in a loss, whose values are [R]. With `columns` every
+    hyper-parameter of a method becomes one, so that compiled code is not specialised to any value.
     """
     first: Any = each[0]
     if any(type(one) is not type(first) for one in each):
@@ -81,7 +81,7 @@ def stack(each: Sequence[SomePart], like: Tensor, columns: bool = False) -> Some
 
 
 def per_run(kind: type[Any]) -> frozenset[str]:
-    """The hyper-parameters in which the runs of one fleet may differ: numbers, of methods and losses."""
+    """The hyper-parameters in which the runs of one fleet may differ: the numeric ones of methods and losses."""
     if issubclass(kind, Projector):
         return frozenset()
     types = get_type_hints(kind)  # not the fields' own: those are strings in some modules, types in others

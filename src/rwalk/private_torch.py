@@ -1,7 +1,7 @@
-"""All that is used of torch without being promised by it, in one place; rwalk does without any of it.
+"""Every private name of torch that we use, in one place; rwalk works without any of them.
 
-These names may move or go in any release (pyproject.toml bounds the releases that were tested). Each function here
-says what is done where its names are gone.
+These names may move or disappear in any release (pyproject.toml bounds the releases that were tested). Each
+function here says what happens if its names are gone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Gone(RuntimeError):
-    """This torch does not have it: whoever asked has to do without."""
+    """This torch does not have it: the caller has to do without."""
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def record(function: Callable[..., Any], *example: Tensor) -> GraphModule:
     """The operations of a function, as tensors like these go through it. Without it, nothing is compiled."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    # With tensors that have all but values: nothing is computed, changed or kept.
+    # With tensors that have no values: nothing is computed, changed or stored.
     recorded: GraphModule = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)
     return recorded
 
@@ -76,9 +76,9 @@ def fused_adam() -> Callable[..., None] | None:
 
 
 def calls_step_hooks(optimizer: Any) -> bool:
-    """Whether an optimizer's own `step` calls hooks: wrappers' (Accelerate's, Lightning's) do not.
+    """Whether an optimizer's own `step` calls hooks: those of wrappers (Accelerate's, Lightning's) do not.
 
-    torch marks the steps that do. Without the mark, an optimizer around another is taken for a wrapper.
+    torch marks the steps that do. Without the mark, an optimizer that holds another one is treated as a wrapper.
     """
     if _marks_steps():
         return bool(getattr(type(optimizer).step, "hooked", False))
@@ -90,7 +90,9 @@ def _marks_steps() -> bool:
     plain = torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the mark is put on a class when its first object is made
     marks = hasattr(type(plain).step, "hooked")
     if not marks:
-        _say_once("this torch does not mark the optimizers that call hooks: wrappers are told by what they wrap")
+        _say_once(
+            "this torch does not mark the optimizers that call hooks: wrappers are recognised by what they wrap"
+        )
     return marks
 
 

@@ -1,4 +1,4 @@
-"""Parts by name: ours, each in a file that is found by itself, and the user's own, named `package.module:Name`."""
+"""Parts by name: ours, found automatically, one file each, and the user's own, named `package.module:Name`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Kind = TypeVar("Kind")
 
 
 def discovered(package: str, base: type[Kind]) -> dict[str, type[Kind]]:
-    """By name, the subclasses of `base` with a name of their own that the modules of a package define."""
+    """By name, the named subclasses of `base` that the modules of a package define."""
     found: dict[str, type[Kind]] = {}
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         content = importlib.import_module(f"{package}.{module.name}")

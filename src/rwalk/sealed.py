@@ -1,8 +1,8 @@
-"""Learned things in one file: safetensors, with a JSON record and a checksum in its metadata.
+"""Learned models in one file: safetensors, with a JSON record and a checksum in its metadata.
 
-Classifiers and guards are written here, and checkpoints share what is known about tensors in files. Nothing in
-such a file is code or is unpickled. The checksum shows damage; it is no signature, so whoever reads a file still
-checks everything before believing it.
+Classifiers and guards are written here, and checkpoints share the checks of tensors in files. Nothing in such a
+file is code or is unpickled. The checksum detects damage; it is not a signature, so readers still check everything
+before they use it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NOTE = "note"  # the metadata's name for what others than the writer add
 
 
 class Form(NamedTuple):
-    """What a file says of a tensor before it is read."""
+    """What a file says about a tensor before it is read."""
 
     dtype: torch.dtype | None
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class Form(NamedTuple):
 
 
 def forms(file: Any) -> dict[str, Form]:
-    """Of all tensors of an open file: read from its header, which safetensors compares with the file's length."""
+    """The forms of all tensors of an open file, from its header, which safetensors has checked."""
     slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     return {name: Form(DTYPES.get(s.get_dtype()), tuple(s.get_shape())) for name, s in slices.items()}
 
@@ -72,7 +72,7 @@ def metadata(kind: str, record: str, tensors: Mapping[str, Tensor]) -> dict[str,
 
 
 def read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The metadata and the tensors of a file, as somebody wrote them."""
+    """The metadata and the tensors of a file, unchecked."""
     if not path.is_file():
         raise InputError("there is no such file: give the path that `save` was given")
     try:
@@ -117,7 +117,7 @@ def header(path: Path) -> dict[str, str]:
 
 
 def unsealed(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The record, if it and the tensors are as they were written."""
+    """The record, if neither it nor the tensors have changed since they were written."""
     text = metadata.get("record", "")
     expect(metadata.get("sha256") == _checksum(text, tensors), "its checksum")
     return parsed(text)
@@ -133,18 +133,18 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 def expect(holds: bool, what: str) -> None:
-    """Refuse a file whose `what` nobody could have written."""
+    """Refuse a file whose `what` cannot have been written by rwalk."""
     if not holds:
         raise InputError(f"it is damaged, {what} cannot be right: use another copy")
 
 
 def is_whole(number: Any, least: int, below: int = 2**63) -> bool:
-    """Whether this is an integer in a range, and no truth value."""
+    """Whether this is an integer in a range, and not a bool."""
     return type(number) is int and least <= number < below
 
 
 def shown(text: object, most: int = 80) -> str:
-    """Words from a file, safe to print: one line, not too long, and nothing that a terminal would obey.
+    """Text from a file, safe to print: one line, not too long, without control characters.
 
     >>> shown("weight"), shown("two" + chr(10) + "lines")
     ('weight', "'two\\\\nlines'")

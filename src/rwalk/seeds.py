@@ -18,7 +18,7 @@ def derive(*parts: int | str) -> int:
     >>> derive(0, "order", 1) == derive(0, "order", 1) != derive(0, "order", 2)
     True
     """
-    # NumPy's integers are the same numbers under another repr.
+    # NumPy's integers have a different repr.
     plain = tuple(int(part) if isinstance(part, Integral) else str(part) for part in parts)
     digest = hashlib.blake2b(repr(plain).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -1,9 +1,9 @@
-"""In how many threads a CPU computes: one, unless the user asks for more and cores are idle.
+"""How many threads a CPU uses: one, unless the user asks for more and cores are idle.
 
-Threads that share an operation wait for each other at its end, and they wait by spinning. An operation of a small
-network takes microseconds; on a busy machine the wait is for a core, which takes milliseconds, in every operation
-again. On an idle machine a second thread gains nothing for an MLP. It does for convolutions, but their sums then
-round otherwise, and a result would depend on how busy the machine was. (docs/design.md has the measurements.)
+Threads that share an operation wait for each other at its end, by spinning. An operation of a small network takes
+microseconds; on a busy machine the wait is for a free core, which takes milliseconds, in every operation. On an
+idle machine a second thread gains nothing for an MLP. It does for convolutions, but their sums then round
+differently, and a result would depend on how busy the machine was. (docs/design.md has the measurements.)
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ VARIABLE = "RWALK_THREADS"
 
 @contextmanager
 def few_threads(count: int | None = None) -> Iterator[None]:
-    """Compute in so many threads, or in as many as are `allowed`; afterwards all is as it was.
+    """Use so many threads, or as many as are `allowed`; afterwards everything is restored.
 
-    Denormals are flushed: moving averages of vanished gradients end as denormals, which are slow.
+    Denormals are flushed: moving averages of vanished gradients become denormals, which are slow.
     """
     threads, flushing = torch.get_num_threads(), flushes_denormals()
     torch.set_num_threads(allowed() if count is None else count)
@@ -37,7 +37,7 @@ def few_threads(count: int | None = None) -> Iterator[None]:
 
 
 def flushes_denormals() -> bool:
-    """Whether this thread's arithmetic takes denormals for zero. torch can be told so, but not asked."""
+    """Whether this thread flushes denormals to zero. torch can set this, but not report it."""
     smallest = torch.full((1,), torch.finfo(torch.float32).smallest_normal)
     return not bool(smallest / 2)
 
@@ -56,12 +56,12 @@ def available_cores() -> int:
 
 
 def idle_cores() -> int:
-    """The cores that nobody but the caller computes on now, the caller's own included: at least one."""
+    """The number of cores that nothing but the caller is using now, its own included: at least one."""
     return max(1, available_cores() - _others_running())
 
 
 def _others_running() -> int:
-    """How many threads of other programs, or of this one, want a core at this moment."""
+    """How many threads, of this program or others, want a core at this moment."""
     with suppress(OSError, ValueError, IndexError):
         running = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
         return max(0, int(running) - 1)  # the one that reads this

@@ -12,7 +12,7 @@ OPTIMIZERS = ("adam", "sgd")
 
 @dataclass(frozen=True)
 class Training:
-    """`steps` per task, or else `epochs` over its data; inputs changed at random where `augment` names a way."""
+    """`steps` per task, or else `epochs` over its data; `augment` names an augmentation of the inputs, if any."""
 
     epochs: int = 1
     steps: int | None = None
@@ -37,7 +37,7 @@ class Training:
 
 
 def batch_size(examples: int, batch: int) -> int:
-    """A task smaller than a batch is one batch."""
+    """A task smaller than a batch is a single batch."""
     return min(batch, examples)
 
 

@@ -1,6 +1,6 @@
-"""Inputs changed at random while they are trained on; drawn by named generators, so that a run can be repeated.
+"""Random changes of training inputs, drawn by named generators so that a run can be repeated.
 
-One file each. A file that is put here is found by itself, under the name that its augmentation has.
+One file each; a new file in this folder is found automatically, by its augmentation's name.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ class Augmentation:
     summary: ClassVar[str] = ""
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Raise InputError where inputs of this shape cannot be augmented so."""
+        """Raise InputError if inputs of this shape cannot be augmented in this way."""
 
     def draw(self, steps: int, batch: int, generator: Generator) -> Tensor:
-        """Numbers [steps, batch, k] for an epoch's steps: one row for every example that is shown."""
+        """Random numbers [steps, batch, k] for the steps of an epoch: k for every example in every batch."""
         raise NotImplementedError
 
     def apply(self, x: Tensor, draws: Tensor) -> Tensor:

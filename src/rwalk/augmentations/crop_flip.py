@@ -1,4 +1,4 @@
-"""Random crops of padded images, and their mirror images: what everybody does to CIFAR."""
+"""Random crops of padded images, and horizontal flips: the usual augmentation for CIFAR."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PAD = 4
 
 @dataclass(frozen=True)
 class CropFlip(Augmentation):
-    """A window of an image's own size into the image with zeros around it, mirrored half of the time."""
+    """A random window, of the image's own size, of the image padded with zeros; flipped half of the time."""
 
     name: ClassVar[str] = "crop-flip"
-    summary: ClassVar[str] = "random crops of images padded by four pixels, mirrored half of the time"
+    summary: ClassVar[str] = "random crops of images padded by four pixels, flipped horizontally half of the time"
 
     def check(self, shape: tuple[int, ...]) -> None:
         if len(shape) != 3:

@@ -32,12 +32,12 @@ class Knowledge:
     tasks: int = 0
     last_seen: list[int] = field(default_factory=list)  # the task that last brought each class, −1 for none yet
     exemplars: dict[int, Tensor] = field(default_factory=dict)  # copies of inputs [m, *shape], by class
-    theta: Tensor = field(default_factory=lambda: torch.empty(1, 0))  # the parameters [1, P]
-    method: State = field(default_factory=dict)  # the method's vectors
-    buffer: State = field(default_factory=dict)  # the network's buffers [1, …]
+    theta: Tensor = field(default_factory=lambda: torch.empty(1, 0))  # the parameters [R, P], a run for every λ
+    method: State = field(default_factory=dict)  # the method's vectors [R, P]
+    buffer: State = field(default_factory=dict)  # the network's buffers [R, …]
     scale: State = field(default_factory=dict)  # what inputs are brought to scale by; nothing, if they are not
     judges: dict[int, Tensor] = field(default_factory=dict)  # inputs never trained on, by class, to choose λ by
-    merits: list[float] = field(default_factory=list)  # of every λ tried so far
+    best: int = 0  # the run that is used
 
     def moved(self, moves: Sequence[int], total: int) -> Knowledge:
         """The same with class c at column moves[c] of `total`; its tensors stay, `take_up` moves them."""
@@ -47,14 +47,17 @@ class Knowledge:
         exemplars, judges = ({moves[c]: x for c, x in each.items()} for each in (self.exemplars, self.judges))
         return replace(self, last_seen=last_seen, exemplars=exemplars, judges=judges)
 
-    def after(self, fleet: Fleet, inputs: Tensor, run: int = 0) -> Knowledge:
-        """What is known once a run of the fleet has learned the last task of its stream, these inputs."""
+    def after(self, fleet: Fleet, inputs: Tensor, best: int = 0) -> Knowledge:
+        """What is known once the fleet has learned the last task of its stream, these inputs.
+
+        Runs share the exemplars that the best of them has chosen.
+        """
         now = snapshots.take(fleet)
         lesson = fleet.stream.tasks[-1]
         kept = {}
         for group in now.groups:
             if group.label in lesson.classes:  # chosen anew; the others lose at most their last ones
-                kept[group.label] = inputs[group.examples[run]]
+                kept[group.label] = inputs[group.examples[best]]
             else:
                 assert fleet.memory is not None
                 kept[group.label] = self.exemplars[group.label][: fleet.memory.spec.quota(len(now.groups))]
@@ -63,9 +66,10 @@ class Knowledge:
             tasks=self.tasks + 1,
             last_seen=[self.tasks if c in lesson.classes else task for c, task in enumerate(self.last_seen)],
             exemplars=kept,
-            theta=now.theta[run : run + 1],
-            method={name: vector[run : run + 1] for name, vector in now.method.items()},
-            buffer={name: buffer[run : run + 1] for name, buffer in now.buffer.items()},
+            theta=now.theta,
+            method=now.method,
+            buffer=now.buffer,
+            best=best,
         )
 
     def scaled(self, x: Tensor) -> Tensor:
@@ -145,11 +149,11 @@ def _task(classes: list[int], examples: Tensor) -> Task:
 
 
 def take_up(fleet: Fleet, past: Knowledge, layout: Layout, moves: Sequence[int], groups: list[Group]) -> None:
-    """Put all runs of a fresh fleet where the last call ended, before the last task of its stream.
+    """Put a fresh fleet where the last call ended, before the last task of its stream.
 
     `layout` is that of the network so far. Rows of its head go where their classes went. Rows of new classes stay
     as they begin, in θ and in the method's vectors; where the method begins without a vector, they are zero, and a
-    spring of importance 0 is none.
+    spring of importance 0 is none. Where there was one run so far, all runs go on from it.
     """
     check_method(fleet.method, past)
     if layout.names != fleet.net.layout.names or past.buffer.keys() != fleet.net.buffers.keys():
@@ -157,18 +161,17 @@ def take_up(fleet: Fleet, past: Knowledge, layout: Layout, moves: Sequence[int],
     begin = snapshots.take(fleet)
     for name in past.method:
         begin.method.setdefault(name, torch.zeros_like(begin.theta))
-    for name, old in past.buffer.items():
-        _move_rows(old[0], begin.buffer[name][0], moves)
-    for before, after in [
-        (past.theta, begin.theta),
-        *((old, begin.method[name]) for name, old in past.method.items()),
-    ]:
-        parts = zip(layout.split(before[0]).values(), fleet.net.layout.split(after[0]).values(), strict=True)
-        for old_part, new_part in parts:
-            _move_rows(old_part, new_part, moves)
-    for state in ({"theta": begin.theta}, begin.method, begin.buffer):
-        for tensor in state.values():
-            tensor.copy_(tensor[:1].clone().expand_as(tensor))
+    vectors = [(past.theta, begin.theta), *((old, begin.method[name]) for name, old in past.method.items())]
+    for run in range(fleet.runs):
+        source = run if len(past.theta) > 1 else 0
+        for name, old in past.buffer.items():
+            _move_rows(old[source], begin.buffer[name][run], moves)
+        for before, after in vectors:
+            parts = zip(
+                layout.split(before[source]).values(), fleet.net.layout.split(after[run]).values(), strict=True
+            )
+            for old_part, new_part in parts:
+                _move_rows(old_part, new_part, moves)
     groups = [replace(group, examples=group.examples.expand(fleet.runs, -1).contiguous()) for group in groups]
     snapshots.restore(fleet, replace(begin, task=len(fleet.stream) - 1, groups=groups))
 
@@ -205,7 +208,8 @@ def trained_network(network: str | Factory, shape: tuple[int, ...], classes: int
     build = networks.builder(network, shape, classes)
     with seeded(past.seed):
         module = build()
-    values = Layout.of(module).split(past.theta[0]) | {name: each[0] for name, each in past.buffer.items()}
+    values = Layout.of(module).split(past.theta[past.best])
+    values |= {name: each[past.best] for name, each in past.buffer.items()}
     with torch.no_grad():
         for name, held in (*module.named_parameters(), *module.named_buffers()):
             held.copy_(values[name])

@@ -175,20 +175,17 @@ class NetworkClassifier(ArrayClassifier):
         return self
 
     def _with_every_lam(self, call: Call, recipe: Learner, moves: list[int]) -> tuple[Fleet, int, Call]:
-        """One fleet with a run for every λ, the run that the judges prefer, and what it learned from.
+        """One fleet with a run for every λ, the run that the judges prefer, and what was learned from.
 
-        What the judges of earlier calls preferred counts as well, for they are few.
+        Every run goes on with its own λ, from call to call: what is best now may not be in the long run.
         """
         assert recipe.memory is not None
         rest, judges = with_judges(call, recipe.memory.quota(len(call.past.last_seen)))
-        lams = LAMS if call.past.tasks else (1.0,)  # nothing is held in the first call
-        fleet = self._trained(rest, [with_lam(recipe, lam) for lam in lams], moves, judges)
-        if not call.past.tasks:
-            return fleet, 0, rest
-        before = call.past.merits or [0.0] * len(LAMS)
-        merits = [old + new for old, new in zip(before, judges.accuracies(fleet).tolist(), strict=True)]
-        best = max(range(len(LAMS)), key=merits.__getitem__)
-        return fleet, best, replace(rest, past=replace(rest.past, merits=merits))
+        enough = judges if self.epochs is None else None
+        if not call.past.tasks:  # there is nothing to hold yet: all would be the same
+            return self._trained(rest, [with_lam(recipe, 1.0)], moves, enough), 0, rest
+        fleet = self._trained(rest, [with_lam(recipe, lam) for lam in LAMS], moves, enough)
+        return fleet, judges.best_run(fleet), rest
 
     def _trained(self, call: Call, recipes: list[Learner], moves: list[int], held_out: HeldOut | None) -> Fleet:
         """A fleet that has learned the call, with as many runs as there are recipes."""

@@ -6,7 +6,6 @@ size before anything of that size is made.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -53,7 +52,7 @@ def write(path: Path, saved: Saved) -> None:
         "seed": known.seed,
         "tasks": known.tasks,
         "last_seen": known.last_seen,
-        "merits": known.merits,
+        "best": known.best,
     }
     tensors = {"theta": known.theta}
     tensors |= {f"method.{name}": each for name, each in known.method.items()}
@@ -74,7 +73,7 @@ def read(path: Path, names: Sequence[str], given: Mapping[str, Any]) -> Saved:
         raise InputError(f"it is not a classifier that this version can read: its format is not {FORMAT}")
     record = sealed.unsealed(metadata, tensors)
     if metadata["format"] == FIRST:
-        record["merits"] = []
+        record["best"] = 0
         record["params"] = {"lam": None, "standardize": False, **record["params"]}
     shape = records.checked_shape(record["shape"])
     return Saved(
@@ -93,7 +92,7 @@ def check_tensors(saved: Saved, network: str | Factory, method: Method) -> None:
     # The file must hold as much as it makes us build.
     _check_network(known.theta, _size_of(network, saved.shape, classes))
     check_method(method, known)
-    net = Networks(networks.builder(network, saved.shape, classes), [known.seed])
+    net = Networks(networks.builder(network, saved.shape, classes), [known.seed] * len(known.theta))
     _check_network(known.theta, net.layout.size)
     expect(known.buffer.keys() == net.buffers.keys(), "the list of tensors")
     pairs = [("theta", known.theta, net.theta)]
@@ -117,9 +116,9 @@ def _size_of(network: str | Factory, shape: tuple[int, ...], classes: int) -> in
 
 def _check_network(theta: Tensor, size: int | None) -> None:
     """What was written is whole, by its checksum: if the network does not fit, it is another."""
-    if size is not None and theta.shape != (1, size):
+    if size is not None and theta.shape[1:] != (size,):
         raise InputError(
-            f"the network has {size:,} parameters, its own {theta.numel():,}: give the one it was trained with"
+            f"the network has {size:,} parameters, its own {theta[0].numel():,}: give the one it was trained with"
         )
 
 
@@ -140,10 +139,11 @@ def _checked_knowledge(
     for name, each in scale.items():
         expect(each.shape == (shape[0], *(1 for _ in shape[1:])) and each.dtype == torch.float32, name)
         expect(bool(each.isfinite().all()) and (name == "centre" or bool((each > 0).all())), name)
-    merits = record["merits"]
-    expect(isinstance(merits, list) and len(merits) in (0, len(LAMS)), "what is known of λ")
-    expect(all(isinstance(merit, float) and math.isfinite(merit) for merit in merits), "what is known of λ")
-    return Knowledge(seed, tasks, last_seen, exemplars, tensors["theta"], method, buffer, scale, judges, merits)
+    expect(tensors["theta"].ndim == 2 and len(tensors["theta"]) in (1, len(LAMS)), "theta")
+    expect(is_whole(record["best"], 0, len(tensors["theta"])), "the best run")
+    return Knowledge(
+        seed, tasks, last_seen, exemplars, tensors["theta"], method, buffer, scale, judges, record["best"]
+    )
 
 
 def _inputs_by_class(

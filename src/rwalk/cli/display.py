@@ -1,4 +1,4 @@
-"""The rows of a study on the terminal, and a picture of them in its folder."""
+"""The rows of a study on the terminal, and a figure of them in its folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def show(rows: list[Row], folder: Path) -> None:
         accuracy_over_time(blocks, folder / "accuracy.png")
         written += ", accuracy.png"
     except ImportError:
-        written += " (for a picture too: pip install 'rwalk[plots]')"
+        written += " (for a figure too: pip install 'rwalk[plots]')"
     except OSError as error:
-        written += f" (no picture: {error.strerror})"
+        written += f" (no figure: {error.strerror})"
     console.print(f"{folder}: {written}", soft_wrap=True, highlight=False)

@@ -1,4 +1,4 @@
-"""Running a study, watched: what is missing is trained, what is interrupted says how to go on."""
+"""Running a study with its displays: train what is missing, and when interrupted say how to resume."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def execute(
     remarks: Sequence[str] = (),
     keeper: Keeper | None = None,
 ) -> list[Row]:
-    """Run what is missing, watched; `known` rows of other studies, by hash, need not be run again.
+    """Run what is missing, with progress displayed; `known` rows of other studies, by hash, are not run again.
 
-    `go_on` names what goes on where this is interrupted, if it is not `rwalk resume`; `track` names trackers;
-    `remarks` are told once nothing is wrong with the study.
+    `go_on` names the command that resumes after an interruption, if it is not `rwalk resume`; `track` names
+    trackers; `remarks` are printed once nothing is wrong with the study.
     """
     from contextlib import ExitStack
 
@@ -91,7 +91,7 @@ def execute(
     from rwalk.studies.provenance import strangers
     from rwalk.studies.workers import WorkerDied
 
-    study.prepare()  # whatever is wrong with it is said before anything is written
+    study.prepare()  # whatever is wrong with it is reported before anything is written
     for line in remarks if show else ():
         to_stderr(line)
     wanted = [trackers.find(name.strip())(store.folder) for name in track.split(",") if name.strip()]
@@ -128,8 +128,8 @@ def execute(
         except (KeyboardInterrupt, WorkerDied) as error:
             print(
                 f"rwalk: {str(error) or 'stopped'}; {len(store.rows())} of {len(study.runs)} runs are kept in "
-                f"{store.folder}, and those at work are saved: "
-                f"{go_on or f'`{resume_command(study, store)}`'} goes on from there",
+                f"{store.folder}, and those in progress are saved: "
+                f"{go_on or f'`{resume_command(study, store)}`'} resumes from there",
                 file=sys.stderr,
             )
             code = 1 if isinstance(error, WorkerDied) else 128 + (interrupts.caught or 2)
@@ -137,7 +137,7 @@ def execute(
 
 
 def resume_command(study: Study, store: Store) -> str:
-    """The command that goes on with a study: a file says neither where the data are nor which code to trust."""
+    """The command that resumes a study: study.json says neither where the data are nor which code to trust."""
     words = ["rwalk", "resume", str(store.folder)]
     words += [] if study.data is None else ["--data", str(study.data)]
     return shlex.join([*words, *trust.options(trust.named_by(study.runs))])

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what their texts mean."""
+"""Options that several commands share, and how their values are read."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from rwalk.data.datasets import Reading
 
 Data = Annotated[Path | None, typer.Option(envvar="RWALK_DATA", help="folder with the official dataset files")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes cuda where there is one")]
-Workers = Annotated[int | None, typer.Option(help="processes on a CPU (default: its cores)")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto uses cuda if available")]
+Workers = Annotated[int | None, typer.Option(help="number of processes on a CPU (default: one per core)")]
 CheckpointEvery = Annotated[
-    int | None, typer.Option(help="steps between checkpoints (default: as often as costs 2 % of the time)")
+    int | None, typer.Option(help="steps between checkpoints (default: as often as 2 % of the time allows)")
 ]
 ExecutorName = Annotated[
     str, typer.Option("--executor", help="where runs are trained: local, here, package.module:Name")
 ]
 Track = Annotated[
-    str, typer.Option(help="show the study elsewhere too, comma-separated: tensorboard, or package.module:Name")
+    str, typer.Option(help="trackers to show the study in, comma-separated: tensorboard, or package.module:Name")
 ]
 Label = Annotated[
     str | None,
@@ -48,7 +48,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object for 
 
 
 def chosen_device(name: str) -> str:
-    """The device of that name; `auto` takes cuda where there is one."""
+    """The device of that name; `auto` is cuda if available."""
     if name != "auto":
         return name
     import torch

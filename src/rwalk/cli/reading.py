@@ -14,7 +14,7 @@ def diff(
 ) -> None:
     """Say why two studies differ: settings, data, versions, device, and which rows by how much.
 
-    Like diff(1), exits with 0 where there is no difference and with 1 where there is one.
+    Like diff(1), exits with 0 if there is no difference and with 1 if there is one.
     """
     from rwalk.studies.compare import compare
     from rwalk.studies.store import Store
@@ -29,7 +29,7 @@ def report(
     folder: Annotated[Path, typer.Argument(help="a study folder, or a folder of *.jsonl files or of studies")],
     out: Annotated[Path | None, typer.Option(help="the page to write (default: FOLDER/report.html)")] = None,
 ) -> None:
-    """Make one HTML page of results: tables and interactive plots, complete in itself."""
+    """Make one self-contained HTML page of results, with tables and interactive plots."""
     from rwalk.paper.experiments import published_values
     from rwalk.report.html import write_report
 

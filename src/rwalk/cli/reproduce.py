@@ -17,28 +17,26 @@ def reproduce(
         list[str] | None, typer.Argument(help="table1, figure2, mnist, table1-mnist …; all by default")
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="how many seeds (default: the experiment's, 5 or 3)")] = None,
-    only: Annotated[str, typer.Option(help="of these methods alone: rwalk,pi (default: all)")] = "",
+    only: Annotated[str, typer.Option(help="only these methods: rwalk,pi (default: all)")] = "",
     tune: Annotated[
         str,
-        typer.Option(
-            help="choose the budgets of a dataset, or of one setting, on validation data: what is missing runs"
-        ),
+        typer.Option(help="choose the training budgets of a dataset, or of one setting, on validation data"),
     ] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="say what would run and how long, from a measured rate")
+        bool, typer.Option("--dry-run", help="say what would run and how long it would take, from a measured rate")
     ] = False,
     data: Data = None,
     device: Device = "auto",
     workers: Workers = None,
     out: Annotated[
         Path,
-        typer.Option(help="where the rows are kept, one folder per experiment; RESULTS.md is put beside it"),
+        typer.Option(help="where the rows are kept, one folder per experiment; RESULTS.md is written next to it"),
     ] = Path("results"),
     budgets_file: Annotated[
         Path | None,
         typer.Option(
             "--budgets",
-            help="a file of budgets to prefer to rwalk's own; --tune writes it (default: OUT/tuning/budgets.json)",
+            help="budgets that override rwalk's own; --tune writes this file (default: OUT/tuning/budgets.json)",
         ),
     ] = None,
     quiet: Quiet = False,
@@ -55,7 +53,7 @@ def reproduce(
     wanted = tuple(name.strip().lower() for name in only.split(",")) if only else ()
     if tune:
         if names or seeds or only:
-            raise InputError("--tune chooses budgets and runs nothing else: drop experiments, --seeds, --only")
+            raise InputError("--tune only chooses budgets: drop experiments, --seeds, --only")
         out /= "tuning"
     chosen = budgets_file or out / "budgets.json"
     with budgets.taken_from(None if tune else budgets_file):
@@ -72,12 +70,12 @@ def reproduce(
             print(f"{name}: {title}")
             store, known = Store(folder), paper.known_rows(out)
             rows = store.rows()
-            if study.missing(study.current(rows), wanted):  # otherwise no data are needed
+            if study.missing(study.current(rows), wanted):  # otherwise the data are not needed
                 rows = execute(study, store, show=not quiet, known=known, only=wanted, go_on="the same command")
             if tune:
                 print(budgets.decide(name, rows, chosen))
         if tune:
-            print(f"to use what is in {chosen}: rwalk reproduce --budgets {shlex.quote(str(chosen))}")
+            print(f"to use {chosen}: rwalk reproduce --budgets {shlex.quote(str(chosen))}")
             return
         for path in write_results(out):
             print(path)

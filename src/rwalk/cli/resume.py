@@ -1,4 +1,4 @@
-"""`rwalk resume`: an interrupted study goes on."""
+"""`rwalk resume`: continue an interrupted study."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def resume(
         typer.Option(
             "--trust",
             "--network",
-            help="confirm code of your own, package.module:name, that the study names; repeatable",
+            help="confirm that the study may import your package.module:name; repeatable",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="where to go on (default: where it began)")] = "",
+    device: Annotated[str, typer.Option(help="the device to resume on (default: where it began)")] = "",
     workers: Workers = None,
     checkpoint_every: CheckpointEvery = None,
     keep: Keep = "",
@@ -41,7 +41,7 @@ def resume(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with an interrupted study, exactly where it stopped."""
+    """Resume an interrupted study, exactly where it stopped."""
     from rwalk.studies import Study
     from rwalk.studies.store import Store
     from rwalk.studies.study import runs_of

@@ -66,9 +66,11 @@ def run(
         int | None, typer.Option(help="classes per task (default 2; 10 for cifar100)")
     ] = None,
     tasks: Annotated[str, typer.Option(help="explicit tasks: labels by comma, tasks by slash: 0,1/2,3,4/5")] = "",
-    permuted: Annotated[int | None, typer.Option(help="so many permuted-pixels tasks instead of a split")] = None,
+    permuted: Annotated[
+        int | None, typer.Option(help="number of permuted-pixels tasks, instead of a split")
+    ] = None,
     order_seed: Annotated[
-        int | None, typer.Option(help="shuffle the classes (or the permutations) by this seed")
+        int | None, typer.Option(help="shuffle the classes (or draw the permutations) with this seed")
     ] = None,
     label: Label = None,
     task_column: Annotated[
@@ -77,9 +79,9 @@ def run(
     drop: Drop = None,
     missing: Missing = "refuse",
     size: Size = None,
-    memory: Annotated[int | None, typer.Option(help="exemplars kept of every class")] = None,
+    memory: Annotated[int | None, typer.Option(help="exemplars kept per class")] = None,
     memory_total: Annotated[
-        int | None, typer.Option(help="exemplars kept in all, shared by the classes seen")
+        int | None, typer.Option(help="exemplars kept in total, shared by the classes seen")
     ] = None,
     sampler: Annotated[
         str, typer.Option(help="uniform, plane, entropy, mof, plane-top, entropy-top, or package.module:NAME")
@@ -87,7 +89,7 @@ def run(
     replay: Annotated[
         str,
         typer.Option(
-            help="how batches mix exemplars in: balanced (default), concat, half, beside; some methods say so"
+            help="how exemplars are replayed: balanced (default), concat, half, beside; some methods prescribe it"
         ),
     ] = "",
     penalty: Annotated[str, typer.Option(help="gradient (the paper) or proximal (stable for any λ)")] = "gradient",
@@ -155,11 +157,11 @@ def run(
         autocast=bf16,
     )
     if replay and base.memory is None:
-        raise InputError("--replay says how exemplars are mixed in: give --memory or --memory-total too")
+        raise InputError("--replay says how exemplars are replayed: give --memory or --memory-total too")
     runs = sweep.runs(base, names, seeds, lam, penalty, settings or ())
     if replay:
         for name in dict.fromkeys(each.method for each in runs if each.memory != base.memory):
-            remarks.append(f"{name} is not {name} with --replay {replay}: it runs as it is defined")
+            remarks.append(f"--replay {replay} is ignored for {name}, which prescribes its own replay")
     if lam and not any("lam" in each.numbers for each in runs):
         remarks.append(f"--lam changes nothing here: {', '.join(names)} has no λ")
     where = chosen_device(device)
@@ -178,4 +180,4 @@ def _memory(per_class: int | None, total: int | None, sampler: str, replay: str)
 
     absent = per_class is None and total is None
     spec = MemorySpec(1 if absent else per_class, total, sampler, replay)  # type: ignore[arg-type]
-    return None if absent else spec  # made all the same: a wrong name is wrong without a memory too
+    return None if absent else spec  # made in any case, to refuse a wrong sampler even without a memory

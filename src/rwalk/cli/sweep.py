@@ -16,7 +16,7 @@ Grid = dict[str, list[Any]]  # hyper-parameters, each with its values
 
 
 def method_names(text: str) -> list[str]:
-    """The names in a comma-separated list; those of the user's own are written as they are."""
+    """The names in a comma-separated list; `package.module:Name` keeps its case."""
     return [name.strip() if ":" in name else name.strip().lower() for name in text.split(",")]
 
 
@@ -43,7 +43,7 @@ def runs(
 
 
 def _usual(method: str, dataset: str, settable: Collection[str], lam: str, penalty: str) -> Grid:
-    """What the options for all methods say of this one, as far as it has such hyper-parameters."""
+    """The options for all methods, as far as this method has such hyper-parameters."""
     grid: Grid = {"dt": [DT[dataset]]} if "dt" in settable and dataset in DT else {}
     if method == "vanilla":  # it holds nothing, whatever its strength
         return grid
@@ -57,7 +57,7 @@ def _usual(method: str, dataset: str, settable: Collection[str], lam: str, penal
 def _settings(given: Sequence[str], settable: Mapping[str, Collection[str]]) -> dict[str, Grid]:
     """["alpha=0.1,0.9", "rwalk.dt=50"] → {"": {"alpha": [0.1, 0.9]}, "rwalk": {"dt": [50]}}.
 
-    `settable` are the methods that are run, each with what can be set of it.
+    `settable` are the methods that are run, each with its hyper-parameters.
     """
     chosen: dict[str, Grid] = {}
     for item in given:
@@ -76,7 +76,7 @@ def _settings(given: Sequence[str], settable: Mapping[str, Collection[str]]) -> 
 
 
 def _value(method: str, name: str, text: str) -> Any:
-    """A hyper-parameter from its text: of the type that it has."""
+    """A hyper-parameter from its text, converted to the right type."""
     kind = get_type_hints(parts.find(method))[name]
     if bool in (kind, *get_args(kind)) and text.lower() in ("true", "false"):
         return text.lower() == "true"

@@ -1,4 +1,4 @@
-"""Code of the user's own, named as `package.module:name`: files may name it, only the user has it imported."""
+"""The user's own code, named `package.module:name`: a file may name it, but only the user may have it imported."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 
 def let_import(names: Iterable[str]) -> None:
-    """Code of the user's own may lie in the folder that the command is given in."""
+    """The user's own code may be in the current folder."""
     if any(":" in name for name in names) and (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
 
 
 def named_by(runs: Iterable[RunSpec]) -> list[str]:
-    """All code of the user's own that these runs would import, each name once."""
+    """The names of all user code that these runs would import, without repeats."""
     return list(dict.fromkeys(name for run in runs for name in run.own_code()))
 
 
 def check(folder: Path, runs: Iterable[RunSpec], trusted: Collection[str]) -> None:
-    """Refuse a study that imports code nobody has confirmed."""
+    """Refuse a study that imports code which the user has not confirmed."""
     from rwalk.errors import InputError
 
     unconfirmed = [name for name in named_by(runs) if name not in trusted]

@@ -1,1 +1,1 @@
-"""What is learned from: datasets, streams of tasks, batches, and the exemplars that are kept."""
+"""Training data: datasets, streams of tasks, batches, and the exemplars that are kept."""

@@ -1,4 +1,4 @@
-"""Which examples each step sees: pure functions from pools of example numbers to batches [steps, B].
+"""Which examples each step sees: pure functions from pools of example indices to batches [steps, B].
 
 Batches of exemplars "beside" the new examples are twice as wide, once there are exemplars: [steps, 2B].
 `current` is the task's training data by class, `kept` the exemplars of earlier tasks by class.
@@ -50,7 +50,7 @@ def shuffled(pool: Tensor, steps: int, batch: int, generator: Generator) -> Tens
 
 
 def uniform(pool: Tensor, steps: int, batch: int, generator: Generator) -> Tensor:
-    """Every place of every batch by a draw of its own, so that a pool may be smaller than a batch."""
+    """Every place in every batch is drawn independently, so that a pool may be smaller than a batch."""
     return pool[torch.randint(len(pool), (steps, batch), generator=generator)]
 
 

@@ -42,7 +42,7 @@ def check_examples(data: Dataset | Stream) -> None:
             raise InputError(f"{part} labels are {y.dtype}: convert them to torch.int64")
         if (stray := y[(y < 0) | (y >= len(names))]).numel():
             raise InputError(f"{part} label {int(stray[0])} is not among 0 to {len(names) - 1}: name its class")
-        # One sum shows any NaN or infinity; a mask as large as the data is needed only to say where.
+        # One sum reveals any NaN or infinity; a mask as large as the data is needed only to say where.
         if not x.sum().isfinite() and not (finite := x.isfinite().flatten(1).all(1)).all():
             raise InputError(f"{part} input {int(finite.int().argmin())} holds NaN or infinity: repair or drop it")
     if data.x.shape[1:] != data.x_test.shape[1:]:

@@ -1,4 +1,4 @@
-"""Orders and held-out examples, drawn by seeds alone."""
+"""Orders and held-out examples, determined by seeds alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rwalk.errors import InputError
 
 
 def hold_out(y: Tensor, fraction: float, seed: int, names: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Indices kept and held out, ascending: the fraction of every class, at least one example each."""
+    """Indices kept and held out, ascending: a fraction of every class is held out, at least one example each."""
     held = torch.zeros(len(y), dtype=torch.bool)
     for column in present(y):
         members = (y.cpu() == column).nonzero().flatten()

@@ -1,4 +1,4 @@
-"""The exemplars kept: a few examples of every class seen, as numbers of the stream's training examples."""
+"""The exemplars: a few examples of every class seen, as indices of the stream's training examples."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rwalk.errors import InputError, unknown
 
 @dataclass(frozen=True)
 class MemorySpec:
-    """How much is remembered, and how it is used.
+    """How many exemplars are kept, and how they are used.
 
-    per_class  m exemplars of every class; or
+    per_class  m exemplars per class; or
     total      a fixed budget shared by all classes seen (iCaRL's rule: every class shrinks as classes arrive)
     sampler    which examples: uniform, plane, entropy, mof, …
     replay     how batches mix them in: balanced, concat, half, beside, none
@@ -28,7 +28,7 @@ class MemorySpec:
 
     def __post_init__(self) -> None:
         if (self.per_class is None) == (self.total is None):
-            raise InputError("a memory is sized per class or in total, one of them (memory or memory_total)")
+            raise InputError("give a memory's size per class or in total (memory or memory_total), and not both")
         size = self.per_class if self.per_class is not None else self.total
         if not isinstance(size, int) or size < 1:
             raise InputError(f"a memory must hold at least 1 exemplar, not {size!r}")
@@ -37,7 +37,7 @@ class MemorySpec:
             raise unknown("replay", self.replay, REPLAYS)
 
     def quota(self, groups: int) -> int:
-        """Exemplars for each of so many classes."""
+        """The number of exemplars per class, for so many classes."""
         if self.per_class is not None:
             return self.per_class
         assert self.total is not None
@@ -46,7 +46,7 @@ class MemorySpec:
 
 @dataclass(frozen=True)
 class Group:
-    """The exemplars of one class of one task, best first: examples [R, m], and what is stored beside each."""
+    """The exemplars of one class of one task, best first: examples [R, m], and what is stored with each."""
 
     task: int
     label: int
@@ -54,20 +54,20 @@ class Group:
     stored: dict[str, Tensor] = field(default_factory=dict, repr=False)  # [R, m, …]
 
     def first(self, count: int) -> Group:
-        """The best so many of them, in tensors of their own: what is cut away is not kept, nor saved."""
+        """The best `size` of them, in new tensors, so that those dropped are neither held nor saved."""
         stored = {name: each[:, :count].contiguous() for name, each in self.stored.items()}
         return Group(self.task, self.label, self.examples[:, :count].contiguous(), stored)
 
 
 @dataclass
 class Memory:
-    """What is kept so far. Runs of a fleet keep different examples, but equally many."""
+    """The exemplars so far. Runs of a fleet keep different examples, but equally many."""
 
     spec: MemorySpec
     groups: list[Group] = field(default_factory=list)
 
     def keep(self, arrivals: list[Group]) -> None:
-        """Take in a task's groups; under a total budget everyone shrinks to the new quota."""
+        """Add a task's groups; under a total budget every class shrinks to the new quota."""
         everyone = [*self.groups, *arrivals]
         quota = self.spec.quota(len(everyone))
         self.groups = [group.first(quota) for group in everyone]

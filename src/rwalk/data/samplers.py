@@ -5,7 +5,8 @@ without repeats and best first: a smaller m gives a prefix of what a larger one 
 budget shrinks may just cut each class short.
 
 Random samplers draw once for every candidate, from the run's own generator: a run keeps the same exemplars
-whoever shares its fleet. Examples whose score is NaN or infinite are kept only when the others do not fill m.
+whatever else is in its fleet. Examples whose score is NaN or infinite are kept only if there are fewer than m
+others.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from rwalk.registry import imported
 __all__ = ["SAMPLERS", "Sampler", "entropy", "find", "mean_of_features", "plane_distance", "select", "uniform"]
 
 COARSE = 2e-3
-"""What two products in float32, even in TF32, may be off against each other, per length of the vectors."""
+"""How far two products in float32, even in TF32, may be apart, relative to the lengths of the vectors."""
 
 ROUNDING = 1e-12
-"""Herding scores are of order one: in float64, any closer than this are equal, and the first example wins."""
+"""Herding scores are of order one: in float64, scores closer than this are ties, which the first example wins."""
 
 
 def uniform(n: int, m: int, generators: Sequence[Generator]) -> Tensor:
@@ -100,7 +101,7 @@ def mean_of_features(features: Tensor, m: int, valid: Tensor | None = None) -> T
 
 @dataclass(frozen=True)
 class Sampler:
-    """A named way to choose: what it does, which arguments of `select` it looks at, and the choice itself."""
+    """A rule for choosing exemplars: a description, the arguments of `select` that it needs, and the function."""
 
     description: str
     needs: tuple[str, ...]
@@ -108,7 +109,7 @@ class Sampler:
 
 
 SAMPLERS = {
-    "uniform": Sampler("at random, all examples alike", (), uniform),
+    "uniform": Sampler("at random, all examples equally likely", (), uniform),
     "plane": Sampler(
         "at random, those near the decision boundary more often: q ∝ 1/(φ·w)",
         ("features", "weights"),
@@ -138,7 +139,7 @@ SAMPLERS = {
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that cannot be a sampler's; one of the user's own is imported only when it is used."""
+    """Refuse a name that cannot be a sampler's; a user's own sampler is imported only when it is used."""
     if not isinstance(name, str) or (name not in SAMPLERS and ":" not in name):
         raise unknown("sampler", str(name), [*SAMPLERS, "package.module:NAME"])
 
@@ -164,7 +165,7 @@ def select(
     weights: Tensor | None = None,
     logits: Tensor | None = None,
 ) -> Tensor:
-    """What the sampler called `name` keeps of the n examples of one class: indices [R, min(m, n)].
+    """What the sampler `name` keeps of the n examples of one class: indices [R, min(m, n)].
 
     features[R, n, f] are φ(x), weights[R, f] is w_y, the class's row of the last layer, logits[R, n, C] are
     the outputs. `SAMPLERS[name].needs` says which of them to give; the others are ignored.
@@ -189,8 +190,8 @@ def select(
 def _race(log_weight: Tensor, m: int, generators: Sequence[Generator] | None) -> Tensor:
     """Draw m by log_weight[R, n] without replacement (Gumbel top-k); without generators, the m largest.
 
-    Weight zero (−inf) comes after all others, uniformly; what has no weight (NaN) comes after that. The few
-    numbers of a class are ordered where the noise is, on the CPU in float64, whatever the device.
+    Weight zero (−inf) comes after all others, uniformly; NaN comes last. The few weights of a class are sorted
+    where the noise is drawn, on the CPU in float64, whatever the device.
     """
     runs, n = log_weight.shape
     m = _affordable(m, n)
@@ -214,7 +215,7 @@ def _herd(features: Tensor, m: int, valid: Tensor) -> Tensor:
     """Algorithm 4 on features[B, n, f], with one matrix–vector product for each exemplar.
 
     k²‖μ − (S + φ)/k‖² = ‖kμ − S‖² − 2 φ·(kμ − S) + ‖φ‖², and its first term is the same for every candidate.
-    The product is taken in float32, for speed; among the few it cannot tell from the best, float64 decides.
+    The product is computed in float32, for speed; float64 decides among the few that it cannot tell from the best.
     """
     phi = features.detach().to(torch.float64, copy=True)
     length = torch.linalg.vector_norm(phi, dim=-1)
@@ -266,5 +267,5 @@ def _expect(tensor: Tensor, form: str, dimensions: int) -> None:
 
 def _given(generators: Sequence[Generator] | None) -> Sequence[Generator]:
     if generators is None:
-        raise InputError("drawing at random needs one generator for each run; top=True does without")
+        raise InputError("random sampling needs one generator per run; top=True needs none")
     return generators

@@ -24,11 +24,11 @@ def split(
     tasks: Sequence[Sequence[Label]] | None = None,
     order_seed: int | None = None,
 ) -> Stream:
-    """Divide the classes into tasks: so many per task (the last may get fewer), or as listed.
+    """Divide the classes into tasks: `classes_per_task` each (the last may get fewer), or as listed.
 
-    A listed label is a class's name or, where the names are not numbers themselves, its index. Classes that
-    no list names are left out; the others' columns stay in the dataset's order. `order_seed` shuffles the
-    classes before `classes_per_task` divides them.
+    A listed label is a class's name or, if the names are not themselves numbers, its index. Classes that are not
+    listed are left out; the columns of the others stay in the dataset's order. `order_seed` shuffles the classes
+    before `classes_per_task` divides them.
 
     >>> x, y = torch.zeros(8, 2), [0, 0, 1, 1, 2, 2, 3, 3]
     >>> [task.classes for task in split(Dataset.from_arrays(x, y), tasks=[[3], [0, 2]]).tasks]
@@ -81,7 +81,7 @@ def as_it_arrives(dataset: Dataset) -> Stream:
 
 
 def permuted(dataset: Dataset, tasks: int = 10, seed: int = 0) -> Stream:
-    """Every task has all classes and all examples, its inputs permuted its own way; the first as they are."""
+    """Every task has all classes and all examples, with its own permutation of the inputs; the first has none."""
     count = whole(tasks, "tasks", least=1)
     size = dataset.x[0].numel()
     train, test = torch.arange(len(dataset.y)), torch.arange(len(dataset.y_test))
@@ -126,9 +126,9 @@ def union(stream: Stream, k: int) -> Stream:
 
 
 def validation_split(stream: Stream, fraction: float = 0.1, seed: int = 0) -> Stream:
-    """The stream tested on a held-out part of every class's training data; its real test data are gone.
+    """The stream tested on a held-out part of every class's training data; its real test data are not in it.
 
-    Choose hyper-parameters on this one. An example held out is held out of every task.
+    Use it to choose hyper-parameters. An example held out is held out of every task.
     """
     if not 0 < fraction < 1:
         raise InputError(
@@ -198,6 +198,6 @@ def _of_classes(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _renumbered(numbers: Tensor, total: int, chosen: Tensor) -> Tensor:
-    """Numbers of examples among `total` as numbers among `chosen` (ascending), without those not chosen."""
+    """Indices into `total` examples as indices into the `chosen` ones (ascending), without those not chosen."""
     numbers = numbers[torch.isin(numbers % total, chosen)]
     return numbers // total * len(chosen) + torch.searchsorted(chosen, numbers % total)

@@ -1,4 +1,4 @@
-"""What is learned, and in which order: a dataset divided into tasks. Data, not behaviour."""
+"""What is learned, and in which order: a dataset divided into tasks. Pure data, no behaviour."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def strata(
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One lesson: which classes, which examples of the stream."""
+    """One task: which classes, and which examples of the stream."""
 
     classes: tuple[int, ...]  # columns of the head this task's labels use
     train: Tensor = field(repr=False)  # numbers of the stream's training examples, int64
@@ -176,8 +176,8 @@ class Task:
 class Stream:
     """Examples and the tasks they arrive in.
 
-    Where inputs are permuted, an example's number says which permutation shows it: v · N + i is example i of N
-    under permutation v. So whoever holds a number (a task, a memory, a batch) needs to know nothing else.
+    Where inputs are permuted, an example's index includes its permutation: v · N + i is example i of N under
+    permutation v. So whatever holds an index (a task, a memory, a batch) needs to know nothing else.
     """
 
     x: Tensor = field(repr=False)  # training inputs, float [N, *shape]

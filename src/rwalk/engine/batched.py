@@ -1,14 +1,14 @@
 """The layers that vmap batches badly, in the form that a fleet computes well.
 
 vmap turns a layer of R networks into one operation, but not always into the fastest. Inside `BatchWell` these
-are taken differently, whoever wrote the network:
+are computed differently, in any network:
 
 - linear layers as W xᵀ: the weights' gradients then come in the order of θ. x Wᵀ, as vmap has it, yields them
-  transposed, and turning them costs a pass over θ that nothing can fuse;
-- convolutions, pooling and batch norm with the runs among the channels all the way, on CUDA with channels last:
-  vmap moves the runs to and fro, and cuDNN's grouped kernels are faster that way;
-- convolutions on CUDA with zero channels added to their inputs, until every run has as many coming in as going
-  out: for these cuDNN has one kernel, for others it slices and copies.
+  transposed, and transposing them back costs a pass over θ that cannot be fused;
+- convolutions, pooling and batch norm keep the runs among the channels throughout, on CUDA with channels last:
+  vmap would move the runs back and forth, and cuDNN's grouped kernels are faster this way;
+- convolutions on CUDA get zero channels added to their inputs, until every run has as many inputs as outputs:
+  for these cuDNN has one kernel, for others it slices and copies.
 
 (R convolutions side by side, each on a stream of its own, were slower than one grouped convolution.)
 """
@@ -47,7 +47,7 @@ class BatchWell(TorchFunctionMode):
 
 
 class _ByRule(torch.autograd.Function):
-    """A layer with a rule of its own under vmap; what that calls has its own derivatives: nothing is kept."""
+    """A layer with its own rule under vmap; the operations in it have their own derivatives: nothing is saved."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -97,7 +97,7 @@ def _missing_channels(weight: Tensor) -> int:
 
 
 class _MaxPool2d(_ByRule):
-    """F.max_pool2d likewise, its options in two bundles."""
+    """F.max_pool2d likewise, its positional and its keyword options bundled."""
 
     @staticmethod
     def forward(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -122,7 +122,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """F.batch_norm's signature, for one order of arguments."""
+    """F.batch_norm's signature, to bring its arguments into one order."""
     statistics = (running_mean, running_var, weight, bias)
     out: Tensor = _BatchNorm.apply(x, *statistics, training, momentum, eps)  # type: ignore[no-untyped-call]
     return out

@@ -1,4 +1,4 @@
-"""The gradients of old tasks' exemplars, for projectors that must not go against them."""
+"""The gradients of old tasks' exemplars, which constrain what a projector may return."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rwalk import seeds
 from rwalk.engine.lessons import mask_of
+from rwalk.engine.vectors import preserved
 from rwalk.losses import heads
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def constraints_of(fleet: Fleet) -> list[Constraint]:
 
 
 def drawn(fleet: Fleet, constraints: list[Constraint]) -> list[Constraint]:
-    """What a step looks at: all of every task, or a batch of them all, each run's by its own draw."""
+    """The exemplars a step uses: all of every task, or one batch drawn from all tasks, separately for each run."""
     assert fleet.learner.projector is not None
     if fleet.learner.projector.per_task:
         return constraints
@@ -44,7 +45,7 @@ def drawn(fleet: Fleet, constraints: list[Constraint]) -> list[Constraint]:
 
 
 def gradient(fleet: Fleet, index: Tensor, head: Tensor) -> Tensor:
-    """Of the exemplars' mean loss at θ [R, P]; running statistics stay as they are."""
+    """The gradient of the exemplars' mean loss at θ [R, P]; running statistics are not updated."""
     x, y = fleet.stream.batch(index)
-    with torch.enable_grad(), fleet.net.still_buffers():
+    with torch.enable_grad(), preserved(fleet.net.buffers):
         return fleet.net.gradient(heads.cross_entropy(fleet.net.forward(x) + head, y))

@@ -54,7 +54,7 @@ def outputs(fleet: Fleet, examples: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _fitted(fleet: Fleet) -> Any:
-    """What the classifier needs of the exemplars, class after class."""
+    """What the classifier fits on the exemplars, class by class."""
     if not fleet.learner.classifier.needs_exemplars:
         return None
     assert fleet.memory is not None

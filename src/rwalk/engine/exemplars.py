@@ -11,7 +11,7 @@ from rwalk import seeds
 from rwalk.data import samplers
 from rwalk.data.memory import Group
 from rwalk.engine.evaluation import outputs
-from rwalk.engine.vectors import Networks
+from rwalk.engine.vectors import Networks, head_weight
 from rwalk.errors import InputError
 from rwalk.learners import Learner
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def chosen(fleet: Fleet) -> list[Group]:
-    """The exemplars of the current task, class by class, each run's by its own draw."""
+    """The exemplars of the current task, class by class, drawn separately for each run."""
     assert fleet.memory is not None
     spec, task = fleet.memory.spec, fleet.stream.tasks[fleet.task]
     quota = spec.quota(len(fleet.memory.groups) + len(task.classes))
@@ -33,7 +33,7 @@ def chosen(fleet: Fleet) -> list[Group]:
             features, logits = outputs(fleet, pool.expand(fleet.runs, -1))
             evidence = {"features": features, "logits": logits + fleet.lesson.head}
         if "weights" in needs:
-            evidence["weights"] = fleet.net.head_weight()[:, label]
+            evidence["weights"] = head_weight(fleet.net)[:, label]
         places = samplers.select(spec.sampler, len(pool), quota, draws, **evidence)
         examples = pool[places.cpu()]
         groups.append(Group(fleet.task, label, examples, _stored(fleet, examples)))
@@ -41,7 +41,7 @@ def chosen(fleet: Fleet) -> list[Group]:
 
 
 def _stored(fleet: Fleet, examples: Tensor) -> dict[str, Tensor]:
-    """What the loss wants to find beside exemplars [R, m] later."""
+    """What the loss wants to have stored with exemplars [R, m]."""
     if not fleet.loss.keeps:
         return {}
     features, logits = outputs(fleet, examples)
@@ -49,17 +49,17 @@ def _stored(fleet: Fleet, examples: Tensor) -> dict[str, Tensor]:
 
 
 def check_features(learner: Learner, net: Networks) -> None:
-    """Whether the network has the features that the sampler or the classifier looks at."""
+    """Refuse a network without the features that the sampler or the classifier needs."""
     sampled = learner.memory is not None and "features" in samplers.find(learner.memory.sampler).needs
     if (sampled or learner.classifier.needs_exemplars) and not net.has_features:
         raise InputError(
             "the network's features cannot be found: give it a last nn.Linear with one output per class, or use "
-            "the sampler 'uniform' (iCaRL cannot do without features)"
+            "the sampler 'uniform' (iCaRL does not work without features)"
         )
 
 
 def recalled(fleet: Fleet) -> tuple[Tensor, dict[str, Tensor]]:
-    """Numbers [R, M] of all exemplars in rising order, and what is stored beside them [R, M, …]."""
+    """The indices [R, M] of all exemplars in ascending order, and what is stored with them [R, M, …]."""
     assert fleet.memory is not None
     groups = fleet.memory.groups
     numbers, order = torch.cat([group.examples for group in groups], dim=1).sort(dim=1)

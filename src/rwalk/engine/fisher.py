@@ -1,4 +1,4 @@
-"""Squared gradients beside the step's own: of single examples, and of all data of a task."""
+"""Squared gradients other than the step's own: of single examples, and of all data of a task."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rwalk import seeds
+from rwalk.engine.vectors import example_squares
 from rwalk.losses import heads
 
 if TYPE_CHECKING:
@@ -22,14 +23,14 @@ def of_examples(fleet: Fleet, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(logits + fleet.lesson.head, label)
 
     with torch.enable_grad():
-        return fleet.net.example_squares(x, loss, y)
+        return example_squares(fleet.net, x, loss, y)
 
 
 def of_task(fleet: Fleet) -> Tensor:
     """The Fisher of the task's data at θ, eq. (1): mean squared gradient, in evaluation mode.
 
-    In shuffled batches, as a user's own loader gives them: gradients of one class add up, those of several partly
-    cancel.
+    In shuffled batches, as a user's own loader would provide: gradients of one class add up, those of several
+    classes partly cancel.
     """
     fisher = torch.zeros_like(fleet.theta)
     examples = fleet.lesson.examples

@@ -1,7 +1,7 @@
 """THE training loop. R runs, one program: θ[R, P], one forward pass, everything after it elementwise.
 
-One run is a fleet of one; there is no second loop. Runs differ in seed and in hyper-parameters (λ, α …), share all
-else, and never see each other: no reduction here crosses runs, no random draw depends on the fleet's width.
+One run is a fleet of one; there is no second loop. Runs differ in seed and in hyper-parameters (λ, α …), share
+everything else, and never see each other: no reduction crosses runs, no random draw depends on the fleet's width.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Enough = Callable[["Fleet"], bool]  # asked after every step whether the task ha
 
 
 class Checkpoints(Protocol):
-    """Who saves a fleet on its way. Asked after every step, so that a signal to stop is heeded at once."""
+    """Saves a fleet during training. Asked after every step, so that a signal to stop takes effect at once."""
 
     def due(self, fleet: Fleet) -> bool: ...
 
@@ -71,11 +71,11 @@ class Fleet:
     >>> fleet.accuracy["single"].shape
     (2, 5, 5)
 
-    How a step is executed, operation by operation or compiled or captured, is chosen by what pays (see
-    `execution`); `fuse` asks for compiled steps, or for none.
+    How a step is executed (operation by operation, compiled, or captured) is chosen by expected speed (see
+    `execution`); `fuse` forces compiled steps, or forbids them.
 
     A stream may be the rest of a longer one: `past` counts the tasks before its first, whose examples are gone.
-    Random draws go on where they left off.
+    Random draws continue where those tasks left off.
     """
 
     lesson: Lesson  # what is fixed while the current task is learned
@@ -188,7 +188,7 @@ class Fleet:
             tell(Measured(self.task, len(self.stream), measured))
 
     def _stop_what_diverged(self, last: int, losses: Tensor) -> None:
-        """Stop the runs whose loss is no longer a number; their rows go on as NaN and disturb nobody."""
+        """Stop the runs whose loss is not finite any more; they continue as NaN and do not affect the others."""
         finite = losses.isfinite()
         first = last - len(losses)
         for run in (~finite.all(0)).nonzero().flatten().tolist():

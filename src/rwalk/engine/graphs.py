@@ -1,4 +1,4 @@
-"""What keeps a CUDA device busy: steps as captured graphs, and losses that are not waited for."""
+"""What keeps a CUDA device busy: steps as captured graphs, and losses that are read without waiting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tensors = Tensor | tuple[Tensor, ...] | None
 class Graphed:
     """A function of tensors as captured CUDA graphs, one for every shape of its inputs.
 
-    The first calls with a shape run as they are, the rest replay. Warming up with real calls keeps the training
+    The first calls with a shape run normally, the rest replay. Warming up with real calls keeps the training
     exact; capturing itself executes nothing.
     """
 
@@ -43,7 +43,7 @@ class Graphed:
 
 @cache
 def _side_stream(device: int) -> torch.cuda.Stream:
-    """One for all: cuBLAS keeps a workspace for every stream that it has ever seen."""
+    """One stream for all captures: cuBLAS keeps a workspace for every stream that it has ever seen."""
     return torch.cuda.Stream(device)
 
 
@@ -64,7 +64,7 @@ class _Capture:
 
 
 class Arriving:
-    """A tensor on its way to the CPU: asking waits for what was queued before it, not for what came since."""
+    """A tensor on its way to the CPU: reading it waits for what was queued before it, not for what came later."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor

@@ -1,4 +1,4 @@
-"""Losses that are not waited for: a look at them stops the device, so it is taken seldom, and late."""
+"""Losses that are read without waiting: reading them stalls the device, so it is done rarely, and late."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHUNK = 64  # steps between looks
 class LateLosses:
     """Collects the losses [R] of steps and gives them back in chunks.
 
-    On a device one chunk late, so that it has work while it is waited for; all of them when flushed.
+    On a device they come one chunk late, so that it has work while the host waits; flushing returns all of them.
     """
 
     def __init__(self, on_device: bool) -> None:

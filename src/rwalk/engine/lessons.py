@@ -43,7 +43,7 @@ def lesson_of(fleet: Fleet) -> Lesson:
     return Lesson(
         pools=[task.train[labels == label].cpu() for label in task.classes],
         steps=fleet.training.steps_of(len(task.train)),
-        # With exemplars of the old classes in the batches all that were seen; without, the task's alone.
+        # All classes seen, if the batches contain exemplars of the old ones; otherwise the task's classes alone.
         head=mask_of(fleet, seen if replays else task.classes),
         new=new,
         old=(mask_of(fleet, seen) == 0) & ~new,
@@ -55,7 +55,7 @@ def mask_of(fleet: Fleet, classes: tuple[int, ...]) -> Tensor:
 
 
 def batches_of(fleet: Fleet) -> Iterator[tuple[Tensor, ...]]:
-    """What every step from `fleet.step` on is given: indices [R, B], and the draws of an augmentation [R, B, k].
+    """The inputs of every step from `fleet.step` on: indices [R, B], and the draws of an augmentation [R, B, k].
 
     They depend on (seed, task, epoch) alone.
     """

@@ -47,7 +47,7 @@ class Dropout(nn.Module):
 
 
 class _Dropped(torch.autograd.Function):
-    """x where the hash of its place keeps it. The mask is not kept for the way back but drawn again."""
+    """x where the hash of its position keeps it. The mask is not saved for the backward pass but drawn again."""
 
     @staticmethod
     def forward(x: Tensor, counter: Tensor, p: float, whole: bool) -> Tensor:
@@ -80,7 +80,7 @@ def dropped(x: Tensor, counter: Tensor, p: float, whole: bool = False) -> Tensor
 
 
 def hashed(counter: Tensor, n: int) -> Tensor:
-    """n numbers, uniform over 0 … 2³¹ − 1, that depend on the counter alone; [R, n] of counters [R].
+    """n numbers, uniform over 0 … 2³¹ − 1, that depend on the counter alone; [R, n] for counters [R].
 
     Two rounds of multiply and xor-shift (Wellons' lowbias32), in wrapping int32 arithmetic.
     """
@@ -98,7 +98,7 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _fused(function: Callable[..., Tensor], x: Tensor) -> Callable[..., Tensor]:
-    """On CUDA one kernel, where eager arithmetic is twenty."""
+    """One kernel on CUDA, where eager arithmetic would launch many."""
     return _compiled(function) if x.is_cuda and not recording() and compiler_works("cuda") else function
 
 
@@ -263,10 +263,10 @@ NORMS = (
 
 
 def gains_from_recording(module: nn.Module) -> bool:
-    """Whether CUDA computes this network's gradient faster as one compiled program; measured, not guessed.
+    """Whether CUDA computes this network's gradient faster as one compiled program; by measurement, not guesswork.
 
-    Between convolutions a compiler joins bias, ReLU, pooling and dropout into one pass. cuDNN's batch norm is as
-    good as what a compiler makes of it, and in an MLP there is little to join.
+    Between convolutions a compiler fuses bias, ReLU, pooling and dropout into one pass. cuDNN's batch norm is as
+    fast as compiled code, and in an MLP there is little to fuse.
     """
     kinds = [type(each) for each in module.modules()]
     return any(issubclass(kind, CONVOLUTIONS) for kind in kinds) and not any(
@@ -288,7 +288,7 @@ def _own_dropout(module: nn.Module) -> None:
 
 
 def _children(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """(parent, name, child): a child with two names comes twice, which named_children() would not do."""
+    """(parent, name, child): a child with two names comes twice, unlike with named_children()."""
     for parent in module.modules():
         for name, child in parent._modules.items():
             if child is not None:

@@ -13,7 +13,7 @@ from rwalk import private_torch
 
 
 class Optimizer(Protocol):
-    """An optimizer over vectors; its own vectors are `state`, so that a checkpoint can hold them."""
+    """An optimizer over vectors; its own vectors are in `state`, so that checkpoints can save them."""
 
     lr: float
     state: dict[str, Tensor]
@@ -25,7 +25,7 @@ class Optimizer(Protocol):
         """A step begins."""
 
     def restart(self) -> None:
-        """A task begins: nothing is left of earlier steps."""
+        """A task begins: earlier steps are forgotten."""
 
 
 class Adam:

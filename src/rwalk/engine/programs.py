@@ -1,9 +1,9 @@
 """A function of tensors as one compiled program.
 
-`torch.compile` reads Python code and makes sure before every call that nothing it read has changed. Here the
-function is run once and its operations are recorded, forward and backward alike; what is left of a call is the
-arithmetic. On a CPU a whole step of RWalk then takes half the time with the paper's networks, and five sixths with
-ResNet-18; on CUDA the CIFAR network's gradient takes three quarters: between two convolutions there is one kernel.
+`torch.compile` reads Python code and checks before every call that nothing it read has changed. Here the function
+is run once and its operations are recorded, forward and backward alike; what remains of a call is the arithmetic.
+On CUDA all elementwise work between two convolutions becomes one kernel. benchmarks/README.md has the
+measurements.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from rwalk.errors import first_line
 logger = logging.getLogger(__name__)
 
 Function = Callable[..., tuple[Tensor, ...]]
-# What was recorded → its program, or why there is none: the next run of a study has the same network.
+# Recorded operations → their program, or why there is none: the next run of a study has the same network.
 _known: dict[Any, Function | Exception] = {}
 _recording = False
 
 
 def program(function: Function, *example: Tensor) -> Function:
-    """The function for tensors of these shapes. What it changes in its arguments, the program changes too.
+    """The function for tensors of these shapes. The program changes its arguments in place like the function does.
 
-    Other tensors that it reads are read anew in every call; only arguments may be changed. Raises whatever
-    recording or compiling raises; what looks at values to decide what to do cannot be recorded, and says so.
+    Other tensors that it reads are read again in every call; only arguments may be changed. Raises whatever
+    recording or compiling raises; a function whose control flow depends on values cannot be recorded.
     """
     with _recorded():
         recorded = private_torch.record(function, *example)
@@ -56,7 +56,7 @@ def program(function: Function, *example: Tensor) -> Function:
 
 
 def _lifted(recorded: GraphModule) -> list[Tensor]:
-    """Make the tensors that a record holds its last arguments: a compiler would take their values for granted."""
+    """Turn the tensors that a record holds into its last arguments: a compiler would treat them as constants."""
     graph = recorded.graph
     arguments = [node for node in graph.nodes if node.op == "placeholder"]
     held: list[Tensor] = []
@@ -71,7 +71,7 @@ def _lifted(recorded: GraphModule) -> list[Tensor]:
 
 
 def recording() -> bool:
-    """Whether operations are being recorded: what is compiled by itself must then be called as it was written."""
+    """Whether operations are being recorded: functions compiled on their own must then run uncompiled."""
     return _recording
 
 
@@ -87,7 +87,7 @@ def _recorded() -> Iterator[None]:
 
 @cache
 def compiler_works(device: str = "cpu") -> bool:
-    """Whether programs can be compiled here: a compiler (C++, or Triton for CUDA) may be missing, or be broken."""
+    """Whether programs can be compiled here: the compiler (C++, or Triton for CUDA) may be missing or broken."""
     if which(os.environ.get("CXX", "g++")) is None if device == "cpu" else find_spec("triton") is None:
         return False
     try:
@@ -95,6 +95,6 @@ def compiler_works(device: str = "cpu") -> bool:
     except Exception as error:  # whatever it is: what cannot be compiled can still be trained
         name = "C++ compiler" if device == "cpu" else "compiler for CUDA (Triton)"
         name = "compiler of torch" if isinstance(error, private_torch.Gone) else name
-        logger.warning("the %s does not work, training goes on without: %s", name, first_line(error))
+        logger.warning("the %s does not work, training continues without it: %s", name, first_line(error))
         return False
     return True

@@ -1,4 +1,4 @@
-"""The whole state of a fleet, for checkpoints and for going on with more tasks."""
+"""The whole state of a fleet, for checkpoints and for continuing with more tasks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Snapshot:
         return named
 
     def counters(self) -> dict[str, Any]:
-        """The rest, fit for JSON."""
+        """The rest, as JSON values."""
         groups = [[group.task, group.label] for group in self.groups]
         return {"task": self.task, "step": self.step, "stopped": self.stopped, "groups": groups}
 
@@ -65,7 +65,7 @@ class Snapshot:
 
 
 def take(fleet: Fleet) -> Snapshot:
-    """Copies on the CPU, for a copy beside the original could be more than the device holds."""
+    """Copies on the CPU: the device might not have room for both the original and a copy."""
 
     def copied(state: Mapping[str, Tensor]) -> State:
         return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
@@ -88,7 +88,7 @@ def take(fleet: Fleet) -> Snapshot:
 
 
 def restore(fleet: Fleet, snapshot: Snapshot) -> None:
-    """Go on from a snapshot of the same fleet."""
+    """Continue from a snapshot of the same fleet."""
     fleet.theta.copy_(snapshot.theta)
     for name, vector in snapshot.optimizer.items():
         fleet.optimizer.state[name].copy_(vector)

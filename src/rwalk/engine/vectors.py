@@ -58,7 +58,7 @@ class Layout:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Run a block under a seed of its own and leave the global random state as it was."""
+    """Run a block under its own seed and restore the global random state afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -67,11 +67,11 @@ def seeded(seed: int) -> Iterator[None]:
 class Networks:
     """R networks of one architecture, their parameters the rows of θ[R, P].
 
-    `build` makes one network; it is called once a seed, under that seed. Buffers (BatchNorm's statistics,
+    `build` makes one network; it is called once per seed, under that seed. Buffers (BatchNorm's statistics,
     dropout's counters) and frozen parameters are stacked per run beside θ.
 
-    For R = 1 the module's own parameters are views into θ, and a forward pass is a plain call: nothing is
-    paid for being a fleet. For R > 1 the module is a template, called under vmap.
+    For R = 1 the module's own parameters are views into θ, and a forward pass is a plain call, so a
+    fleet of one costs nothing extra. For R > 1 the module is a template, called under vmap.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class Networks:
         self.theta = torch.stack(rows).to(self.device)
         self.buffers = {name: torch.stack([each[name] for each in buffers]).to(self.device) for name in buffers[0]}
         self._features: Tensor | None = None
-        self._head = tap(self.module)
-        self.has_features = self._head is not None
-        if self._head is not None:
-            self._head.register_forward_pre_hook(self._remember_features)
+        self.head = tap(self.module)
+        self.has_features = self.head is not None
+        if self.head is not None:
+            self.head.register_forward_pre_hook(self._remember_features)
         self.solo = len(seeds) == 1
         if self.solo:
             self._bind()
@@ -138,16 +138,17 @@ class Networks:
                 features = self._taken(logits[0])[None]
             else:
                 parameters = self.layout.split(self.theta if theta is None else theta)
-                # Another θ is a visit, not training: it must not move the running statistics.
+                # Evaluating another θ is not training: it must not update the running statistics.
                 buffers = self.buffers if theta is None else {k: v.clone() for k, v in self.buffers.items()}
                 with BatchWell():
-                    features, logits = torch.func.vmap(self._call)(parameters, buffers, x)
+                    features, logits = torch.func.vmap(self.call)(parameters, buffers, x)
         return features.to(self.theta.dtype), logits.to(self.theta.dtype)
 
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.autocast else nullcontext()
 
-    def _call(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    def call(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and logits of one network, with these parameters and buffers."""
         logits = torch.func.functional_call(self.module, {**parameters, **buffers}, (x,))
         return self._taken(logits), logits
 
@@ -162,7 +163,7 @@ class Networks:
         return torch.cat(self.gradient_pieces(losses), dim=1)
 
     def gradient_pieces(self, losses: Tensor) -> list[Tensor]:
-        """The same for R = 1, as it comes: a piece [1, n] a parameter, which spares the gathering."""
+        """The same for R = 1, as autograd returns it, without concatenation: one piece [1, n] per parameter."""
         grads = torch.autograd.grad(losses[0], self._parameters, allow_unused=True, materialize_grads=True)
         return [grad.reshape(1, -1) for grad in grads]
 
@@ -173,19 +174,19 @@ class Networks:
         buffers: Sequence[Tensor],
         x: Tensor,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Losses [R] and their gradients, a piece [R, n] a parameter, as a function that `programs` can record.
+        """Losses [R] and their gradients, one piece [R, n] per parameter, in a form that `programs` can record.
 
-        Of parameters [R, *shape] and of `own_buffers` that are given, which it moves as training does.
+        A function of parameters [R, *shape] and of `own_buffers`, which it updates as training does.
         """
         self.module.train()
         leaves = {name: (p[0] if self.solo else p).detach().requires_grad_() for name, p in parameters.items()}
         held = dict(zip(self.buffers, buffers, strict=True))
         with torch.enable_grad(), self._precision():
             if self.solo:
-                logits = self._call(leaves, held, _channels_last(x[0]))[1][None]
+                logits = self.call(leaves, held, _channels_last(x[0]))[1][None]
             else:
                 with BatchWell():
-                    _, logits = torch.func.vmap(self._call)(leaves, held, x)
+                    _, logits = torch.func.vmap(self.call)(leaves, held, x)
             losses = loss(logits.to(self.theta.dtype))
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
         return losses.detach(), [grad.reshape(self.runs, -1) for grad in grads]
@@ -197,67 +198,67 @@ class Networks:
         with self._precision():
             if self.solo:
                 own = {name: each[0] for name, each in parameters.items()}
-                logits = self._call(own, held, _channels_last(x[0]))[1][None]
+                logits = self.call(own, held, _channels_last(x[0]))[1][None]
             else:
                 with BatchWell():
-                    _, logits = torch.func.vmap(self._call)(dict(parameters), held, x)
+                    _, logits = torch.func.vmap(self.call)(dict(parameters), held, x)
         return logits.to(self.theta.dtype)
 
     @property
     def own_buffers(self) -> list[Tensor]:
-        """The buffers as one call of the module has them: for R = 1 without the runs' dimension."""
+        """The buffers as one call of the module takes them: for R = 1 without the runs' dimension."""
         return [buffer[0] if self.solo else buffer for buffer in self.buffers.values()]
 
-    def head_weight(self) -> Tensor:
-        """The last layer's weights [R, C, f]: row c is w_c."""
-        prefix = next(name for name, module in self.module.named_modules() if module is self._head)
-        name = f"{prefix}.weight".removeprefix(".")  # the network may be the layer itself
-        frozen = self.buffers.get(name)
-        return self.layout.split(self.theta.detach())[name] if frozen is None else frozen
 
-    @contextmanager
-    def still_buffers(self) -> Iterator[None]:
-        """Look without touching: what forward passes inside do to buffers is undone."""
-        before = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        try:
-            yield
-        finally:
-            for name, buffer in self.buffers.items():
-                buffer.copy_(before[name])
+def head_weight(net: Networks) -> Tensor:
+    """The last layer's weights [R, C, f]: row c is w_c."""
+    prefix = next(name for name, module in net.module.named_modules() if module is net.head)
+    name = f"{prefix}.weight".removeprefix(".")  # the network may be the layer itself
+    frozen = net.buffers.get(name)
+    return net.layout.split(net.theta.detach())[name] if frozen is None else frozen
 
-    def example_squares(self, x: Tensor, loss: Callable[[Tensor, Tensor], Tensor], y: Tensor) -> Tensor:
-        """Mean over the batch of squared per-example gradients [R, P]: the Fisher as eq. (1) defines it.
 
-        Taken in evaluation mode: one example has no batch statistics, and a Fisher is not to be drawn at
-        random, nor to move the running statistics.
-        """
-        self.module.eval()
+@contextmanager
+def preserved(buffers: Mapping[str, Tensor]) -> Iterator[None]:
+    """Undo whatever forward passes inside do to these buffers."""
+    before = {name: buffer.clone() for name, buffer in buffers.items()}
+    try:
+        yield
+    finally:
+        for name, buffer in buffers.items():
+            buffer.copy_(before[name])
 
-        def example_loss(row: Tensor, buffers: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
-            parameters = self.layout.split(row)
-            logits = torch.func.functional_call(self.module, {**parameters, **buffers}, (one_x[None],))
-            self._features = None
-            return loss(logits, one_y[None])
 
-        per_example = torch.func.vmap(torch.func.grad(example_loss), in_dims=(None, None, 0, 0))
+def example_squares(net: Networks, x: Tensor, loss: Callable[[Tensor, Tensor], Tensor], y: Tensor) -> Tensor:
+    """Mean over the batch of squared per-example gradients [R, P]: the Fisher as eq. (1) defines it.
 
-        def run_squares(row: Tensor, buffers: dict[str, Tensor], xs: Tensor, ys: Tensor) -> Tensor:
-            gradients: Tensor = per_example(row, buffers, xs, ys)
-            return gradients.square().mean(0)
+    In evaluation mode: a single example has no batch statistics, and measuring the Fisher must neither draw random
+    numbers nor update the running statistics.
+    """
+    net.module.eval()
 
-        rows = [
-            run_squares(self.theta[r].detach(), {k: v[r] for k, v in self.buffers.items()}, x[r], y[r])
-            for r in range(self.runs)
-        ]
-        return torch.stack(rows)
+    def example_loss(row: Tensor, buffers: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
+        return loss(net.call(net.layout.split(row), buffers, one_x[None])[1], one_y[None])
+
+    per_example = torch.func.vmap(torch.func.grad(example_loss), in_dims=(None, None, 0, 0))
+
+    def run_squares(row: Tensor, buffers: dict[str, Tensor], xs: Tensor, ys: Tensor) -> Tensor:
+        gradients: Tensor = per_example(row, buffers, xs, ys)
+        return gradients.square().mean(0)
+
+    rows = [
+        run_squares(net.theta[r].detach(), {k: v[r] for k, v in net.buffers.items()}, x[r], y[r])
+        for r in range(net.runs)
+    ]
+    return torch.stack(rows)
 
 
 def _channels_last(x: Tensor) -> Tensor:
-    """Images on CUDA as cuDNN likes them."""
+    """Images on CUDA in the layout that cuDNN prefers."""
     return x.contiguous(memory_format=torch.channels_last) if x.is_cuda and x.dim() == 4 else x
 
 
 def _untrained(module: nn.Module) -> dict[str, Tensor]:
-    """What a module holds beside its trainable parameters: buffers and frozen parameters."""
+    """What a module holds besides its trainable parameters: buffers and frozen parameters."""
     frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
     return {**dict(module.named_buffers()), **frozen}

@@ -1,7 +1,7 @@
 """The walk: what a step does with a gradient, on some of the parameters at a time. Everything here is elementwise.
 
-How the parameters are cut is for the fleet to say; where a compiler makes one program of a step, its vectors go in
-as arguments, part by part.
+The execution decides how the parameters are divided; where a whole step is compiled, its vectors are arguments of
+the program, part by part.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 
 def step(method: Method, optimizer: Optimizer, part: Part, grad: Tensor, square: Tensor | None) -> None:
-    """Move θ against its gradient and what holds it, and let the method see the move."""
+    """Move θ against its gradient and the penalty's, and let the method observe the move."""
     where, theta, moments, state, move_out, scratch = part
     move = square_here = grad  # stand-ins, unless the method wants them
     if "move" in method.wants:
@@ -76,7 +76,7 @@ def tensors(parts: Sequence[Part]) -> Iterator[Tensor]:
 
 
 def filled(parts: Sequence[Part], tensors: Sequence[Tensor]) -> list[Part]:
-    """The parts with these in place of their own."""
+    """The parts with these vectors instead of their own."""
     rest = iter(tensors)
     return [
         part._replace(

@@ -1,4 +1,4 @@
-"""Guard in Hugging Face's Trainer: `Trainer(callbacks=[guarding])`, one `train` a task."""
+"""Guard in Hugging Face's Trainer: `Trainer(callbacks=[guarding])`, one `train` per task."""
 
 from __future__ import annotations
 

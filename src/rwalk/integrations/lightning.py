@@ -1,4 +1,4 @@
-"""Guard in Lightning: `Trainer(callbacks=[guarding])`, one `fit` a task."""
+"""Guard in Lightning: `Trainer(callbacks=[guarding])`, one `fit` per task."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class GuardCallback(TaskGuard, Callback):
         Trainer(callbacks=[guarding]).fit(model, task)
     guarding.guard.save("skills.safetensors")
 
-    A checkpoint written within a task holds the guard as well, and a resumed `fit` goes on with it.
+    A checkpoint written within a task holds the guard as well, and a resumed `fit` continues with it.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if len(trainer.optimizers) != 1:
             raise InputError(
-                f"this model has {len(trainer.optimizers)} optimizers: give each a rwalk.Guard of its own, in "
+                f"this model has {len(trainer.optimizers)} optimizers: give each its own rwalk.Guard, in "
                 "the module's on_train_start"
             )
         self.begin_task(pl_module, trainer.optimizers[0])

@@ -1,4 +1,4 @@
-"""What the callbacks have in common: a guard that outlives the trainers, one task each."""
+"""What the callbacks have in common: a guard that outlives the trainers, each of which trains one task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TaskGuard:
     """Makes its guard when the first task begins, attaches it to each task's optimizer, consolidates at its end.
 
     method   any method on vectors
-    load     a file of `Guard.save` to go on from
+    load     a file written by `Guard.save` to continue from
     losses   for EWC: from the model to the losses of the task's batches
     options  those of `Guard`: params, dtype, offload
     """

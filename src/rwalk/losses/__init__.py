@@ -1,6 +1,6 @@
-"""What a step descends: cross entropy, or a loss of an algorithm's own.
+"""What a step minimises: cross entropy, or an algorithm's own loss.
 
-One file each. A file that is put here is found by itself, under the name that its loss has.
+One file each; a new file in this folder is found automatically, by its loss's name.
 """
 
 from __future__ import annotations

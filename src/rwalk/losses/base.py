@@ -1,8 +1,8 @@
 """What a loss is: a few hyper-parameters, and one number per run from the network's outputs and the batch.
 
-A loss may ask for more than labels, and says so: the network as it was before the task, or what the memory has
-kept beside an exemplar. State of its own is a dict of named tensors, of any shape, so that checkpoints need no
-code of a loss's own.
+A loss may ask for more than labels, and declares it: the network as it was before the task, or what the memory has
+stored with an exemplar. Its state is a dict of named tensors, of any shape, so that checkpoints need no
+loss-specific code.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Batch(NamedTuple):
 
 
 def spread(number: Number, over: Tensor) -> Number:
-    """A hyper-parameter as it multiplies a tensor [R, …]: where runs differ in it, each its own part."""
+    """A hyper-parameter, shaped to multiply a tensor [R, …] if it differs between runs."""
     return number.reshape(-1, *(1 for _ in over.shape[1:])) if isinstance(number, Tensor) else number
 
 
@@ -42,13 +42,13 @@ def spread(number: Number, over: Tensor) -> Number:
 class Loss:
     """Base of all losses; a subclass is a frozen record of its hyper-parameters.
 
-    name          what it is called on the command line, where it is an algorithm
-    replay        how exemplars are mixed into batches, where that is part of the algorithm
-    needs_memory  whether it is nothing without exemplars
-    tells_kept    whether it tells exemplars from new examples: then `Batch.is_kept` says which are which
-    keeps         what the memory is to store beside an exemplar: "logits" or "features", as they are at its task's
-                  end; `Batch.kept` brings it back, and `Batch.is_kept` says where
-    classifier    how examples are classified in the end
+    name          its name on the command line, if it is an algorithm
+    replay        how exemplars are mixed into batches, if that is part of the algorithm
+    needs_memory  whether it requires exemplars
+    tells_kept    whether it treats exemplars differently: then `Batch.is_kept` says which examples are exemplars
+    keeps         what the memory stores with an exemplar: "logits" or "features", as they are at its task's end;
+                  `Batch.kept` returns it, and `Batch.is_kept` says where
+    classifier    how examples are finally classified
     """
 
     name: ClassVar[str] = ""
@@ -60,7 +60,7 @@ class Loss:
     classifier: ClassVar[Classifier] = Logits()
 
     def begin_task(self, state: State, theta: Tensor, task: int) -> None:
-        """A task begins, the first being 0. A vector called "teacher" is a network whose logits it is shown."""
+        """A task begins, the first being 0. State "teacher" is a network's θ; its logits are `Batch.taught`."""
 
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         """One loss per run: [R, B, C] → [R]."""

@@ -1,4 +1,4 @@
-"""Cross entropy over the classes that are trained: what every method descends that has no loss of its own."""
+"""Cross entropy over the classes that are trained: the loss of every learner without one of its own."""
 
 from __future__ import annotations
 

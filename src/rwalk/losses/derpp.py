@@ -1,4 +1,4 @@
-"""DER and DER++ (Buzzega et al. 2020): exemplars are kept with the logits they had, and pulled back to them."""
+"""DER and DER++ (Buzzega et al. 2020): exemplars are stored with their logits, and pulled back to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rwalk.methods.base import Number, require
 
 @dataclass(frozen=True)
 class DERpp(Loss):
-    """Cross entropy on the new, α times the squared distance of kept examples to their logits, β times their loss.
+    """Cross entropy on new examples + α · squared distance of exemplars to their logits + β · their cross entropy.
 
     The logits are those at the end of an exemplar's task.
 
@@ -49,7 +49,7 @@ class DERpp(Loss):
 
 @dataclass(frozen=True)
 class DER(DERpp):
-    """The same without the labels of kept examples: α alone."""
+    """The same without the exemplars' labels: α alone."""
 
     name: ClassVar[str] = "der"
     summary: ClassVar[str] = "dark experience replay: exemplars kept with their logits alone"
@@ -58,5 +58,5 @@ class DER(DERpp):
 
 
 def _mean(values: Tensor, where: Tensor) -> Tensor:
-    """Over some of the examples of a batch [R, B] → [R]; 0 over none."""
+    """The mean over some of the examples of a batch, [R, B] → [R]; 0 if there are none."""
     return (values * where).sum(-1) / where.sum(-1).clamp(min=1)

@@ -1,4 +1,4 @@
-"""LwF (Li & Hoiem 2017): the new data, seen through the network as it was before the task. No exemplars."""
+"""LwF (Li & Hoiem 2017): on the new data, distillation from the network before the task. No exemplars."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rwalk.methods.base import Number, require
 
 @dataclass(frozen=True)
 class LwF(Taught):
-    """Cross entropy on the task's labels, and λ T² times that of the old outputs to what they said before it.
+    """Cross entropy on the task's labels, and λ T² times that of the old outputs to those before the task.
 
     lam          λ
-    temperature  T softens both sides: what is unlikely counts too
+    temperature  T softens both distributions, so that unlikely classes count too
     """
 
     name: ClassVar[str] = "lwf"
-    summary: ClassVar[str] = "learning without forgetting: new data, distilled through the network of before"
+    summary: ClassVar[str] = "learning without forgetting: distillation from the network as it was before the task"
 
     lam: Number = 1.0
     temperature: Number = 2.0

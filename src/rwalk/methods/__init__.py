@@ -1,6 +1,6 @@
 """The methods on vectors: frozen records of hyper-parameters, and pure equations over explicit state.
 
-One file each. A file that is put here is found by itself, under the name that its method has.
+One file each; a new file in this folder is found automatically, by its method's name.
 """
 
 from __future__ import annotations

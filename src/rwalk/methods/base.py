@@ -1,9 +1,9 @@
-"""What a method is: a few numbers, and what it does with the parameter vector.
+"""What a method is: a few hyper-parameters, and what it does with the parameter vector.
 
-All vectors are [R, P], all numbers floats or [R, 1]; state is a plain dict of named vectors, so that a
-checkpoint needs no method-specific code. Nothing here reduces over runs, and only two things reduce over
-parameters: the penalty's value, and the normalisation at a task's end. All else is elementwise, so that a
-network may also come in pieces of any shape [R, ...], where `ranges` says what no piece can know alone.
+All vectors are [R, P], all hyper-parameters floats or [R, 1]; state is a plain dict of named vectors, so that
+checkpoints need no method-specific code. Nothing here reduces over runs, and only two things reduce over
+parameters: the penalty's value, and the normalisation at a task's end. Everything else is elementwise, so that a
+network may also come in pieces of any shape [R, ...], where `ranges` says what no piece can know by itself.
 
 Every penalty in the paper is a set of springs, Σ_i w_i (θ_i − θ*_i)². A method says how stiff they are;
 their cost, their pull and their proximal step are written once, below.
@@ -53,7 +53,7 @@ class Method:
 
     @property
     def observes_examples(self) -> bool:
-        """Whether the squares of every step are those of its examples, one by one."""
+        """Whether every step's squares are per example."""
         return self.fisher == "example" and "square" in self.wants
 
     @property
@@ -72,7 +72,7 @@ class Method:
     def observe(self, state: State, grad: Tensor, move: Tensor, square: Tensor) -> None:
         """One step: the gradient g of the task loss ALONE, move = θ(t+1) − θ(t), square = the batch's Fisher.
 
-        `move` and `square` are to be used only by a method that `wants` them: to others, any vector is given.
+        Only a method that `wants` them may use `move` and `square`: others are passed arbitrary vectors.
         """
 
     def score(self, state: State, theta: Tensor) -> None:
@@ -83,8 +83,8 @@ class Method:
     ) -> None:
         """A task ended.
 
-        `fisher` is there for methods that asked for a pass over the data; `ranges` of the vectors in
-        `scales` where θ is a piece of a network, its last window scored before they were taken.
+        `fisher` is given to methods that asked for a pass over the data; `ranges`, of the vectors in `scales`, if
+        θ is a piece of a network whose last window has been scored already.
         """
 
     def springs(self, state: State) -> list[Spring]:
@@ -150,7 +150,7 @@ def require(
     maximum: float = float("inf"),
     open_: bool = False,
 ) -> None:
-    """Refuse a number outside its range; stacked numbers were checked one by one before."""
+    """Refuse a number outside its range; stacked numbers were checked one by one earlier."""
     if isinstance(value, Tensor):
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -1,4 +1,4 @@
-"""EWC (Kirkpatrick et al. 2017): one Fisher and one anchor a task, all of them kept. O(kP)."""
+"""EWC (Kirkpatrick et al. 2017): one Fisher and one anchor per task, all of them kept. O(kP)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L2-SP (Li et al. 2018): every parameter is held alike, by where it was. The simplest anchor there is. O(P)."""
+"""L2-SP (Li et al. 2018): every parameter is held equally, where it was. The simplest anchor there is. O(P)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class L2SP(Method):
     """Penalty λ Σ_i (θ_i − θ*_i)².
 
     lam      λ
-    anchor   θ*: where the "last" task ended, or the "first", a starting point that stays
+    anchor   θ*: where the "last" task ended, or the "first", a fixed starting point
     penalty  "gradient" or "proximal"
     """
 
     name: ClassVar[str] = "l2"
-    summary: ClassVar[str] = "L2-SP: every parameter is held alike, where the last or the first task left it"
+    summary: ClassVar[str] = "L2-SP: every parameter is held equally, where the last or the first task left it"
 
     lam: Number = 0.01
     anchor: Literal["last", "first"] = "last"

@@ -13,7 +13,7 @@ from rwalk.methods.base import Method, Number, Ranges, State, require
 
 @dataclass(frozen=True)
 class PI(Method):
-    """Penalty λ Σ_i Ω_i (θ_i − θ*_i)², Ω the loss each parameter saved per squared distance it went.
+    """Penalty λ Σ_i Ω_i (θ_i − θ*_i)², Ω the loss reduction due to each parameter per squared distance.
 
     lam      λ
     xi       ξ > 0, keeps Ω finite for a parameter that did not move

@@ -58,7 +58,7 @@ class RWalk(Method):
 
     def score(self, state: State, theta: Tensor) -> None:
         path, origin = state["path"], state["origin"]
-        # Both are spent here, so the arithmetic is done in their place.
+        # Both are used up here, so the arithmetic is done in place.
         divergence = torch.sub(theta, origin, out=origin).square_().mul_(state["fisher"]).mul_(0.5)  # eq. (2)
         gained = path.div_(divergence.add_(self.eps)).clamp_(min=0)
         # s ← ½ (s + s_task): halving s at a task's end and adding halves from then on needs no second vector.

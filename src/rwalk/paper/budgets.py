@@ -1,26 +1,26 @@
 """How long to train, and with which λ and α: chosen by one rule, on validation data.
 
-The paper does not say how long it trained. It does name a λ for every cell, and α = 0.9 for all of them; but
-what a λ does depends on the time, on the form of the penalty and on the scale of the importances, and α = 0.9
-leaves EWC++ next to no Fisher (docs/design.md). So these are chosen anew. RWalk keeps the paper's α and Δt.
+The paper does not say how long it trained. It does name a λ for every cell, and α = 0.9 for all of them; but what
+a λ does depends on the time, on the form of the penalty and on the scale of the importances, and α = 0.9 leaves
+EWC++ almost without a Fisher (docs/design.md). So we choose them ourselves. RWalk keeps the paper's α and Δt.
 
-THE RULE. A tenth of every class's training data is held out; neither the test set nor a published value is looked
-at. A setting is a block of a table: a dataset, a network, with or without exemplars, and the head that the block
-is read by. In each, every method is trained with every combination that its grid names: how long, λ, the form of
-the penalty, and for EWC++ α. A method's hyper-parameters are those with the highest validation A_K under the
-setting's own head; the time to train is the one at which the methods, each at its best, are best on average.
+THE RULE. A tenth of every class's training data is held out; neither the test set nor any published value is used.
+A setting is a block of a table: a dataset, a network, with or without exemplars, and the head that the block
+reports. In each, every method is trained with every combination in its grid: training time, λ, the form of the
+penalty, and for EWC++ α. A method's hyper-parameters are those with the highest validation A_K under the setting's
+own head; the training time is the one at which the methods, each at its best, are best on average.
 
-WHERE IT IS NARROWER THAN IT SOUNDS. CIFAR-100 is tuned with three seeds, with samples and with ResNet-18 with one,
-in the proximal form and with α = 0.01 alone, over decades of λ that a first look found (λ 1, 100, 10⁴ at 1000
-steps; not among the scores). Its grids were widened three times, by longer trainings, more decades and more seeds,
-after results on the test set were known; what was chosen from them was chosen by validation alone. With samples,
-4000 steps were tried and not adopted: with one seed A rises by 0.1 to 0.5, and all sweeps would have to follow.
-iCaRL has nothing to tune, and trains as long as the block with samples, for it has exemplars. With ResNet-18 only
-RWalk is tuned, between GEM's own training (one epoch, batches of 10, SGD) and 400 or 800 steps like those of the
-other tables (batches of 64, Adam).
+WHERE IT IS NARROWER THAN IT SOUNDS. CIFAR-100 is tuned with three seeds (one seed with samples and with
+ResNet-18), in the proximal form and with α = 0.01 only, over decades of λ found in a first trial (λ 1, 100, 10⁴ at
+1000 steps; not among the scores). Its grids were widened three times, by longer trainings, more decades and more
+seeds, after results on the test set were known; the choice from them was made by validation alone. With samples,
+4000 steps were tried and not adopted: with one seed A rises only slightly, and all sweeps would have to be
+repeated. iCaRL has nothing to tune, and trains as long as the block with samples, because it has exemplars. With
+ResNet-18 only RWalk is tuned, between GEM's own training (one epoch, batches of 10, SGD) and 400 or 800 steps like
+those of the other tables (batches of 64, Adam).
 
-What the rule chose is `budgets.json` beside this file, with the validation scores of all that its grids name.
-Tuning anew writes another file, which `rwalk reproduce --budgets` reads.
+The result is `budgets.json` next to this file, with the validation scores of everything in the grids. Tuning again
+writes another file, which `rwalk reproduce --budgets` reads.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Numbers = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Setting:
-    """A block of a table: its run less the method, the head that decides, and what is tried."""
+    """A block of a table: its run without the method, the head that decides, and the grid."""
 
     run: RunSpec
     head: str
@@ -87,8 +87,8 @@ GRIDS: dict[str, dict[str, tuple[Numbers, ...]]] = {
         "pi": _numbers(lam=_decades(-1, 7), penalty=FORMS),
         "rwalk": _numbers(lam=_decades(-1, 7), penalty=FORMS),
     },
-    # Convolutions cost a hundred times more: the form that is stable for every λ, and the decades in which a first
-    # look saw each method at work.
+    # Convolutions cost a hundred times more: only the form that is stable for every λ, and the decades in which
+    # each method had an effect in a first trial.
     "cifar100": {
         "vanilla": ({},),
         "ewc++": _numbers(lam=_decades(4, 7), penalty=("proximal",), alpha=(0.01,)),
@@ -190,13 +190,13 @@ def _text(record: Mapping[str, Any]) -> str:
 
 
 def brief(training: Mapping[str, Any]) -> str:
-    """How long one trains."""
+    """The training time, in words."""
     epochs = training["epochs"]
     return f"{training['steps']} steps" if training["steps"] else f"{epochs} epoch{'s' * (epochs != 1)}"
 
 
 def decide(name: str, rows: Iterable[Row], file: Path) -> str:
-    """Add what the rule chooses of a setting's rows to a file of budgets, and say it."""
+    """Add the rule's choice from a setting's rows to a file of budgets, and describe it."""
     chosen = read(file) if file.exists() else {}
     chosen[name] = choose(SETTINGS[name], rows)
     try:
@@ -208,7 +208,7 @@ def decide(name: str, rows: Iterable[Row], file: Path) -> str:
 
 @contextmanager
 def taken_from(file: Path | None) -> Iterator[None]:
-    """Prefer the budgets in a file of the user's; what it does not name stays as it was."""
+    """Prefer the budgets in a user's file; settings that it does not name keep theirs."""
     global _preferred
     before = _preferred
     _preferred = {} if file is None else read(file)
@@ -240,7 +240,7 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def written(chosen: Mapping[str, Any]) -> str:
-    """The file's text: JSON, a line for every run that was tried."""
+    """The file's text: JSON, one line per run that was tried."""
     lines = []
     for name, setting in chosen.items():
         tried = ",\n   ".join(json.dumps(each) for each in setting["tried"])

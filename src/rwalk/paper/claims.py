@@ -1,7 +1,7 @@
-"""What the paper's text claims, each judged by our rows: it held, it did not, or the seeds do not decide it.
+"""The claims of the paper's text, each judged by our rows: confirmed, refuted, or undecided with these seeds.
 
 A claim is a few margins that must be above zero. Where the paper gives no number (how near is "nearly"?), the
-threshold is ours and is said with what we saw.
+threshold is ours and is given with what we saw.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Claim:
     datasets: tuple[str, ...] = tuple(DATASETS)
 
     def judge(self, measured: Measured, dataset: str) -> Verdict | None:
-        """None, unless everything it is judged by has been run."""
+        """None, unless everything needed to judge it has been run."""
         try:
             return self.by(measured, dataset)
         except NotRun:
@@ -40,7 +40,7 @@ class Claim:
 
 
 def verdict(margins: Iterable[Mean], seen: str) -> Verdict:
-    """Yes, if every margin is above zero with its whole confidence interval; no, if one is so far below it."""
+    """Yes, if every margin's whole confidence interval is above zero; no, if that of one is below it."""
     margins = list(margins)
     if any(margin.value < -margin.reach for margin in margins):
         return "**no**", seen
@@ -89,7 +89,7 @@ def _single_head_is_worse(measured: Measured, dataset: str) -> Verdict:
 
 
 def _multi_head_hides(measured: Measured, dataset: str) -> Verdict:
-    """The same networks, read by both heads."""
+    """The same networks, evaluated with both heads."""
     read = {method: measured.cell(f"table1-{dataset}", "multi", method)[1].A for method in REGULARISED}
     gaps = {method: Mean.over(100 * (a["multi"] - a["single"])) for method, a in read.items()}
     return verdict([gap - Mean(20) for gap in gaps.values()], f"points lost: {_listed(gaps)} (more than 20?)")
@@ -137,7 +137,7 @@ def _icarl_falls_behind(measured: Measured, dataset: str) -> Verdict:
 
 
 def _by_sampler(measured: Measured, dataset: str) -> dict[str, dict[str, Mean]]:
-    """Of every method, its A by every sampler."""
+    """A for every method and sampler."""
     return {
         method: {each: measured.mean("A", f"figure5-{dataset}", each, f"{method}-S") for each in SAMPLERS}
         for method in METHODS
@@ -164,7 +164,7 @@ def _only_vanilla_minds_the_sampler(measured: Measured, dataset: str) -> Verdict
     scores = _by_sampler(measured, dataset)
     spreads = {method: _spread(list(by.values())) for method, by in scores.items()}
     margins = [spreads["vanilla"] - spreads[method] for method in REGULARISED]
-    return verdict(margins, f"best less worst sampler: {_listed(spreads)} points")
+    return verdict(margins, f"best minus worst sampler: {_listed(spreads)} points")
 
 
 def _insensitive(measured: Measured, dataset: str) -> Verdict:
@@ -179,14 +179,14 @@ def _insensitive(measured: Measured, dataset: str) -> Verdict:
 
 
 def _change(means: Sequence[Mean]) -> Mean:
-    """The largest, from the first."""
+    """The largest change from the first."""
     change = max((mean - means[0] for mean in means[1:]), key=lambda each: abs(each.value))
     return replace(change, value=abs(change.value))
 
 
 def _less_sensitive_than(other: str, measured: Measured, dataset: str) -> Verdict:
-    """As the paper measures it: how F and I change over the λ's of its table, from the first of them, each method
-    in the form that its budget chose."""
+    """As the paper measures it: how F and I change over the λ's of its table, relative to the first of them, each
+    method in the form that its budget chose."""
     changes: dict[str, dict[str, Mean]] = {}
     for method in (other, "rwalk"):
         form = load()[f"{dataset}-samples"]["numbers"][method]["penalty"]
@@ -225,7 +225,7 @@ def _best_where_vanilla_is_poor(measured: Measured, dataset: str) -> Verdict:
 
 
 def _beats_gem(measured: Measured, dataset: str) -> Verdict:
-    """All on the same images, the mean taken off; on plain pixels, as GEM's authors have them, others are seen."""
+    """All on the same images, with the mean subtracted; results on plain pixels (GEM's authors') are added."""
     blocks = {"icarl": 5120, "icarl, pixels": 5120, "gem": 5120, "gem, pixels": 5120, "rwalk": 5000}
     scores = {name: measured.mean("A", "tableS1", f"{total} samples", name) for name, total in blocks.items()}
     rwalk = scores["rwalk"]
@@ -240,14 +240,18 @@ CLAIMS = (
     Claim("RWalk is best in multi-head evaluation", partial(_best_of_block, "multi"), ("cifar100",)),
     Claim("RWalk beats GEM and iCaRL with ResNet-18", _beats_gem, ("cifar100",)),
     Claim("multi-head evaluation hides the problem", _multi_head_hides),
-    Claim("… for there regularised methods hardly forget or refuse anything", _hardly_anything_is_lost),
+    Claim("… because there regularised methods have little forgetting or intransigence", _hardly_anything_is_lost),
     Claim("in single-head evaluation forgetting and intransigence grow", _single_head_is_worse),
     Claim("samples cure intransigence", _samples_cure),
     Claim(
         "… and regularised methods then transfer forward (I < 0)", _samples_give_forward_transfer, ("cifar100",)
     ),
     Claim("RWalk with samples is nearest to F = I = 0: the best trade-off", _nearest_to_zero, ("mnist",)),
-    Claim("all but iCaRL-hb1 both forget and refuse (top right in figure 3)", _top_right_but_hybrid, ("mnist",)),
+    Claim(
+        "all but iCaRL-hb1 show both forgetting and intransigence (top right in figure 3)",
+        _top_right_but_hybrid,
+        ("mnist",),
+    ),
     Claim("iCaRL falls behind EWC and PI with a small network", _icarl_falls_behind, ("cifar100",)),
     Claim("MoF is the best sampler", _mof_is_best),
     Claim("uniform sampling is nearly as good as MoF", _uniform_is_enough),

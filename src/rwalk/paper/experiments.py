@@ -18,7 +18,7 @@ LAMBDA_DECADES = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell group: a run (its seed varies), the head it is read by, and what the paper says."""
+    """One cell group: a run (its seed varies), the head it is evaluated with, and what the paper says."""
 
     label: str
     run: RunSpec
@@ -41,7 +41,7 @@ class Experiment:
 
 
 def table1(dataset: str) -> Iterator[Entry]:
-    """Each block under its own budget; where two blocks agree on it, their rows are the same runs."""
+    """Each block under its own budget; where two blocks have the same budget, they share runs."""
     size = EXEMPLARS[dataset]
     for block, head in BLOCKS.items():
         published = TABLE1[dataset, block]
@@ -57,8 +57,8 @@ def table1(dataset: str) -> Iterator[Entry]:
 def table_s1() -> Iterator[Entry]:
     """20 tasks of 5 classes; GEM and iCaRL under GEM's own budget, RWalk under the one that the rule chose.
 
-    The published values of GEM and iCaRL are of GEM's authors, whose inputs are plain pixels. Taking the mean
-    image off, as everywhere else here, makes one epoch worth more: both are shown.
+    The published values of GEM and iCaRL are from GEM's authors, whose inputs are plain pixels. Subtracting the
+    mean image, as everywhere else here, helps within one epoch: both are shown.
     """
     for method, (total, published) in TABLE_S1.items():
         block, run = f"{total} samples", resnet(method, total // 100)
@@ -100,25 +100,26 @@ def figure5(dataset: str) -> Iterator[Entry]:
 
 
 NOTE_MNIST = """
-Five seeds are worth a point or two: five others, or the same on another kind of machine, come out as differently.
-The largest differences are iCaRL's and those of vanilla without samples. The paper says little about how these
-were trained, and nothing of ours was made to match.
+Means over five seeds are accurate to a point or two: five other seeds, or the same ones on another kind of
+machine, differ by as much. The largest differences from the paper are iCaRL's and those of vanilla without
+samples. The paper says little about how these were trained, and we did not tune ours to match.
 """.strip()
 NOTE_CIFAR = """
-Convolutions in bfloat16, parameters and updates in float32. The largest differences are iCaRL's and vanilla's
-without samples. The paper says little about how these were trained, and nothing of ours was made to match.
+Convolutions in bfloat16, parameters and updates in float32. The largest differences from the paper are iCaRL's and
+those of vanilla without samples. The paper says little about how these were trained, and we did not tune ours to
+match.
 """.strip()
 NOTE_S2 = """
-The λ's are the paper's, and what one does depends on the scale of the importances: our EWC++ scales the Fisher to
-[0, 1] and averages it with α = 0.01, so that its λ's are not on the paper's scale. Where the first of them hardly
-regularise (see A beside vanilla's in table 1), EWC++ seems less sensitive than it is.
+The λ's are the paper's, but the effect of λ depends on the scale of the importances: our EWC++ scales the Fisher
+to [0, 1] and averages it with α = 0.01, so that its λ's are not on the paper's scale. Where the smallest of them
+hardly regularise (compare A with vanilla's in table 1), EWC++ seems less sensitive than it is.
 """.strip()
 NOTE_S1 = """
-Not under one budget: GEM and iCaRL train as GEM's authors do (one epoch of batches of 10, SGD at 0.1; nothing
-tuned), RWalk for 400 steps of batches of 64 with Adam, some ten epochs, with a tuned λ; on validation data it
-reaches 61.0 at best in GEM's one epoch. "Pixels" are inputs in [0, 1], as GEM's authors have them; elsewhere the
-mean image is taken off. Their 5120 samples are 51 per class here, 5100. I is not measured: there are no reference
-models of this size.
+Budgets differ: GEM and iCaRL train as GEM's authors do (one epoch of batches of 10, SGD at 0.1; nothing tuned),
+RWalk for 400 steps of batches of 64 with Adam, about ten epochs, with a tuned λ; on validation data it reaches
+61.0 at best within GEM's one epoch. "Pixels" are inputs in [0, 1], as GEM's authors use them; elsewhere the mean
+image is subtracted. Their 5120 samples are 51 per class here, 5100 in total. I is not measured: there are no
+reference models of this size.
 """.strip()
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -190,9 +191,9 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def published_values() -> dict[tuple[str, str], dict[str, Any]]:
-    """By the hash of a run (of seed 0) and the head it is read by: the paper's A, F and I, as far as it has them.
+    """By a run's hash (for seed 0) and head: the paper's A, F and I, where given.
 
-    A cell of tables 1 and S1 leads: it is what stands for its method. Where table S2 repeats one, it is theirs.
+    A cell of tables 1 and S1 leads: it represents its method. A cell that table S2 repeats is taken from them.
     """
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for experiment in EXPERIMENTS.values():
@@ -206,7 +207,7 @@ def published_values() -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def runs_of(experiment: Experiment, seeds: int | None = None) -> list[RunSpec]:
-    """Every run of an experiment, each once."""
+    """Every run of an experiment, without repeats."""
     count = experiment.seeds if seeds is None else seeds
     found = {}
     for entry in experiment.entries():

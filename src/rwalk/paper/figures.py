@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def draw_all(entries: Entries, folder: Path) -> list[Path]:
-    """Every figure whose rows are there; nothing, and a word about it, where matplotlib is not installed."""
+    """Draw every figure whose rows exist; without matplotlib, draw nothing and say so."""
     try:
         import matplotlib as _  # noqa: F401
     except ImportError:
@@ -46,7 +46,7 @@ def _there(entries: list[tuple[Entry, Summary | None]]) -> list[tuple[Entry, Sum
 
 
 def _complete(entries: list[tuple[Entry, Summary | None]]) -> list[tuple[Entry, Summary]]:
-    """All of them or none: a comparison with parties missing misleads."""
+    """All of them or none: an incomplete comparison would mislead."""
     there = _there(entries)
     return there if len(there) == len(entries) else []
 

@@ -1,4 +1,4 @@
-"""Our rows, asked by the cells of the paper's tables."""
+"""Our rows, by the cells of the paper's tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rwalk.studies.store import Store
 
 @dataclass(frozen=True)
 class Mean:
-    """Over seeds, with its standard error. One seed alone has none (NaN), and decides nothing."""
+    """A mean over seeds with its standard error. A single seed has none (NaN), and decides nothing."""
 
     value: float
     error: float = 0.0
@@ -31,7 +31,7 @@ class Mean:
         return cls(value, deviation / float(np.sqrt(count)), max(1.0, count - 1.0))
 
     def __sub__(self, other: Mean) -> Mean:
-        """Welch's: the two need not scatter alike."""
+        """Welch's difference: the two may have different variances."""
         error = float(np.hypot(self.error, other.error))
         shares = self.error**4 / self.freedom + other.error**4 / other.freedom
         return Mean(self.value - other.value, error, error**4 / shares if shares else np.inf)
@@ -49,7 +49,7 @@ class NotRun(LookupError):
 
 
 class Measured:
-    """All rows under a results folder, summed up over their seeds."""
+    """All rows under a results folder, summarised over their seeds."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -59,7 +59,7 @@ class Measured:
         self._entries: dict[str, list[tuple[Entry, Summary | None]]] = {}  # of experiments that were asked for
 
     def machine(self, name: str) -> str:
-        """What an experiment was trained on; nothing, where it was not."""
+        """What an experiment was trained on, if it was."""
         store = Store(self.folder / name)
         if not store.study_file.exists():
             return ""
@@ -86,7 +86,7 @@ class Measured:
         raise NotRun(f"{name}: {block}, {label}")
 
     def mean(self, measure: str, name: str, block: str, label: str) -> Mean:
-        """A (in percent), F or I of a cell, by the head it is read by."""
+        """A (in percent), F or I of a cell, under its head."""
         entry, summary = self.cell(name, block, label)
         values: NDArray[np.float64] = getattr(summary, measure)[entry.head]
         return Mean.over(100 * values if measure == "A" else values)

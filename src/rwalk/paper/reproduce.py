@@ -21,7 +21,7 @@ from rwalk.threads import available_cores, few_threads
 
 
 class Planned(NamedTuple):
-    """A study to run, where its rows are kept, and what one is told of it."""
+    """A study to run, where its rows are kept, and how it is described."""
 
     name: str
     title: str
@@ -45,7 +45,7 @@ def find(names: Sequence[str]) -> list[Experiment]:
 
 
 def folder_of(experiment: Experiment, results: Path, seeds: int | None = None) -> Path:
-    """Its study folder; another number of seeds is another study."""
+    """Its study folder; a different number of seeds is a different study."""
     differs = seeds is not None and seeds != experiment.seeds
     return results / (f"{experiment.name}-{seeds}-seeds" if differs else experiment.name)
 
@@ -72,7 +72,7 @@ def plan(names: Sequence[str], results: Path, seeds: int | None = None, **where:
 def plan_tuning(name: str, folder: Path, **where: Any) -> list[Planned]:
     """What the rule of `budgets` compares in a dataset's settings, or in one of them.
 
-    Another grid is another study: of a grid that was widened, what is new is run.
+    A different grid is a different study: if a grid is widened, only what is new is run.
     """
     planned = []
     for each, setting in budgets.find(name).items():
@@ -84,10 +84,10 @@ def plan_tuning(name: str, folder: Path, **where: Any) -> list[Planned]:
 
 
 def dry_run(plan: Sequence[Planned], known: Collection[str], only: Collection[str] = ()) -> Iterator[str]:
-    """What would run, and about how long, from rates measured now on this machine.
+    """What would run, and for about how long, from rates measured now on this machine.
 
-    A run that two studies share is counted once; what is `known` by its hash, or in a study's folder, need not
-    run. Nothing is downloaded: where data are missing, there is no estimate.
+    A run that two studies share is counted once; runs `known` by their hash, or in a study's folder, are not
+    counted. Nothing is downloaded: if data are missing, there is no estimate.
     """
     there, total = set(known), 0.0
     absent: dict[str, str | None] = {}  # dataset → why it cannot be used
@@ -132,7 +132,7 @@ def _minutes(seconds: float) -> str:
 
 
 def _weight(study: Study, run: RunSpec) -> float:
-    """Of a step, in batches passed over: GEM's also goes over all exemplars of every earlier task."""
+    """The cost of a step, in batches: GEM's also passes over all exemplars of every earlier task."""
     projector, memory = run.learner().projector, run.memory
     if projector is None or memory is None:
         return 1.0
@@ -144,7 +144,7 @@ def _weight(study: Study, run: RunSpec) -> float:
 
 
 def _steps_per_second(study: Study, run: RunSpec, steps: int = 40) -> float:
-    """Of the whole machine: a run's first task measured, times the runs that train at once."""
+    """Steps per second of the whole machine: a run's first task measured, times the runs that train at once."""
     width = 5 if study.device != "cpu" else 1
     short = replace(run, training=replace(run.training, steps=steps))
     fleet = fleet_of(study.device, study.stream(run.stream), [replace(short, seed=seed) for seed in range(width)])

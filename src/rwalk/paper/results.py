@@ -20,13 +20,13 @@ OPENING = """
 # The paper, reproduced
 
 Made by `rwalk reproduce`; do not edit. Ours is mean ± standard deviation over the seeds, A in percent; Δ is ours
-less the paper's. A cell of ours that says – has not been run. Budgets were chosen by one rule, on validation data
-and without a look at published values; where the rule was narrowed is said with them.
+minus the paper's. A cell of ours that says – has not been run. Training budgets and hyper-parameters were chosen
+by one rule, on validation data and without looking at published values; the rule is under "Budgets" below.
 
 ## The claims of the paper's text
 
-Yes and no are with 95 % confidence over our seeds (Welch's t-test, each margin by itself); what lies between is
-undecided. Where the paper names no threshold, ours stands in parentheses.
+Yes and no are with 95 % confidence over our seeds (Welch's t-test, each margin by itself); otherwise a claim is
+undecided. Where the paper names no threshold, ours is given in parentheses.
 """.strip()
 
 
@@ -42,7 +42,7 @@ def write_results(folder: Path) -> list[Path]:
 def _page(measured: Measured, drawn: list[Path]) -> Iterator[str]:
     yield OPENING
     yield ""
-    yield from _row("claim", "dataset", "held here?", "what we saw")
+    yield from _row("claim", "dataset", "confirmed here?", "what we saw")
     for claim in CLAIMS:
         for dataset in claim.datasets:
             judged = claim.judge(measured, dataset) or ("not run", "")
@@ -52,7 +52,7 @@ def _page(measured: Measured, drawn: list[Path]) -> Iterator[str]:
     yield ""
     yield (budgets.__doc__ or "").strip()
     yield ""
-    yield "A value marked * is the smallest or the largest of several that were tried."
+    yield "A value marked * is the smallest or the largest of those that were tried."
     yield ""
     yield from _row("setting", "how long", "method", "hyper-parameters", "validation A, %")
     for setting, chosen in budgets.load().items():
@@ -141,5 +141,5 @@ def _spread(values: NDArray[np.float64], digits: int) -> str:
 
 
 def _plain(value: float, digits: int) -> str:
-    """With so many digits; with one significant digit where none would be left."""
+    """With so many digits, or with one significant digit if none would be left."""
     return f"{value:.0e}" if 0 < abs(value) < 0.5 * 10**-digits else f"{value:.{digits}f}"

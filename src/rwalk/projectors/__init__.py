@@ -1,6 +1,6 @@
 """Gradients changed before the step so that old tasks are not hurt.
 
-One file each. A file that is put here is found by itself, under the name that its projector has.
+One file each; a new file in this folder is found automatically, by its projector's name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a projector is: it takes the gradient and the gradients of old exemplars, and gives another gradient."""
+"""What a projector is: it takes the gradient and the gradients of old exemplars, and returns a new gradient."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rwalk.data.batches import Replay
 class Projector:
     """Base of all projectors; a subclass is a frozen record of its hyper-parameters.
 
-    per_task  one gradient for every old task, from all its exemplars; else one, from a batch of all exemplars
+    per_task  one gradient per old task, from all its exemplars; otherwise one, from a batch of all exemplars
     replay    exemplars only constrain: training on them as well would be another algorithm
     """
 
@@ -25,5 +25,5 @@ class Projector:
     needs_memory: ClassVar[bool] = True
 
     def project(self, grad: Tensor, memories: Tensor) -> Tensor:
-        """The gradient [R, P] to go along, in view of the old exemplars' [R, k, P]."""
+        """The gradient [R, P] to follow, given those of the old exemplars [R, k, P]."""
         raise NotImplementedError

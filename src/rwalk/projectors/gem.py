@@ -41,7 +41,7 @@ class GEM(Projector):
 
     def project(self, grad: Tensor, memories: Tensor) -> Tensor:
         along = torch.einsum("rkp,rp->rk", memories, grad)
-        # A run whose gradient is no number any more is beyond help, and must not stop the others.
+        # A run whose gradient is NaN cannot be helped, and must not stop the others.
         violated = (along < 0).any(-1) & along.isfinite().all(-1)
         out = grad.clone()
         for run in violated.nonzero().flatten().tolist():
@@ -51,8 +51,8 @@ class GEM(Projector):
     def _correction(self, grad: Tensor, constraints: Tensor) -> Tensor:
         """Gᵀv, where v minimises ½‖g + Gᵀv‖² subject to v ≥ γ: the dual, with one variable per task.
 
-        Solved for unit vectors, u_i = v_i ‖G_i‖ / ‖g‖: what the solver sees does not depend on how large the
-        gradients are.
+        Solved for unit vectors, u_i = v_i ‖G_i‖ / ‖g‖, so that the program does not depend on the size of the
+        gradients.
         """
         from qpsolvers import solve_qp
 

@@ -13,14 +13,14 @@ from rwalk import metrics
 from rwalk.report.summary import Summary
 
 HEAD_NAMES = {"multi": "multi-head", "single": "single-head"}
-# Okabe and Ito's palette, with a grey for their black and their yellow darkened: one colour a method.
+# Okabe and Ito's palette, with a grey for their black and their yellow darkened: one colour per method.
 COLOURS = ("#4c4c4c", "#0072b2", "#56b4e9", "#e69f00", "#d55e00", "#009e73", "#cc79a7", "#8c6bb1", "#8a7a00")
 MARKERS = "osD^vPX*h"
 STYLE = {"vanilla": 0, "ewc": 1, "ewc++": 2, "pi": 3, "rwalk": 4, "icarl": 5, "icarl-hb1": 6, "gem": 7, "a-gem": 8}
 
 
 class Block(NamedTuple):
-    """What is read by one head, together."""
+    """Summaries that are evaluated with one head, drawn together."""
 
     head: str
     summaries: Sequence[Summary]
@@ -28,9 +28,9 @@ class Block(NamedTuple):
 
 
 def accuracy_over_time(blocks: Sequence[Block], path: Path, columns: int | None = None) -> None:
-    """Of each block panels in a row: accuracy of task 1 … K while later tasks are learned, and A_k last.
+    """For each block a row of panels: accuracy of task 1 … K while later tasks are learned, and A_k last.
 
-    A row of more than six is broken, unless the number of columns is given.
+    A row of more than six panels is wrapped, unless the number of columns is given.
     """
     from matplotlib.figure import Figure
 
@@ -63,7 +63,7 @@ def accuracy_over_time(blocks: Sequence[Block], path: Path, columns: int | None 
 
 
 def save(figure: Any, path: Path) -> None:
-    """As PNG or SVG, by the path's end; the same figure is the same file, byte for byte."""
+    """As PNG or SVG, by the path's suffix; the same figure gives the same file, byte for byte."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": path.name}):

@@ -1,7 +1,7 @@
-"""One HTML page of a folder of results, complete in itself: it can be mailed, archived, opened anywhere.
+"""One self-contained HTML page of a folder of results: it can be mailed, archived, opened anywhere.
 
 Whatever comes from data is text to the page, never markup: Jinja escapes it, the data block cannot be closed from
-within, and the page's own policy runs only the two scripts whose digests it names and lets nothing on the network.
+within, and the page's content security policy allows only the two scripts whose digests it names, and no network.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCRIPTS = ("model.js", "plots.js", "page.js")
 
 
 def write_report(folder: Path, out: Path | None = None, published: Published = NOTHING) -> Path:
-    """Make the report of a folder of results; `report.html` in it unless told otherwise."""
+    """Write the report of a folder of results, by default as `report.html` in it."""
     page = render(results.read(folder), folder.resolve().name, published=published)
     out = folder / "report.html" if out is None else out
     try:
@@ -108,5 +108,5 @@ def _json(data: Any) -> str:
 
 
 def _packed(text: str) -> str:
-    """Compressed for the page's DecompressionStream: plotly.js is 5 MB as it is, 2 MB so."""
+    """Compressed for the page's DecompressionStream: plotly.js makes up most of the page."""
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()

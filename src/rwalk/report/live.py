@@ -1,6 +1,6 @@
 """A study while it runs: what is running, how fast, how long it will take.
 
-On a terminal as bars that move; in a file or a pipe as a line now and then.
+Progress bars on a terminal; an occasional line in a file or a pipe.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rwalk.studies.specs import RunSpec
 
 
 class Tally:
-    """How many steps of how many are done, over all runs; it listens to events."""
+    """Counts from events how many steps are done, over all runs."""
 
     def __init__(self, study: Study) -> None:
         self.study = study
@@ -37,7 +37,7 @@ class Tally:
         return sum(self._done.values())
 
     def steps_of(self, event: Stepped | Trained) -> int:
-        """The steps that the runs of an event have behind them, references and tasks of any length included."""
+        """The steps that the runs of an event have done, including references and tasks of any length."""
         everything = self.study.steps(event.runs[0])
         if isinstance(event, Trained):
             return everything * len(event.runs)
@@ -46,7 +46,7 @@ class Tally:
 
 
 class Live:
-    """A bar for the whole study and a line for every job at work; `watch` is given to `Study.execute`."""
+    """A bar for the whole study and a line for every running job; pass `watch` to `Study.execute`."""
 
     def __init__(self, study: Study, console: Console) -> None:
         self.tally = Tally(study)

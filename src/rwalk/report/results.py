@@ -1,4 +1,4 @@
-"""A folder of results → its rows: of one study, of several, or of files gathered from many."""
+"""A folder of results → its rows: one study, several, or files collected from many."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rwalk.studies.store import Row, Store, read_rows
 
 @dataclass(frozen=True)
 class Results:
-    """Rows, each run once; the distinct environments of their studies, and how many runs these still lack."""
+    """Rows without repeats, the distinct environments of their studies, and how many runs are still missing."""
 
     rows: list[Row]
     environments: list[dict[str, str]]
@@ -23,7 +23,7 @@ class Results:
 
 
 def read(folder: Path) -> Results:
-    """All rows of the *.jsonl files in a folder or, where it has none, in the study folders in it."""
+    """All rows of the *.jsonl files in a folder or, if it has none, in the study folders in it."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder: give one that `rwalk run --out` wrote")
     files = sorted(folder.glob("*.jsonl")) or sorted(folder.glob("*/*.jsonl"))
@@ -37,13 +37,13 @@ def read(folder: Path) -> Results:
 
 
 def _rows(path: Path) -> list[Row]:
-    """Of a study, which knows where it was begun, or of a file that was gathered from somewhere."""
+    """The rows of a study, which knows where it was begun, or of a file collected from somewhere."""
     store = Store(path.parent)
     return store.rows() if path == store.rows_file else read_rows(path)
 
 
 def _planned(studies: Iterable[Mapping[str, Any]]) -> set[str]:
-    """The hashes of all runs of these studies; of one that this version cannot read, none."""
+    """The hashes of all runs of these studies; none for a study that this version cannot read."""
     found = set()
     for study in studies:
         with suppress(InputError, KeyError, TypeError, ValueError):
@@ -52,7 +52,7 @@ def _planned(studies: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def _environments(studies: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """What the studies say of themselves; gathered files may come without a study."""
+    """The studies' own records; collected files may come without one."""
     distinct: list[dict[str, str]] = []
     for environment in (study.get("environment") for study in studies):
         if isinstance(environment, dict) and environment not in distinct:

@@ -1,4 +1,4 @@
-"""Summaries → the data behind a report: one section a stream and network, everything in it comparable.
+"""Summaries → the data behind a report: one section per stream and network, everything in it comparable.
 
 What comes out is plain JSON. Seeds are kept apart, so that a reader can recompute every mean and deviation.
 """
@@ -24,14 +24,14 @@ DIGITS = 6  # decimals of an accuracy: finer than one example in a test set of 1
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star", "hexagon")
 
 Json = dict[str, Any]
-# (the hash of a run of seed 0, the head) → what is published of it: A, F, I, where they are, and whether it leads:
-# stands for its method where one configuration of each is shown.
+# (the hash of a run of seed 0, the head) → its published values, A, F, I where given, and whether it leads, that
+# is, represents its method where one configuration of each is shown.
 Published = Mapping[tuple[str, str], Mapping[str, Any]]
 NOTHING: Published = MappingProxyType({})
 
 
 def methods(summaries: Iterable[Summary]) -> list[Json]:
-    """Every method with its colour and symbol: known ones have the same in every report, others what is left."""
+    """Every method with its colour and symbol: the same in every report for known methods, the rest for others."""
     present = {summary.method for summary in summaries}
     places = {name: place for place, name in enumerate(learner_names()) if name in present}
     left = cycle(sorted(set(range(len(COLOURS))) - set(places.values())) or range(len(COLOURS)))
@@ -43,9 +43,9 @@ def methods(summaries: Iterable[Summary]) -> list[Json]:
 
 
 def sections(summaries: Sequence[Summary], published: Published = NOTHING) -> list[Json]:
-    """Summaries of the same stream and network, together; in the order of first appearance.
+    """Summaries grouped by stream and network, in the order of first appearance.
 
-    `published` is what a paper says of some runs.
+    `published` holds a paper's values for some runs.
     """
     groups: dict[str, list[Summary]] = {}
     held_out = {_tested(each): each for each in summaries if each.spec["stream"]["validation"] is not None}
@@ -56,7 +56,7 @@ def sections(summaries: Sequence[Summary], published: Published = NOTHING) -> li
 
 
 def _tested(summary: Summary) -> str:
-    """The name of a configuration, whatever it was tested on: held-out training data, or the test set."""
+    """The name of a configuration, whether it was tested on held-out training data or on the test set."""
     spec = summary.spec
     return content_hash({**spec, "stream": {**spec["stream"], "validation": None}})
 
@@ -86,12 +86,12 @@ def _section(summaries: Sequence[Summary], published: Published, held_out: Mappi
 
 
 def _led(group: Sequence[Json]) -> bool:
-    """Whether a paper says under every head which of these stands for its method."""
+    """Whether a paper says, for every head, which of these represents its method."""
     return all(any((each[head]["paper"] or {}).get("leads") for each in group) for head in HEADS)
 
 
 def _choice(configurations: Sequence[Json], on_validation: bool) -> str:
-    """By what one configuration of each method is chosen, where there are several to choose from."""
+    """How one configuration of each method is chosen, where there are several."""
     groups: dict[tuple[str, str], list[Json]] = {}
     for each in configurations:
         groups.setdefault((each["method"], each["memory"]), []).append(each)
@@ -99,17 +99,17 @@ def _choice(configurations: Sequence[Json], on_validation: bool) -> str:
     if not several:
         return ""
     if on_validation:
-        return "Of each method, the configuration with the best A on held-out training data."
+        return "For each method, the configuration with the best A on held-out training data."
     if all(each[head]["validation"] is not None for each in several for head in HEADS):
-        return "Of each method, the configuration that was best on held-out training data, not on this test data."
+        return "For each method, the configuration that was best on held-out training data, not on this test data."
     return (
-        "Of each method, the configuration with the best A on this very test data: a choice that flatters it. "
-        "Runs with --validation in the same folder make it an honest one."
+        "For each method, the configuration with the best A on this same test data, which flatters it. "
+        "Runs with --validation in the same folder make the choice an honest one."
     )
 
 
 def _configuration(summary: Summary, settings: str, published: Published, held_out: Mapping[str, Summary]) -> Json:
-    """One method with its hyper-parameters, over its seeds; its accuracy on held-out training data, if any."""
+    """One method with its hyper-parameters, over its seeds, and its accuracy on held-out training data, if any."""
     twin = held_out.get(_tested(summary))
     run = RunSpec.from_json({**summary.spec, "seed": 0}).hash() if published else ""
     memory = summary.spec["memory"]
@@ -139,7 +139,7 @@ def _configuration(summary: Summary, settings: str, published: Published, held_o
 
 
 def _measured(summary: Summary, head: str) -> Json:
-    """A_K, F_K, I_K, the curve A_k and the accuracies a[k][j ≤ k], a seed each."""
+    """A_K, F_K, I_K, the curve A_k and the accuracies a[k][j ≤ k], for each seed."""
     accuracy = summary.accuracy[head]
     return {
         "A": _numbers(summary.A[head]),
@@ -167,7 +167,7 @@ def _facts(summary: Summary) -> list[str]:
 
 
 def _settings(summary: Summary) -> dict[str, str]:
-    """Whatever else a result depends on, in words: beside stream and network, memory and λ."""
+    """What else a result depends on besides stream, network, memory and λ, in words."""
     spec = summary.spec
     training = dict(spec["training"])
     steps, epochs = training.pop("steps"), training.pop("epochs")
@@ -180,10 +180,10 @@ def _settings(summary: Summary) -> dict[str, str]:
 
 
 def _differing(method: str, settings: Sequence[Mapping[str, str]], summaries: Sequence[Summary]) -> list[str]:
-    """The names of the settings worth telling of a method's runs.
+    """The names of the settings worth showing for a method's runs.
 
-    How one trains is told where any two runs of the section differ. A method's own hyper-parameters are told
-    where two runs of this method do; not given, they are the defaults, and differ from those given.
+    Training settings are shown if any two runs of the section differ in them, a method's own hyper-parameters if
+    two runs of this method do; those not given have their defaults, which count as different from those given.
     """
     own = [values for values, summary in zip(settings, summaries, strict=True) if summary.method == method]
     numbers = {name for summary in summaries for name in summary.spec["numbers"]}

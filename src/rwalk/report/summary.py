@@ -1,4 +1,4 @@
-"""Rows of one method and λ, summed up over their seeds."""
+"""Rows of one method and λ, summarised over their seeds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Summary:
-    """All seeds of one configuration; arrays have one entry a seed, NaN where a run stopped."""
+    """All seeds of one configuration; arrays have one entry per seed, NaN where a run stopped."""
 
     label: str  # as the paper writes it: -S where exemplars are added to a method that needs none
     method: str
@@ -32,7 +32,7 @@ class Summary:
 
 
 def summarise(rows: Sequence[Row]) -> list[Summary]:
-    """One summary a configuration, in the order of first appearance."""
+    """One summary per configuration, in the order of first appearance."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(content_hash({**row["spec"], "seed": None}), []).append(row)
@@ -57,7 +57,7 @@ def _summary(rows: list[Row]) -> Summary:
 
 
 def mean_and_deviation(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Mean and sample standard deviation of what is there; NaN where nothing is.
+    """Mean and sample standard deviation, ignoring NaN; NaN if there is nothing else.
 
     >>> mean_and_deviation(np.array([1.0, 3.0, np.nan]))
     (2.0, 1.4142135623730951)

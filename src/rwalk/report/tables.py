@@ -34,7 +34,7 @@ def result_table(summaries: Sequence[Summary], head: str) -> Table:
 
 
 def _column(cells: Sequence[NDArray[np.float64]], form: str, best: object) -> list[Text]:
-    """Formatted cells; the best, and whatever prints like it, in bold."""
+    """Formatted cells; the best, and any that print the same, in bold."""
     measured = [mean_and_deviation(values) for values in cells]
     printed = [form.format(mean) for mean, _ in measured]
     finite = [mean for mean, _ in measured if np.isfinite(mean)]

@@ -1,4 +1,4 @@
-"""Many runs, compared: what they are, where they are trained, what is kept of them and what made it."""
+"""Many runs, compared: what they are, where they are trained, how results are stored and what made them."""
 
 from __future__ import annotations
 

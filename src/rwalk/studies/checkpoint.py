@@ -1,8 +1,8 @@
-"""A fleet on the disk: exact, atomic, and believed only after it was checked.
+"""A fleet on disk: exact, atomic, and checked before it is used.
 
-A checkpoint is two files. TASK-STEP.safetensors holds all vectors; TASK-STEP.json the counters and the checksum of
-both. The record is written last and removed first: tensors without a record do not count. The last two are
-kept, so that one can be damaged. Nothing in them names a file or a function, and nothing is unpickled.
+A checkpoint is two files. TASK-STEP.safetensors holds all vectors; TASK-STEP.json the counters and the checksums
+of both. The record is written last and removed first: tensors without a record do not count. The last two
+checkpoints are kept, in case one is damaged. Nothing in them names a file or a function, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from rwalk.studies.environment import environment
 
 FORMAT = 2
 KEPT = 2
-SHARE = 0.02  # of the training's time may go into checkpoints
+SHARE = 0.02  # the fraction of the training time that checkpoints may take
 AT_LEAST = 1.0  # seconds of training worth saving
-ASSUMED_SPEED = 1e8  # bytes a second, until the first save has shown the real one
+ASSUMED_SPEED = 1e8  # bytes per second, until the first save has shown the real speed
 LARGEST_RECORD = 1 << 24  # bytes; a record is counters, a few thousand at most
 
 _NAME = re.compile(r"(\d{4,})-(\d{8,})\.json")
@@ -44,8 +44,8 @@ _NUMBERS = re.compile(r"exemplars\.\d+")
 class Checkpointer:
     """Saves a fleet's checkpoints in a folder of its own, and ends the training when it is told to.
 
-    identity  what the fleet's results depend on; a checkpoint of another identity is not taken
-    every     steps between checkpoints, which then are also made at every task's end; without it, one is made as
+    identity  what the fleet's results depend on; a checkpoint of another identity is not used
+    every     steps between checkpoints, which are then also made at every task's end; without it, one is made as
               soon as all of them together cost no more than 2 % of the time
     stop      asked after every step: whether to save and raise KeyboardInterrupt
     """
@@ -66,18 +66,18 @@ class Checkpointer:
         self._next_at: float | None = None
 
     def resume(self, fleet: Fleet) -> list[str]:
-        """Bring the fleet to its newest sound checkpoint, if there is one; what is worth telling, in words."""
+        """Restore the fleet from its newest valid checkpoint, if there is one; returns remarks for the user."""
         told = []
         for record in _records(self.folder) if self.folder else []:
             try:
                 written_in = load(record, fleet, self.identity)
             except InputError as error:
-                told.append(f"{error}; it is not used, an older one or the beginning is")
+                told.append(f"{error}: falling back to an older checkpoint, or to the beginning")
                 continue
             now = environment(fleet.theta.device.type)
             changes = [f"{k} {written_in[k]} → {now[k]}" for k in now if written_in.get(k, now[k]) != now[k]]
             if changes:
-                told.append(f"{record} goes on elsewhere ({', '.join(changes)}): last digits may differ")
+                told.append(f"{record} is resumed elsewhere ({', '.join(changes)}): last digits may differ")
             break
         return told
 
@@ -99,8 +99,8 @@ class Checkpointer:
                 save(self.folder, fleet, self.identity)
             except OSError as error:
                 raise InputError(
-                    f"cannot write a checkpoint to {self.folder}: {error.strerror or error}; what was there is "
-                    "kept: make room, and the same command goes on from there"
+                    f"cannot write a checkpoint to {self.folder}: {error.strerror or error}; earlier ones are "
+                    "kept: make room, and the same command resumes from there"
                 ) from error
         cost = time.monotonic() - begun
         self._spent += cost
@@ -118,7 +118,7 @@ def save(folder: Path, fleet: Fleet, identity: str) -> None:
     snapshot = snapshots.take(fleet)
     tensors, counters = snapshot.tensors(), snapshot.counters()
     if _unsound(tensors, counters["stopped"]) is not None:
-        return  # its next loss stops it, and the checkpoint before this one leads there too
+        return  # its next loss stops it, and the previous checkpoint leads there too
     packed = safetensors.torch.save(tensors)
     content = {
         "format": FORMAT,
@@ -136,9 +136,9 @@ def save(folder: Path, fleet: Fleet, identity: str) -> None:
 
 
 def load(record: Path, fleet: Fleet, identity: str) -> Mapping[str, str]:
-    """Bring a fleet to a checkpoint, if every length, name, type, shape and number in it can be this fleet's.
+    """Restore a fleet from a checkpoint, if every length, name, type, shape and number in it fits this fleet.
 
-    Gives the environment it was written in. Whatever is wrong raises InputError and leaves the fleet as it was.
+    Returns the environment it was written in. Whatever is wrong raises InputError and leaves the fleet unchanged.
     """
     try:
         content = _content(record, identity)
@@ -153,7 +153,7 @@ def load(record: Path, fleet: Fleet, identity: str) -> Mapping[str, str]:
 
 
 def _records(folder: Path) -> Iterator[Path]:
-    """Records in a folder, newest first: by what they are called, as file times follow clocks that jump."""
+    """Records in a folder, newest first: by name, because file times depend on clocks that may jump."""
     found = [(match, path) for path in _listed(folder) if (match := _NAME.fullmatch(path.name))]
     for _, path in sorted(found, key=lambda item: (int(item[0][1]), int(item[0][2])), reverse=True):
         yield path
@@ -167,7 +167,7 @@ def _listed(folder: Path) -> list[Path]:
 
 
 class _Damaged(Exception):
-    """Why a checkpoint cannot be taken."""
+    """Why a checkpoint cannot be used."""
 
 
 def _need(condition: bool, reason: str) -> None:
@@ -190,7 +190,7 @@ def _content(record: Path, identity: str) -> dict[str, Any]:
     _need(isinstance(content, dict) and outer["sha256"] == _checksum(content), "its record's checksum is wrong")
     _need(content.get("format") == FORMAT, f"it has format {content.get('format')!r}, not {FORMAT}")
     keys = {"format", "identity", "environment", "counters", "tensors"}
-    _need(set(content) == keys, "its record has other keys than it should")
+    _need(set(content) == keys, "its record has the wrong keys")
     _need(content["identity"] == identity, "it belongs to another run")
     written_in = content["environment"]
     sound = isinstance(written_in, dict) and all(isinstance(value, str) for value in written_in.values())
@@ -200,7 +200,7 @@ def _content(record: Path, identity: str) -> dict[str, Any]:
 
 def _checked_counters(counters: Any, fleet: Fleet) -> dict[str, Any]:
     keys = {"task", "step", "stopped", "groups"}
-    _need(isinstance(counters, dict) and set(counters) == keys, "its counters are others than they should be")
+    _need(isinstance(counters, dict) and set(counters) == keys, "its record has the wrong counters")
     task, step, stopped = counters["task"], counters["step"], counters["stopped"]
     tasks = fleet.stream.tasks
     _need(_is_count(task, len(tasks)), "its task is not one of the stream's")
@@ -220,7 +220,7 @@ def _is_count(value: Any, largest: int) -> bool:
 
 def _checked_tensors(path: Path, recorded: Any, fleet: Fleet, counters: Mapping[str, Any]) -> dict[str, Tensor]:
     _need(isinstance(recorded, dict) and set(recorded) == {"bytes", "sha256"}, "its record is incomplete")
-    _need(path.stat().st_size == recorded["bytes"], "its tensors are torn")
+    _need(path.stat().st_size == recorded["bytes"], "its tensors are truncated")
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     _need(digest == recorded["sha256"], "its tensors' checksum is wrong")
@@ -235,7 +235,7 @@ def _checked_tensors(path: Path, recorded: Any, fleet: Fleet, counters: Mapping[
     for name, tensor in tensors.items():
         if _NUMBERS.fullmatch(name):
             inside = bool(((tensor >= 0) & (tensor < examples)).all())
-            _need(inside, f"{name} numbers examples that are not there")
+            _need(inside, f"{name} refers to examples that do not exist")
         if name.startswith("accuracy."):
             fractions = tensor.isnan() | ((tensor >= 0) & (tensor <= 1))
             _need(bool(fractions.all()), f"{name} holds something that is not an accuracy")
@@ -267,7 +267,7 @@ def _expected(fleet: Fleet, counters: Mapping[str, Any]) -> dict[str, Form]:
 def _states(fleet: Fleet, tasks: int, step: int) -> dict[str, dict[str, tuple[int, ...]]]:
     """What the method and the loss hold after so many tasks and steps, and of what shape.
 
-    Found by asking them, with a θ that has all but values and takes no memory.
+    Found by running them on a θ without values (the device "meta"), which takes no memory.
     """
     theta = torch.empty_like(fleet.theta, device="meta")
     method, loss = fleet.learner.method, fleet.learner.loss
@@ -281,7 +281,7 @@ def _states(fleet: Fleet, tasks: int, step: int) -> dict[str, dict[str, tuple[in
 
 
 def _stored(fleet: Fleet) -> dict[str, tuple[int, ...]]:
-    """The shape of what the loss keeps beside every exemplar."""
+    """The shape of what the loss stores with every exemplar."""
     if not fleet.loss.keeps:
         return {}
     features, logits = evaluation.outputs(fleet, torch.zeros(fleet.runs, 1, dtype=torch.int64))
@@ -298,7 +298,7 @@ def _check_forms(found: Mapping[str, Form], expected: Mapping[str, Form]) -> Non
 
 
 def _unsound(tensors: Mapping[str, Tensor], stopped: list[str | None]) -> str | None:
-    """A tensor that is not finite in a run that goes on; accuracies may be NaN, as some are still to come."""
+    """A tensor that is not finite in an active run; accuracies may be NaN, as some are still to be measured."""
     alive = torch.tensor([why is None for why in stopped])
     for name, tensor in tensors.items():
         if name.startswith("accuracy.") or not tensor.is_floating_point():

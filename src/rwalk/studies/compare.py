@@ -18,7 +18,7 @@ Flat = dict[str, str]  # a setting's dotted name → its value, as JSON
 
 
 def compare(a: Store, b: Store) -> list[str]:
-    """A line for every difference; none where the studies hold the same results."""
+    """One line per difference; none if the studies hold the same results."""
     first, second = a.study(), b.study()
     specs = ([RunSpec.from_json(run).to_json() for run in each["runs"]] for each in (first, second))
     settings = list(_settings(*specs))
@@ -63,7 +63,7 @@ def _listed(values: list[str]) -> str:
 
 
 def _paired(rows: Sequence[Row], changed: set[str]) -> dict[str, Row]:
-    """Rows by their settings, without those that set the two studies apart as a whole."""
+    """Rows by their settings, without the settings in which the two studies differ as a whole."""
     specs = ((row, _flat(row["spec"])) for row in rows)
     return {json.dumps({k: v for k, v in spec.items() if k not in changed}): row for row, spec in specs}
 

@@ -16,7 +16,7 @@ import torch
 
 @cache
 def environment(device: str) -> dict[str, str]:
-    """What is needed to say why two studies differ."""
+    """What it takes to explain why two studies differ."""
     versions = {}
     for package in ("rwalk", "torch", "numpy", "scikit-learn"):
         with suppress(PackageNotFoundError):
@@ -50,7 +50,7 @@ def commit() -> str | None:
     """The commit that rwalk is run from, "+changes" where files differ from it; None where it was installed."""
     here = Path(__file__).parents[1]
     with suppress(OSError, subprocess.SubprocessError):
-        # Only if this very file is under version control: rwalk may be installed inside somebody's repository.
+        # Only if this file itself is under version control: rwalk may be installed inside somebody's repository.
         _git(here, "ls-files", "--error-unmatch", "__init__.py")
         changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", ".")
         return _git(here, "rev-parse", "--short=10", "HEAD") + ("+changes" if changed else "")

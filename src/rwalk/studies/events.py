@@ -12,28 +12,28 @@ Runs = tuple[RunSpec, ...]  # that are trained together, as one fleet
 
 
 class Started(NamedTuple):
-    """These runs, references among them, are going to be trained; the study has so many in all."""
+    """These runs, including references, are about to be trained; the study has `total` in all."""
 
     runs: Runs
     total: int
 
 
 class Stepped(NamedTuple):
-    """Some runs have come so far."""
+    """Some runs have made progress."""
 
     runs: Runs
     progress: Progress
 
 
 class TaskMeasured(NamedTuple):
-    """Some runs have ended a task and were measured on all tasks so far."""
+    """Some runs have finished a task and were evaluated on all tasks so far."""
 
     runs: Runs
     measured: Measured
 
 
 class Trained(NamedTuple):
-    """Some runs have ended their last task."""
+    """Some runs have finished their last task."""
 
     runs: Runs
 
@@ -45,13 +45,13 @@ class RowDone(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """There is nothing left to do; these are the rows that are there."""
+    """There is nothing left to do; these are the study's rows."""
 
     rows: tuple[Mapping[str, Any], ...]
 
 
 class Stopped(NamedTuple):
-    """The study ended before it was finished: so many of its rows are there."""
+    """The study ended before it was finished, with `done` of its `total` rows."""
 
     done: int
     total: int

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a question: training asks after every step whether to save and go."""
+"""SIGINT and SIGTERM as a question: training asks after every step whether to save and stop."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 class Interrupts:
-    """While entered, a first signal is only noted, and a call says whether it came; a second one ends at once.
+    """Within the context, a first signal is only noted, and a call asks whether it came; a second ends at once.
 
-    Whoever asks and hears yes saves its work and raises KeyboardInterrupt, whichever signal it was.
+    A caller that gets True saves its work and raises KeyboardInterrupt, whichever signal it was.
     """
 
     def __init__(self, *signals: signal.Signals) -> None:

@@ -1,7 +1,7 @@
-"""Which numbers this version of rwalk computes: a history of the changes that moved a result.
+"""The version of our numerics: a history of the changes that moved results.
 
-A row says under which number its run was trained. Whoever changes what a run computes, by more than rounding, adds
-a line here; rows of the runs it affects are then trained anew, and the line says why. Nothing else is.
+A row records the number under which its run was trained. Whoever changes what a run computes, by more than
+rounding, adds a line here; the runs it affects, and no others, are then trained again, and the line says why.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Change(NamedTuple):
-    """From this number on, the results of the runs that it affects are others."""
+    """From this number on, the results of the affected runs are different."""
 
     number: int
     what: str
@@ -34,5 +34,5 @@ def number_of(run: RunSpec) -> int:
 
 
 def changes_since(number: int, run: RunSpec) -> list[str]:
-    """What has moved a run's results since a number."""
+    """What has changed a run's results since a number."""
     return [change.what for change in HISTORY if change.number > number and change.affects(run)]

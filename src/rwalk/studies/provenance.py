@@ -1,8 +1,8 @@
 """What made a result: versions, commit, machine, and the code that a run names.
 
 A run's identity is its settings (their hash), the source of the user's code that they name, our own numerics, and
-the data. The last three stand in every row under "made", so that a row that would come out differently today is
-noticed, and what has changed can be said.
+the data. The last three are in every row under "made", so that a row that would come out differently today is
+noticed and can say what has changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Made = dict[str, Any]
 
 
 def made(run: RunSpec, device: str, data: str) -> Made:
-    """What a row says of its making, were it trained here and now; `data` is the stream's fingerprint."""
+    """The provenance of a row trained here and now; `data` is the stream's fingerprint."""
     around = environment(device)
     machine = {name: around[name] for name in MACHINE if name in around}
     if device != "cpu":
@@ -32,9 +32,9 @@ def made(run: RunSpec, device: str, data: str) -> Made:
 
 
 def outdated(row_made: Mapping[str, Any], run: RunSpec, data: str | None = None) -> list[str]:
-    """Why a row is not what its run would give today; nothing, where only versions and machines differ.
+    """Why a row is not what its run would give today; nothing if only versions and machines differ.
 
-    A row that was written before rows said what made them is believed to be today's.
+    A row written before rows recorded their provenance is assumed to be current.
     """
     reasons = [f"rwalk computes it differently: {what}" for what in
                numerics.changes_since(row_made.get("numerics", numerics.FIRST), run)]  # fmt: skip
@@ -50,7 +50,7 @@ def outdated(row_made: Mapping[str, Any], run: RunSpec, data: str | None = None)
 
 
 def makers(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Who made these rows, most of them first: one line where all come from the same code and kind of machine."""
+    """What made these rows, most frequent first: one line if all come from the same code and kind of machine."""
     counts = Counter(_maker(row.get("made") or {}) for row in rows)
     total = counts.total()
     if len(counts) < 2:
@@ -59,17 +59,17 @@ def makers(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def mixture(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A sentence that says that rows come from different code or machines; nothing where they do not."""
+    """A sentence saying that rows come from different code or machines; nothing if they do not."""
     lines = makers(rows)
-    return f"These rows were not all made alike: {'; '.join(lines)}." if len(lines) > 1 else ""
+    return f"These rows come from different code or machines: {'; '.join(lines)}." if len(lines) > 1 else ""
 
 
 def strangers(rows: Iterable[Mapping[str, Any]], device: str) -> list[str]:
-    """A line for every other kind of machine that made some of these rows, which are taken over here."""
+    """One line for every other kind of machine that made some of these rows, which are reused here."""
     here = machine_of(environment(device) | ({"processor": "", "instructions": ""} if device != "cpu" else {}))
     counts = Counter(machine_of(row["made"]) for row in rows)
     return [
-        f"{count} finished runs are taken over from another study, made on {there} (this is {here}): "
+        f"{count} finished runs are reused from another study, made on {there} (this is {here}): "
         "between machines the last digits of an accuracy differ"
         for there, count in counts.items()
         if there != here
@@ -77,7 +77,7 @@ def strangers(rows: Iterable[Mapping[str, Any]], device: str) -> list[str]:
 
 
 def machine_of(row_made: Mapping[str, Any]) -> str:
-    """The kind of machine that made a row, in words: what decides how floating point rounds."""
+    """The kind of machine that made a row, in words: what determines floating-point rounding."""
     name = row_made.get("gpu") or " ".join(filter(None, (row_made.get("processor"), row_made.get("instructions"))))
     return f"{name or 'an unknown machine'}, torch {row_made.get('torch', 'of an unknown version')}"
 

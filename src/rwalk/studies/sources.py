@@ -17,14 +17,14 @@ OURS = Path(__file__).parents[1]
 
 
 def source_digest(module: str) -> str:
-    """Of a module's source and of all that it imports from around it; comments and blank lines do not count."""
+    """A digest of a module's source and of the user's code that it imports, without comments and blank lines."""
     file = _file_of(module)
     return "unknown" if file is None else _digest(module, file, file.stat().st_mtime_ns)
 
 
 @cache
 def _digest(module: str, file: Path, changed: int) -> str:
-    """`changed` is when the file was; what it imports is taken to be as old as the process."""
+    """`changed` is the file's modification time; its imports are assumed not to change within a process."""
     files = {module: file}
     queue = [module]
     while queue:
@@ -46,7 +46,7 @@ def _file_of(module: str) -> Path | None:
         top = importlib.util.find_spec(module.partition(".")[0])
         if top is None or top.origin is None:
             return None
-        # To find a module, the packages around it are imported: never those of others for the sake of a digest.
+        # Finding a module imports the packages around it: never somebody else's, just for a digest.
         spec = importlib.util.find_spec(module) if "." in module and _is_users(Path(top.origin)) else top
         if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
             return Path(spec.origin)
@@ -72,7 +72,7 @@ def _imported(module: str, file: Path) -> Iterator[str]:
 
 
 def _is_users(file: Path) -> bool:
-    """Neither Python's nor installed nor ours: versions speak for those."""
+    """Neither Python's nor installed nor ours: those are identified by their versions."""
     places = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return OURS not in file.parents and not any(Path(each) in file.parents for each in places if each)
 

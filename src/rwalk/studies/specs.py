@@ -34,15 +34,15 @@ class StreamSpec:
     """Which data, and how it is divided into tasks.
 
     dataset           a name, a folder of images, a table (.csv, .parquet …), or a .npz file
-    classes_per_task  so many classes per task; the default is the paper's split
+    classes_per_task  the number of classes per task; the default is the paper's split
     tasks             or explicit lists of labels
     order_seed        shuffles the classes before they are divided
-    permuted          so many tasks of permuted pixels instead of a split
-    validation        this fraction of the training data is the test set; the real test set is not looked at
-    reading           how a folder or a table is to be read; None for what they say themselves
+    permuted          the number of tasks of permuted pixels, instead of a split
+    validation        the fraction of the training data to test on; the real test set is not used
+    reading           how a folder or a table is read; None for the defaults
 
     Data that say themselves in which task an example arrives (folders of folders, a column of a table) are divided
-    so, unless a split is given.
+    accordingly, unless a split is given.
     """
 
     dataset: str = "digits"
@@ -79,7 +79,7 @@ class StreamSpec:
 class RunSpec:
     """One run: everything its result depends on.
 
-    method     a learner's name; `numbers` are its settings (lam, alpha, dt …), the rest being defaults
+    method     a learner's name; `numbers` are its hyper-parameters (lam, alpha, dt …), the rest being defaults
     reference  k: not an incremental run, but the reference model a*_k on the union of tasks 0..k
     """
 
@@ -95,7 +95,7 @@ class RunSpec:
     reference: int | None = None
 
     def __post_init__(self) -> None:
-        """What a run says of itself is what it does: plain values, and the way its learner replays."""
+        """Record what will really be done: plain values, and the replay that the learner prescribes."""
         object.__setattr__(self, "seed", _plain(self.seed))
         object.__setattr__(self, "numbers", {name: _plain(value) for name, value in self.numbers.items()})
         object.__setattr__(self, "memory", learners.as_used(parts.parts().get(self.method), self.memory))
@@ -113,13 +113,13 @@ class RunSpec:
         return tuple(dict.fromkeys(name for name in named if ":" in name))
 
     def to_json(self) -> dict[str, Any]:
-        """All settings, as they are read back: a row that was just made looks like one from a file."""
+        """All settings, as they are read back: a new row looks like one from a file."""
         record: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return record
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> RunSpec:
-        """The run of a record; what was not a setting yet when that was written has its default."""
+        """The run described by a record; settings that did not exist when it was written have their defaults."""
         parts = dict(record)
         stream = dict(parts.get("stream") or {})
         if stream.get("tasks"):
@@ -139,9 +139,9 @@ class RunSpec:
 
     @cached_property
     def _hash(self) -> str:
-        """Of all that differs from the defaults, so that a new setting changes the name of no old run.
+        """A hash of everything that differs from the defaults, so that a new setting renames no old run.
 
-        Asked for many times per run: a study of thousands would spend its time on it.
+        Cached, because it is needed many times per run, in studies of thousands of runs.
         """
         usual = parts.defaults(self.method)
         numbers = {
@@ -152,7 +152,7 @@ class RunSpec:
         return content_hash({**_unusual(self), "numbers": unusual, "method": self.method})
 
     def fleet_key(self) -> str:
-        """Runs with equal keys can share a fleet: they differ in seed and in what may differ per run only."""
+        """Runs with equal keys can share a fleet: they differ only in what may differ between its runs."""
         record = self.to_json()
         own = parts.per_run(parts.find(self.method))
         shared = {name: value for name, value in record["numbers"].items() if name not in own}
@@ -186,7 +186,7 @@ def _unusual(record: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers, which sweeps hand out, as Python's."""
+    """NumPy's numbers, which sweeps often contain, as Python's."""
     return value.item() if isinstance(value, np.generic) else value
 
 

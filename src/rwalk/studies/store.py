@@ -1,6 +1,6 @@
-"""Where results live: a study folder with `study.json` and one JSON row per run, written so that nothing is torn.
+"""Where results live: a study folder with `study.json` and one JSON row per run, written atomically.
 
-What is read back is checked before it is believed: a folder may have been copied, edited or damaged.
+Whatever is read back is checked first: a folder may have been copied, edited or damaged.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rwalk.studies.specs import RunSpec, content_hash
 
 Row = dict[str, Any]
 MACHINE = ("device", "gpu", "processor", "instructions", "torch")  # what decides how floating point rounds
-# Of study.json and of rows. 1, which files do not name: a hash covers every setting there was; nothing says what
-# made a row. 2: a hash covers what differs from the defaults, and a row says what made it.
+# Of study.json and of rows. 1, which files do not name: a hash covers all settings; rows have no provenance. 2: a
+# hash covers what differs from the defaults, and rows record what made them.
 SCHEMA = 2
 
 
@@ -29,8 +29,8 @@ class Store:
     """A study folder.
 
     study.json    every setting, versions and seeds: what the study is
-    runs.jsonl    one row per run, appended as runs finish, in the study's order once all have
-    checkpoints/  what unfinished runs go on from, one folder each
+    runs.jsonl    one row per run, appended as runs finish; sorted into the study's order once all have
+    checkpoints/  what unfinished runs resume from, one folder each
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -41,7 +41,7 @@ class Store:
 
     @contextmanager
     def opened(self, study: Mapping[str, Any]) -> Iterator[Store]:
-        """The folder, for this study and this process alone: made if it is not there."""
+        """Hold the folder for this study and this process alone; it is created if it does not exist."""
         with ExitStack() as held:
             with self._writing():
                 self._check_is_ours(study)  # before anything is written into a folder that may be somebody's
@@ -59,7 +59,7 @@ class Store:
             yield
         except OSError as error:
             raise InputError(
-                f"cannot write to {self.folder}: {error.strerror or error}; what is finished there is kept"
+                f"cannot write to {self.folder}: {error.strerror or error}; finished runs are kept"
             ) from error
 
     def _check_is_ours(self, study: Mapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ class Store:
             there = self.study()
             if there["hash"] != study["hash"] and not _contains(study, there):
                 raise InputError(
-                    f"{self.folder} holds another study, which this one does not contain: choose another --out"
+                    f"{self.folder} holds another study, which is not part of this one: choose another --out"
                 )
             if not all(each in study["data"] for each in there.get("data", [])):
                 raise InputError(f"the data of {self.folder} has changed since it was begun: choose another --out")
@@ -78,7 +78,7 @@ class Store:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """The system gives the lock back when its holder ends, however it ends."""
+        """The system releases the lock when its holder ends, however it ends."""
         from filelock import FileLock, Timeout
 
         lock = FileLock(self.folder / ".lock", thread_local=False)  # whichever thread gives it back
@@ -113,9 +113,9 @@ class Store:
         return dict(record)
 
     def rows(self) -> list[Row]:
-        """One row per run, the newest; the run of a line torn by a crash is done again.
+        """The newest row of each run; a run whose line was truncated by a crash is done again.
 
-        Rows that do not say what made them have the machine that their study was begun on.
+        Rows without provenance are assigned the machine that their study was begun on.
         """
         rows = {row["hash"]: row for row in read_rows(self.rows_file)} if self.rows_file.exists() else {}
         if any(not row["made"] for row in rows.values()) and self.study_file.exists():
@@ -125,12 +125,12 @@ class Store:
         return list(rows.values())
 
     def _complete_rows(self) -> None:
-        """Before study.json is replaced: what rows have of it has to stand in themselves."""
+        """Before study.json is replaced, whatever old rows take from it must be written into the rows."""
         if self.rows_file.exists() and any(not row["made"] for row in read_rows(self.rows_file)):
             write_atomically(self.rows_file, _lines(self.rows()))
 
     def add(self, *rows: Row) -> None:
-        """Append rows in one piece, on the disk before this returns."""
+        """Append rows in one write, flushed to disk before this returns."""
         with self._writing(), open(self.rows_file, "a+b") as file:
             _end_last_line(file)
             file.write(_lines(rows))
@@ -138,7 +138,7 @@ class Store:
             os.fsync(file.fileno())
 
     def settle(self, rows: Sequence[Row]) -> None:
-        """The study is complete: its rows in this order, whatever the order they finished in, and nothing else."""
+        """The study is complete: write exactly its rows, in this order, whatever order they finished in."""
         content = _lines(rows)
         with self._writing():
             if self.rows_file.read_bytes() != content:
@@ -154,7 +154,7 @@ def _lines(rows: Iterable[Row]) -> bytes:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file, one JSON object per line; a last line torn by a crash is dropped."""
+    """The rows of a file, one JSON object per line; a last line truncated by a crash is dropped."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -179,7 +179,7 @@ def read_rows(path: Path) -> list[Row]:
 def _checked(row: Any) -> Row:
     """A row as this version writes it, or InputError with what is wrong with it.
 
-    Settings that were not there yet when it was written have their defaults, and its hash is today's.
+    Settings that did not exist when it was written get their defaults, and the hash is today's.
     """
     if fault := _fault(row):
         raise InputError(fault)
@@ -194,7 +194,7 @@ def _checked(row: Any) -> Row:
 
 
 def _contains(study: Mapping[str, Any], smaller: Mapping[str, Any]) -> bool:
-    """Whether a study is the same or only grows, by seeds or methods or λ's."""
+    """Whether a study is the same or only adds seeds, methods or λ's."""
     if study["reference"] != smaller.get("reference"):
         return False
     now, then = ({RunSpec.from_json(run).hash() for run in each["runs"]} for each in (study, smaller))
@@ -207,9 +207,9 @@ def _is_litter(path: Path) -> bool:
 
 
 def _fault(row: Any) -> str | None:
-    """What is wrong with a row, as far as whoever reads it relies on."""
+    """What is wrong with a row, if anything its readers rely on."""
     if not isinstance(row, dict):
-        return "no JSON object"
+        return "not a JSON object"
     if row.get("schema", 1) not in range(1, SCHEMA + 1):
         return "written by a newer version of rwalk"
     if not isinstance(row.get("made", {}), dict):
@@ -244,7 +244,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _end_last_line(file: BinaryIO) -> None:
-    """A line without an end is finished if it is whole, and dropped if a crash has torn it."""
+    """A line without an end is completed if it is whole, and dropped if a crash truncated it."""
     if not file.seek(0, os.SEEK_END):
         return
     file.seek(-1, os.SEEK_END)

@@ -1,6 +1,6 @@
-"""Jobs in worker processes, one thread each: how fleets use the cores of a CPU.
+"""Jobs in worker processes, one thread each: how a study uses the cores of a CPU.
 
-Wide vectors fall out of a core's cache, so on a CPU a fleet is walked run by run (see docs/design.md).
+Wide vectors fall out of a core's cache, so on a CPU every run is trained alone (see docs/design.md).
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class WorkerDied(RuntimeError):
 
 
 class Work(Protocol):
-    """What is done with a job; it asks `stop` now and then, and on a yes saves and raises KeyboardInterrupt."""
+    """Does a job; asks `stop` now and then, and if it says yes, saves and raises KeyboardInterrupt."""
 
     def __call__(self, context: Any, job: Any, report: Callable[[Any], None], stop: Stop, /) -> Any: ...
 
 
 class Pool:
-    """Worker processes that do their work on one job after another.
+    """Worker processes, each of which does one job after another.
 
-    `shared` reaches every worker once (tensors through shared memory). An exception in a job ends the pool;
-    leaving the pool, for whatever reason, lets all workers save and go.
+    `shared` is sent to every worker once (tensors through shared memory). An exception in a job ends the pool;
+    leaving the pool, for whatever reason, lets all workers save and exit.
     """
 
     def __init__(self, work: Work, shared: Any, workers: int) -> None:

@@ -3,7 +3,8 @@
 >>> from rwalk.testing import check_sampler
 >>> check_sampler("uniform")
 
-What is broken is said in one sentence, as an AssertionError. `checks_of` gives the checks one by one, for pytest:
+A broken promise is reported in one sentence, as an AssertionError. `checks_of` returns the single checks, for
+pytest:
 
     @pytest.mark.parametrize("check", [pytest.param(check, id=name) for name, check in checks_of("mine:Method")])
     def test_my_method_keeps_its_promises(check):
@@ -41,7 +42,7 @@ __all__ = ["check_augmentation", "check_learner", "check_network", "check_sample
 def check_learner(part: str | Part | type[Part], memory: MemorySpec | None = None) -> None:
     """Check a method, a loss or a projector: by name, by `package.module:Name`, a class or an instance.
 
-    Where it needs exemplars, it is tried with a small memory, unless one is given.
+    If it needs exemplars, it is tried with a small memory, unless one is given.
     """
     _all(checks_of_learner(Subject.of(part, memory)))
 
@@ -64,7 +65,7 @@ def check_network(network: str | Factory, shape: tuple[int, ...] = (1, 8, 8)) ->
 
 
 def checks_of(part: Any, **how: Any) -> Iterator[Check]:
-    """The checks of a part of any kind, (name, check) one by one; `how` is what its check takes: memory, shape."""
+    """The checks of a part of any kind, as (name, check); `how` are the options of its check: memory, shape."""
     yield from _checks_for(part)(part, **how)
 
 
@@ -82,7 +83,7 @@ def _checks_for(part: Any) -> Callable[..., Iterator[Check]]:
             if part in known:
                 return checks  # type: ignore[no-any-return]
         if ":" not in part:
-            raise InputError(f"{part!r} is none of ours: name your own as package.module:Name")
+            raise InputError(f"{part!r} is not one of rwalk's parts: name your own as package.module:Name")
         kind = imported(part, "part")
     if isinstance(kind, Sampler):
         return checks_of_sampler
@@ -93,7 +94,7 @@ def _checks_for(part: Any) -> Callable[..., Iterator[Check]]:
         return checks_of_augmentation
     if issubclass(kind, nn.Module) or callable(part) or isinstance(part, str):
         return checks_of_network
-    raise InputError(f"{part!r} is no part that can be checked: give a method, loss, projector, sampler …")
+    raise InputError(f"{part!r} is not a part that can be checked: give a method, loss, projector, sampler …")
 
 
 def _learner(part: str | Part | type[Part], memory: MemorySpec | None = None) -> Iterator[Check]:
@@ -102,6 +103,6 @@ def _learner(part: str | Part | type[Part], memory: MemorySpec | None = None) ->
 
 @few_threads(1)
 def _all(checks: Iterable[Check]) -> None:
-    """In one thread: what is trained here is tiny, and a second one would only wait."""
+    """In one thread: the networks here are tiny, and a second thread would only wait."""
     for _, check in checks:
         check()

@@ -1,4 +1,4 @@
-"""What must hold of an augmentation: of its draws and of what it makes of inputs, and in training."""
+"""What must hold for an augmentation: its draws, what it does to inputs, and training with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHAPES: tuple[tuple[int, ...], ...] = ((3, 8, 8), (1, 8, 8), (8,))  # tried in t
 
 @dataclass(frozen=True)
 class Augmenting:
-    """An augmentation, and the shape of inputs that it is tried on."""
+    """An augmentation, and the shape of the inputs it is tried on."""
 
     augmentation: Augmentation
     shape: tuple[int, ...]
@@ -53,19 +53,22 @@ def it_keeps_shape_and_type_and_changes_nothing_else(augmenting: Augmenting) -> 
         claim(once.shape == x.shape, f"inputs {list(x.shape)} become {list(once.shape)}")
         claim(once.dtype == dtype, f"inputs of {dtype} become {once.dtype}")
         claim(x.equal(before), "apply changes the inputs that it is given")
-        claim(once.equal(augmenting.augmentation.apply(x, drawn)), "the same draws change inputs otherwise again")
+        claim(
+            once.equal(augmenting.augmentation.apply(x, drawn)),
+            "the same draws change inputs differently the second time",
+        )
     claim(torch.get_rng_state().equal(state), "apply draws random numbers of its own: take them in draw")
 
 
 def an_example_is_changed_by_its_own_draw(augmenting: Augmenting) -> None:
-    """Whoever else is in the batch, or in the fleet."""
+    """Whatever else is in the batch, or in the fleet."""
     x, drawn = draws(RUNS, BATCH, *augmenting.shape, seed=1), augmenting.draws()
     together = augmenting.augmentation.apply(x, drawn)
     for run in range(RUNS):
         for place in range(BATCH):
             one = (slice(run, run + 1), slice(place, place + 1))
             alone = augmenting.augmentation.apply(x[one], drawn[one])
-            claim(together[one].equal(alone), "an example becomes another alone than beside others")
+            claim(together[one].equal(alone), "an example is changed differently alone than with others")
 
 
 AUGMENTING_CHECKS = (
@@ -78,7 +81,7 @@ AUGMENTING_CHECKS = (
 def checks_of_augmentation(
     given: str | Augmentation | type[Augmentation], shape: tuple[int, ...] | None = None
 ) -> Iterator[Check]:
-    """On inputs of this shape, or of the first of some that it takes; by name, also in training."""
+    """On inputs of this shape, or of the first of several shapes that it accepts; by name, also in training."""
     if isinstance(given, str):
         augmentation = augmentations.find(given)
     else:

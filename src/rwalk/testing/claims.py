@@ -1,4 +1,4 @@
-"""How a check says what is broken: one sentence, as an AssertionError."""
+"""How a check reports what is broken: one sentence, as an AssertionError."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def claim(condition: Any, sentence: str) -> None:
 
 
 def claim_close(found: Tensor, expected: Tensor, near: float, sentence: str) -> None:
-    """Equal but for rounding; what is not a number in both is equal too."""
+    """Equal up to rounding; NaN in both counts as equal."""
     claim(found.shape == expected.shape, f"{sentence} (shape {list(found.shape)}, not {list(expected.shape)})")
     both_nan = found.isnan() & expected.isnan()
     apart = float((found - expected).abs().masked_fill(both_nan, 0).max()) if found.numel() else 0.0
@@ -35,7 +35,7 @@ def listed(subject: Any, name: str, *checks: Callable[[Any], None]) -> Iterator[
 
 
 def _told(check: Callable[[Any], None], subject: Any, name: str) -> None:
-    """Run a check; whatever breaks in it is said in one line that begins with the name of the part."""
+    """Run a check; whatever breaks in it is reported in one line that begins with the name of the part."""
     __tracebackhide__ = True  # pytest shows where the part broke
     try:
         check(subject)

@@ -1,4 +1,4 @@
-"""What must hold of a learner, whichever part makes it one: a method, a loss or a projector."""
+"""What must hold for a learner, whichever part defines it: a method, a loss or a projector."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SHORT = Training(steps=2, batch=8)
 
 @dataclass(frozen=True)
 class Subject:
-    """A part, the name that it is found by, and the memory that it is tried with."""
+    """A part, the name it is found by, and the memory it is tried with."""
 
     part: Part
     name: str
@@ -75,13 +75,13 @@ class Subject:
 
     @property
     def trial(self) -> Trial:
-        """Runs that differ in all that runs of a fleet may differ in, and one that does not."""
+        """Runs that differ in everything that runs of a fleet may differ in, and one that does not."""
         own = {name: value for name, value in self.others.items() if name in per_run(type(self.part))}
         return Trial((self.learner(), self.learner(**own), self.learner()))
 
 
 def checks_of_learner(subject: Subject) -> Iterator[Check]:
-    """What is told most precisely comes first."""
+    """The most specific checks come first."""
     part, trial = subject.part, subject.trial
     if isinstance(part, Method):
         yield from listed(part, subject.name, *METHOD_CHECKS)
@@ -119,7 +119,7 @@ def every_hyper_parameter_can_be_swept(subject: Subject) -> None:
 
 def it_can_be_pickled(subject: Subject) -> None:
     one = subject.learner()
-    claim(pickle.loads(pickle.dumps(one)) == one, "it is another after it was pickled")
+    claim(pickle.loads(pickle.dumps(one)) == one, "it changes when it is pickled and unpickled")
 
 
 def another_process_finds_it(subject: Subject) -> None:
@@ -150,7 +150,7 @@ for line in sys.stdin:
 
 @cache
 def _other_process() -> subprocess.Popen[str]:
-    """One that knows nothing of this one but where modules are found; it is asked many times, and started once."""
+    """One that knows nothing about this one but where modules are found; started once, and asked many times."""
     pipe = subprocess.PIPE
     other = subprocess.Popen([sys.executable, "-c", _ANSWER], stdin=pipe, stdout=pipe, text=True)
     assert other.stdin is not None
@@ -169,7 +169,7 @@ def _forms(subject: Subject) -> Iterator[tuple[str, Subject]]:
 
 
 def _uses_memory(part: Loss | Projector) -> bool:
-    """Whether it does with exemplars what it does not do without."""
+    """Whether it behaves differently with exemplars."""
     return part.replay is not None or (isinstance(part, Loss) and bool(part.tells_kept or part.keeps))
 
 

@@ -1,4 +1,4 @@
-"""What must hold of a loss: on batches as the training loop makes them, before and after there is an old task."""
+"""What must hold for a loss: on batches as the training loop makes them, in the first task and after it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rwalk.engine.execution.inputs import StepInputs, batch_of
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.lessons import batches_of
 from rwalk.engine.programs import compiler_works
+from rwalk.engine.vectors import preserved
 from rwalk.losses import Batch
 from rwalk.testing.claims import claim, claim_close
 from rwalk.testing.trials import Trial, rounding
@@ -33,7 +34,7 @@ def one_number_per_run(trial: Trial) -> None:
 
 
 def a_runs_loss_is_its_own(trial: Trial) -> None:
-    """Neither its value nor its slope knows of other runs."""
+    """Neither its value nor its gradient depends on other runs."""
     for fleet, logits, batch in _moments(trial):
         losses = fleet.loss(logits, batch)
         for run in range(fleet.runs):
@@ -41,13 +42,13 @@ def a_runs_loss_is_its_own(trial: Trial) -> None:
             strangers = slope[[other for other in range(fleet.runs) if other != run]]
             claim(strangers.eq(0).all(), f"the loss of run {run} depends on the logits of other runs")
             alone = trial.learners[run].loss(logits[run : run + 1], _of_run(batch, run))
-            what = f"the loss of run {run} is another alone than in a fleet"
+            what = f"the loss of run {run} is different alone than in a fleet"
             value = losses[run].detach()
             claim_close(alone[0].detach(), value, NEAR * (1 + float(value.abs())), what)
 
 
 def a_compiled_step_is_the_eager_one(trial: Trial) -> None:
-    """Where a compiler is there: what looks at values to decide what to do cannot be recorded."""
+    """If there is a compiler: control flow that depends on values cannot be recorded."""
     if not compiler_works():
         return
     plain = replace(trial, network=Plain, training=Training(steps=3, batch=8, optimizer="sgd", lr=0.1))
@@ -61,7 +62,7 @@ def a_compiled_step_is_the_eager_one(trial: Trial) -> None:
 
 
 class Plain(nn.Module):
-    """Little to compile, but for running statistics, which a step moves and a teacher looks at."""
+    """Little to compile, except running statistics, which a step updates and a teacher reads."""
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ def _moments(trial: Trial) -> Iterator[tuple[Fleet, Tensor, Batch]]:
         fleet.begin_task()
         inputs = StepInputs(fleet).of(*next(batches_of(fleet)))
         taught = None
-        with torch.no_grad(), fleet.net.still_buffers():
+        with torch.no_grad(), preserved(fleet.net.buffers):
             if "teacher" in inputs:
                 taught = fleet.net.forward(inputs["x"], theta=inputs["teacher"], train=False)
             logits = fleet.net.forward(inputs["x"])

@@ -1,4 +1,4 @@
-"""What must hold of a method by itself: on vectors, without a network."""
+"""What must hold for a method by itself: on vectors, without a network."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def the_pull_is_the_slope_of_the_cost(method: Method) -> None:
     for out in (None, torch.empty_like(grad)):
         given = grad.clone()
         pulled = method.pull(state, here.detach(), given, out=out)
-        claim_close(pulled, grad + slope, near, "pull is not the gradient plus the slope of cost")
+        claim_close(pulled, grad + slope, near, "pull is not the gradient plus the gradient of cost")
         claim(given.equal(grad), "pull changes the gradient that it is given")
 
 
 def the_proximal_step_is_the_best_compromise(method: Method) -> None:
-    """u minimises cost(u) + ‖u − θ‖²/(2η): no step along the slope from there, short or long, finds less."""
+    """u minimises cost(u) + ‖u − θ‖²/(2η): no step along the gradient from there, short or long, decreases it."""
     theta, state = _after_two_tasks(method)
     start = theta + draws(*theta.shape, seed=9)
     stepped = start.clone()
@@ -64,7 +64,7 @@ def the_proximal_step_is_the_best_compromise(method: Method) -> None:
 
 
 def a_network_in_pieces_is_the_whole(method: Method) -> None:
-    """As a Guard has it: one state per parameter, and `ranges` for what is normalised over the network."""
+    """As in a Guard: one state per parameter, and `ranges` for what is normalised over the network."""
     whole = draws(1, sum(SIZES), seed=0)
     pieces = [part.reshape(1, *shape).clone() for part, shape in zip(whole.split(SIZES, 1), SHAPES, strict=True)]
     state, states = method.start(whole), [method.start(piece) for piece in pieces]
@@ -109,7 +109,7 @@ def _after_two_tasks(method: Method) -> tuple[Tensor, State]:
 
 
 def _walk(method: Method, theta: Tensor, state: State, task: int, piece: int | None = None) -> None:
-    """The steps of a task, with gradients that have nothing to do with the penalty."""
+    """The steps of a task, with gradients that are unrelated to the penalty."""
     for step in range(1, STEPS + 1):
         grad = _part(draws(len(theta), sum(SIZES), seed=1000 * task + step), piece, theta)
         move = -LR * grad
@@ -138,6 +138,6 @@ def _part(vector: Tensor, piece: int | None, like: Tensor) -> Tensor:
 
 
 def _range(vectors: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Smallest and largest over all pieces: a Guard has one run, so that they are numbers."""
+    """Smallest and largest over all pieces: a Guard has one run, so they are scalars."""
     every = torch.cat([vector.flatten() for vector in vectors])
     return every.min(), every.max()

@@ -1,4 +1,4 @@
-"""What must hold of a network: it trains in fleets, from files and by seeds like ours."""
+"""What must hold for a network: it can be trained in fleets, resumed from files, and is determined by seeds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rwalk.testing.claims import Check, claim, draws, listed
 from rwalk.testing.trials import FLEET_CHECKS, Trial, stream_of
 from rwalk.training import Training
 
-# Plain SGD: where a gradient is zero but for rounding, Adam makes a whole step of the rounding, and depth carries
-# it on.
+# Plain SGD: where a gradient is zero up to rounding, Adam turns the rounding into a whole step, and depth
+# amplifies it.
 GENTLE = Training(steps=5, batch=8, optimizer="sgd", lr=0.01)
 
 
@@ -34,7 +34,7 @@ def a_seed_decides_how_it_begins(built: Built) -> None:
 
 
 def an_example_is_judged_by_itself_once_it_is_trained(built: Built) -> None:
-    """In evaluation mode, outputs do not depend on who else is in the batch."""
+    """In evaluation mode, outputs do not depend on the rest of the batch."""
     fleet = built.trial.trained([0])
     x = draws(1, 4, *built.trial.stream.shape, seed=3)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What must hold of a projector by itself: gradients in, a gradient out."""
+"""What must hold for a projector by itself: gradients in, a gradient out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def no_constraint_is_violated(projector: Projector) -> None:
             grad, memories = _problem(projector, seed)
             projected = projector.project(scale * grad, scale * memories)
             claim(projected.shape == grad.shape, f"{list(grad.shape)} becomes {list(projected.shape)}")
-            claim(projected.isfinite().all(), f"finite gradients of size {scale:g} become what is no number")
+            claim(projected.isfinite().all(), f"finite gradients of size {scale:g} become NaN or infinite")
             along = torch.einsum("rkp,rp->rk", memories, projected / scale)
             least = float((along / (memories.norm(dim=-1) * grad.norm(dim=-1)[:, None])).min())
             claim(least >= -MISSED, f"a constraint is violated by {-least:.1%} of the gradients' lengths")
@@ -46,7 +46,7 @@ PROJECTOR_CHECKS = (no_constraint_is_violated, a_run_is_projected_for_itself, no
 
 
 def _problem(projector: Projector, seed: int) -> tuple[Tensor, Tensor]:
-    """A gradient for each run, and old ones of which the first is against it."""
+    """A gradient for each run, and old ones of which the first opposes it."""
     grad = draws(RUNS, PARAMETERS, seed=seed)
     memories = draws(RUNS, 3 if projector.per_task else 1, PARAMETERS, seed=100 + seed)
     against = torch.einsum("rp,rp->r", memories[:, 0], grad).sign()

@@ -1,4 +1,4 @@
-"""What must hold of a sampler: of its choices by themselves, and of a memory that is filled by them."""
+"""What must hold for a sampler: its choices by themselves, and a memory that is filled by them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUNS, EXAMPLES, FEATURES, CLASSES = 3, 17, 6, 4
 
 @dataclass(frozen=True)
 class Choosing:
-    """A sampler, looking at examples that are made up."""
+    """A sampler, and made-up examples to choose from."""
 
     sampler: Sampler
 
@@ -48,7 +48,7 @@ def it_keeps_m_different_examples(choosing: Choosing) -> None:
 
 
 def a_smaller_memory_keeps_the_best_of_a_larger(choosing: Choosing) -> None:
-    """So that a budget that is shared by more classes may cut each of them short."""
+    """So that a budget shared by more classes can truncate each of them."""
     every = choosing.chosen(EXAMPLES)
     for m in (1, 5, EXAMPLES - 1):
         claim(choosing.chosen(m).equal(every[:, :m]), f"the best {m} are not the first {m} of all: order them")
@@ -57,7 +57,7 @@ def a_smaller_memory_keeps_the_best_of_a_larger(choosing: Choosing) -> None:
 def a_run_chooses_for_itself(choosing: Choosing) -> None:
     together = choosing.chosen(5)
     for run in range(RUNS):
-        claim(choosing.chosen(5, runs=(run,))[0].equal(together[run]), f"run {run} chooses otherwise alone")
+        claim(choosing.chosen(5, runs=(run,))[0].equal(together[run]), f"run {run} chooses differently alone")
 
 
 def its_generators_are_its_only_chance(choosing: Choosing) -> None:
@@ -66,11 +66,11 @@ def its_generators_are_its_only_chance(choosing: Choosing) -> None:
     once, again = choosing.chosen(5, evidence), choosing.chosen(5, evidence)
     claim(once.equal(again), "the same generators choose other examples the second time")
     claim(torch.get_rng_state().equal(state), "it draws from torch's global random state: use the generators")
-    claim(all(evidence[name].equal(before[name]) for name in evidence), "it changes what it looks at")
+    claim(all(evidence[name].equal(before[name]) for name in evidence), "it changes its inputs")
 
 
 def broken_examples_do_not_break_it(choosing: Choosing) -> None:
-    """A network that diverges has no features any more; its run stops, but must not stop the others."""
+    """A network that diverges has NaN features; its run stops, but must not stop the others."""
     evidence = choosing.evidence()
     for each in evidence.values():
         each[0] = torch.nan
@@ -87,7 +87,7 @@ CHOOSING_CHECKS = (
 
 
 def checks_of_sampler(given: str | Sampler) -> Iterator[Check]:
-    """Of one given by name also in training: a memory knows its sampler by name."""
+    """A sampler given by name is also checked in training: a memory knows its sampler by name."""
     sampler = samplers.find(given) if isinstance(given, str) else given
     name = given if isinstance(given, str) else sampler.description
     yield from listed(Choosing(sampler), name, *CHOOSING_CHECKS)
@@ -101,7 +101,7 @@ def _check_kept(kept: Tensor, m: int) -> None:
     claim(
         kept.shape == shape, f"{m} of {EXAMPLES} examples in {RUNS} runs are {list(kept.shape)}, not {list(shape)}"
     )
-    claim(kept.dtype == torch.int64, f"it gives {kept.dtype}, where numbers of examples are int64")
+    claim(kept.dtype == torch.int64, f"it returns {kept.dtype}, but indices of examples are int64")
     for run in kept.tolist():
-        claim(len(set(run)) == len(run), f"{m} of {EXAMPLES} examples hold one twice")
+        claim(len(set(run)) == len(run), f"{m} of {EXAMPLES} examples contain one twice")
         claim(set(run) <= set(range(EXAMPLES)), f"it keeps examples that are not among the {EXAMPLES}")

@@ -12,7 +12,7 @@ from rwalk.parts import Part
 
 
 def others(part: Part) -> dict[str, Any]:
-    """By hyper-parameter, a value that it does not have and that the part accepts, where one can be found."""
+    """For each hyper-parameter a different value that the part accepts, if one can be found."""
     types, found = get_type_hints(type(part)), {}
     for each in fields(part):
         value = getattr(part, each.name)
@@ -48,5 +48,5 @@ def _accepts(part: Part, name: str, value: Any) -> bool:
 
 
 def as_json(value: Any) -> Any:
-    """As a file gives it back."""
+    """As it comes back from a file."""
     return json.loads(json.dumps(value))

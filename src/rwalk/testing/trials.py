@@ -1,4 +1,4 @@
-"""A part in training: small fleets on a small stream, and what must hold of every one of them."""
+"""A part in training: small fleets on a small stream, and what must hold for every one of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Tiny(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
-        # No bias under the norm: its gradient is zero but for rounding, of which Adam makes whole steps.
+        # No bias before the norm: its gradient is zero up to rounding, which Adam turns into whole steps.
         self.body = nn.Linear(torch.Size(shape).numel(), 12, bias=False)
         self.norm = nn.BatchNorm1d(12)
         self.dropout = nn.Dropout(0.2)
@@ -61,7 +61,7 @@ def stream_of(shape: tuple[int, ...] = SHAPE, tasks: int = 2) -> Stream:
 
 @dataclass(frozen=True)
 class Trial:
-    """All that fleets are made of here; one learner per run."""
+    """What fleets are made from here; one learner per run."""
 
     learners: Sequence[Learner] = (Learner(), Learner())
     network: str | networks.Factory = Tiny
@@ -83,7 +83,7 @@ class Trial:
 
 
 def rounding(trial: Trial) -> float:
-    """How far apart rounding may carry two trainings in float64 that differ in the order of their sums alone.
+    """How far rounding may drive apart two trainings in float64 that differ only in the order of their sums.
 
     A gradient, a sum of some hundred terms of size one at most, is good to a hundred ε. SGD makes a step of lr
     times that. Adam divides by √v + 1e-8 first: where a gradient is next to zero, its step is off by up to lr /
@@ -100,7 +100,7 @@ def a_fleet_equals_its_runs_alone(trial: Trial) -> None:
     near, together = rounding(trial), trial.trained()
     for run in range(together.runs):
         alone = trial.trained([run])
-        who = f"run {run} of a fleet ends elsewhere than alone: something crosses runs, or draws for all of them"
+        who = f"run {run} ends differently in a fleet than alone: something crosses runs, or draws for all of them"
         claim_close(together.theta[run], alone.theta[0], near, who)
         for name, buffer in alone.net.buffers.items():
             if buffer.is_floating_point():
@@ -123,18 +123,18 @@ def an_interrupted_run_ends_as_if_it_had_not_been(trial: Trial) -> None:
             different = _first_difference(rest, whole)
             claim(
                 different is None,
-                f"a run interrupted at {where} does not end as the one that was not: {different} differs, so it "
-                "depends on something that is not in the state",
+                f"a run interrupted at {where} ends differently: {different} differs, so it depends on something "
+                "that is not in the state",
             )
 
 
 def _interrupted(trial: Trial, runs: Sequence[int] | None, at: tuple[int, int], where: str) -> Fleet:
-    """Trained until `at`, written to a file, and gone on with by a new fleet."""
+    """Trained until `at`, saved to a file, and resumed by a new fleet."""
     with tempfile.TemporaryDirectory() as folder:
         first = trial.fleet(runs)
-        keeper = Checkpointer(Path(folder), "check", stop=lambda: (first.task, first.step) == at)
+        checkpoints = Checkpointer(Path(folder), "check", stop=lambda: (first.task, first.step) == at)
         with suppress(KeyboardInterrupt):
-            first.train(checkpoints=keeper)
+            first.train(checkpoints=checkpoints)
         second = trial.fleet(runs)
         for remark in Checkpointer(Path(folder), "check").resume(second):
             raise AssertionError(
@@ -198,7 +198,7 @@ def its_state_goes_through_a_snapshot_unchanged(trial: Trial) -> None:
 
 
 def it_learns(trial: Trial) -> None:
-    """The first task, which is easy, and nothing old hinders: the loss falls, and classes are told apart."""
+    """The first task, which is easy: the loss falls, and the classes are distinguished."""
     longer = Training(steps=40, batch=16, lr=0.01, augment=trial.training.augment)
     fleet = Trial(trial.learners[:1], trial.network, trial.stream, longer).fleet()
     fleet.begin_task()

@@ -86,7 +86,7 @@ def check_inside(paths: list[Path], root: Path) -> None:
     inside = os.path.realpath(root)
     for path in paths:
         if not path.is_file():
-            raise InputError(f"{str(path)!r} is no file, or a link to none: remove it")
+            raise InputError(f"{str(path)!r} is not a file, or is a broken link: remove it")
         if not Path(os.path.realpath(path)).is_relative_to(inside):
             raise InputError(f"{str(path)!r} is a link out of {str(root)!r}: copy the image there instead")
 

@@ -1,4 +1,4 @@
-"""MNIST's files, and those of the datasets that are published in the same form."""
+"""MNIST's files, and those of datasets published in the same format."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def arrays_of(path: Path, needed: Sequence[str], wanted: Sequence[str] = ()) -> 
 
 
 def _check_unpacked_size(path: Path) -> None:
-    """Refuse a small archive that unpacks to fill the memory; zipfile holds it to the sizes it says it has."""
+    """Refuse a small archive that would fill the memory; zipfile does not unpack beyond the stated sizes."""
     with zipfile.ZipFile(path) as archive:
         unpacked = sum(member.file_size for member in archive.infolist())
     if unpacked > SUSPICIOUS and unpacked > LARGEST_RATIO * path.stat().st_size:

@@ -113,6 +113,6 @@ OFFICIAL = {
 }
 OFFICIAL["cifar100-pixels"] = replace(
     OFFICIAL["cifar100"],
-    summary="the same, in [0, 1] without the mean image taken off, as GEM's authors show it to their networks",
+    summary="the same, in [0, 1] without subtracting the mean image, as GEM's authors use it",
     read=partial(cifar.read_cifar100, centred=False),
 )

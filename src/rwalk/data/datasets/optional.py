@@ -9,7 +9,7 @@ from rwalk.errors import InputError
 
 
 def optional(module: str, package: str) -> Any:
-    """A module that is imported only where it is needed, and may be absent."""
+    """Import a module that may not be installed."""
     try:
         return importlib.import_module(module)
     except ImportError:

@@ -15,7 +15,7 @@ from rwalk.errors import InputError
 class ArraysOnly(pickle.Unpickler):
     """Builds lists, dicts, strings, numbers and numpy arrays; refuses to call anything else."""
 
-    RECONSTRUCT = np.empty(0).__reduce__()[0]  # asked of numpy itself, because its module moved in numpy 2
+    RECONSTRUCT = np.empty(0).__reduce__()[0]  # taken from numpy itself, because its module moved in numpy 2
     CALLABLE: ClassVar[dict[tuple[str, str], Any]] = {
         ("numpy.core.multiarray", "_reconstruct"): RECONSTRUCT,
         ("numpy._core.multiarray", "_reconstruct"): RECONSTRUCT,
@@ -38,5 +38,5 @@ def unpickled(content: bytes, file: str) -> dict[str, Any]:
         reason = str(error) if isinstance(error, pickle.UnpicklingError) else type(error).__name__
         raise InputError(f"{file} is not a CIFAR file ({reason!r}): delete it and download it again") from None
     if not isinstance(record, dict):
-        raise InputError(f"{file} is not a CIFAR file (it holds no dict): delete it and download it again")
+        raise InputError(f"{file} is not a CIFAR file (it does not hold a dict): delete it and download it again")
     return record

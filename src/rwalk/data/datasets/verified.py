@@ -96,7 +96,7 @@ def _md5(content: bytes) -> str:
 
 
 def _data_folders(source: Official, data: Path | str | None) -> list[Path]:
-    """Where the files may lie; their own folders first, as MNIST and Fashion-MNIST share their file names."""
+    """Where the files may be; their own folders first, because MNIST and Fashion-MNIST share file names."""
     given = data if data is not None else os.environ.get("RWALK_DATA")
     if not given:
         return []
@@ -120,11 +120,11 @@ def _found(
         try:
             packed = path.read_bytes()
         except OSError as error:
-            raise InputError(f"{str(path)!r} cannot be read ({error.strerror}): correct its rights") from None
+            raise InputError(f"{str(path)!r} cannot be read ({error.strerror}): correct its permissions") from None
         verified = verify(packed)
         if verified is not None:
             return verified
-        # A whole file of the sibling dataset is neither ours nor damaged.
+        # An intact file of the other dataset is neither ours nor damaged.
         siblings = (official for official in OFFICIAL.values() if name in official.files)
         altered = path.name == name and all(_content(sibling, name, packed) is None for sibling in siblings)
         if altered and not replaceable:
@@ -138,7 +138,7 @@ def _found(
 def _obtained(
     source: Official, name: str, md5: str, verify: Verify[Verified], folders: Sequence[Path], download: bool
 ) -> Verified:
-    """The verified content of a file, downloaded into the cache if it is nowhere."""
+    """The verified content of a file, downloaded into the cache if it is not found."""
     content = _found(name, verify, folders)
     if content is not None:
         return content
@@ -160,7 +160,7 @@ def cache_folder() -> Path:
 
 
 def download_file(source: Official, name: str, md5: str, folder: Path, because: str) -> None:
-    """Bring the file into the folder from the first mirror that has it right."""
+    """Download the file into the folder from the first mirror whose copy has the right checksum."""
     pooch = optional("pooch", "pooch")
     # A console of our own: the caller may be drawing on another.
     console = optional("rich.console", "rich").Console(stderr=True)

@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 class Execution(Protocol):
-    """One step of a fleet after another."""
+    """Executes the steps of a fleet."""
 
     def begin_task(self) -> None:
-        """A task begins, or is taken up again: vectors may be others than before."""
+        """A task begins or is resumed: its vectors may be new tensors."""
 
     def step(self, *batch: Tensor) -> Tensor:
         """Gradient, projection, walk and observation: losses [R]."""
@@ -39,7 +39,7 @@ class Execution(Protocol):
 
 
 def plan_of(fleet: Fleet, asked: bool | None) -> Plan:
-    """What pays for a fleet that is being made."""
+    """What to compile for a fleet that is being built."""
     method, kind = fleet.learner.method, fleet.theta.device.type
     examples = [len(task.train) for task in fleet.stream.tasks]
     facts = Facts(

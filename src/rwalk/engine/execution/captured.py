@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Captured(Eager):
-    """The whole step where nothing in it looks at the host; else the gradients alone."""
+    """The whole step where nothing in it needs the host; otherwise the gradients alone."""
 
     def __init__(self, fleet: Fleet, plan: Plan) -> None:
         super().__init__(fleet)
@@ -36,7 +36,7 @@ class Captured(Eager):
             self.walk, self.score = _kernel(walk.step), _kernel(walk.score)
 
     def begin_task(self) -> None:
-        """Vectors are others after consolidation, so every task is captured anew."""
+        """Consolidation replaces vectors, so every task is captured again."""
         super().begin_task()
         self.gradients = self.plain_gradients
         if self.whole:
@@ -56,7 +56,7 @@ class Captured(Eager):
         self.score(self.fleet.method, self.fleet.state, self.fleet.theta)
 
     def by_program(self, *batch: Tensor) -> tuple[Tensor, ...]:
-        """Losses and gradients from one compiled program; by autograd, where the network has none."""
+        """Losses and gradients from one compiled program, or by autograd where the network cannot be compiled."""
         inputs = self.inputs.of(*batch)
         self.names = tuple(inputs)
         arguments = (*inputs.values(), *self.fleet.net.own_buffers, self.fleet.theta)
@@ -74,7 +74,6 @@ class Captured(Eager):
 
 def _kernel(function: walk.Function) -> walk.Function:
     """An update compiled for fleets of any width."""
-    # Every method, before and after its first consolidation, is a variant of its own. The limit is for the whole
-    # process.
+    # Every method is one variant before its first consolidation and another after it. The limit is per process.
     private_torch.allow_variants(64)
     return torch.compile(function, dynamic=True)

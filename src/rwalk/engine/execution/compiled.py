@@ -1,4 +1,4 @@
-"""A step on a CPU as one compiled program: what the gradient leaves in the cache, the walk finds there."""
+"""A step on a CPU as one compiled program: the walk finds each gradient still in the cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Compiled:
     """Forward, backward, optimizer, pull and observation, recorded once and compiled.
 
-    One part per parameter, as the gradients come. Where a network cannot be recorded, the fleet goes on eagerly.
+    One part per parameter, as the gradients arrive. If a network cannot be recorded, the fleet continues eagerly.
     """
 
     def __init__(self, fleet: Fleet, plan: Plan) -> None:
@@ -82,7 +82,7 @@ class Compiled:
         return ()
 
     def _go_on_eagerly(self) -> Eager:
-        """Exactly as if it had begun so: hyper-parameters as they are, and torch's own optimizer."""
+        """Exactly as if it had been eager from the start: plain hyper-parameters, and torch's own optimizer."""
         fleet = self.fleet
         fleet.method = stack([each.method for each in fleet.learners], fleet.theta)
         moments = fleet.optimizer.state

@@ -20,8 +20,8 @@ Gradients = Callable[..., tuple[Tensor, ...]]  # a batch → losses [R], and the
 
 
 class Eager:
-    """On a CPU a run alone goes block by block through all operations, so that a block stays in the cache and no
-    scratch vector is larger. A fleet, or a GPU, takes all parameters at once."""
+    """On a CPU a single run is taken block by block through all operations, so that a block stays in the cache and
+    no scratch vector is larger than one. A fleet, or a GPU, takes all parameters at once."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -32,7 +32,7 @@ class Eager:
 
     def begin_task(self) -> None:
         fleet, layout = self.fleet, self.fleet.net.layout
-        # In one order, however they came about: a program made for a run serves one that was read from a file too.
+        # Always in the same order: a program compiled for one run also serves a run that was restored from a file.
         fleet.state = dict(sorted(fleet.state.items()))
         self.inputs = StepInputs(fleet)
         idle = not (fleet.method.wants or fleet.method.data_pass)  # nothing to do but to step
@@ -67,7 +67,7 @@ class Eager:
         self.fleet.method.score(self.fleet.state, self.fleet.theta)
 
     def old_gradients(self) -> Tensor:
-        """Of the old tasks' exemplars at θ [R, constraints, P]."""
+        """The gradients of the old tasks' exemplars at θ [R, constraints, P]."""
         drawn = constraints.drawn(self.fleet, self.recalled)
         return torch.stack([self.constraint(*each) for each in drawn], dim=1)
 
@@ -75,7 +75,7 @@ class Eager:
         return self.differentiated(self.inputs.of(*batch))
 
     def differentiated(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        """Losses [R], and their gradients part by part; for a run alone as they come from autograd."""
+        """Losses [R], and their gradients part by part; for a single run as autograd returns them."""
         net = self.fleet.net
         losses = self.losses(net.forward(inputs["x"]), inputs)
         pieces = net.gradient_pieces(losses) if self.by_parameter else [net.gradient(losses)]

@@ -1,6 +1,6 @@
-"""Which execution pays: a pure function of a few facts.
+"""Which execution is worth its compilation: a pure function of a few facts.
 
-The rule for a CPU looks at nothing but the run itself, so that its bits do not depend on its company.
+The rule for a CPU looks at the run alone, so that its result does not depend, to the bit, on what else is trained.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-# Steps from which a CPU's are compiled, for a method that observes them and for one that does not, of a network as
-# large as the paper's MLP: they gain twice the seconds that compiling takes once its results are cached. Smaller
-# ones gain less; larger ones more, but compiling takes longer the more layers there are (ResNet-18: two minutes).
+# The number of steps from which steps on a CPU are compiled, for a method that observes them and for one that does
+# not, with a network as large as the paper's MLP: they gain twice the time that compiling takes once its results
+# are cached. Smaller networks gain less; larger ones more, but the more layers, the longer the compilation.
 WORTH_COMPILING = {True: 5_000, False: 10_000}
 LARGE = 260_000  # parameters
 # Steps × runs on CUDA from which a gradient is compiled: 10,000 steps of five of the paper's CIFAR networks gain
-# the dozen seconds it takes, and the next fleet of a study has its program already.
+# the time that compiling takes, and the next fleet of a study finds its program ready.
 WORTH_RECORDING = 50_000
 
 
@@ -26,7 +26,7 @@ class Facts(NamedTuple):
     parameters: int
     steps: int  # over all tasks
     observes: bool  # the method looks at every step
-    grows: bool  # its springs grow with the tasks: compiling for every task anew costs more than it gains
+    grows: bool  # its springs grow with the tasks: compiling again for every task costs more than it gains
     one_gradient: bool  # a step takes nothing but the gradient of one loss
     gains_from_recording: bool  # the network's gradient is faster as one program, on CUDA
 
@@ -36,7 +36,7 @@ class Plan(NamedTuple):
 
     compiled  on a CPU the whole step, as one program; on CUDA the walk, as one kernel
     gradient  on CUDA the gradient too
-    warn      warn of what could not be compiled, as it was asked for
+    warn      warn if something could not be compiled, because it was asked for
     """
 
     compiled: bool = False
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
 
 
 def choose(facts: Facts, asked: bool | None, compiler_works: Callable[[], bool]) -> Plan:
-    """What to compile: what was `asked` for, where it can be; else what earns the seconds that it takes."""
+    """What to compile: what was `asked` for, where possible; otherwise what repays the time it takes."""
     possible = facts.cuda or facts.one_gradient
     if asked is not None:
         return Plan(compiled=asked and possible, gradient=asked, warn=asked)

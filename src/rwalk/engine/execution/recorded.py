@@ -1,4 +1,4 @@
-"""Gradients as functions that can be recorded, and the programs that were made of such functions."""
+"""Gradients as functions that can be recorded, and the programs made from such functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Programs:
-    """Functions as programs, each made when it is first asked for."""
+    """Functions as programs, each compiled when it is first asked for."""
 
     def __init__(self, warn: bool) -> None:
         self._level = logging.WARNING if warn else logging.INFO
@@ -30,7 +30,7 @@ class Programs:
         if key not in self._made:
             try:
                 self._made[key] = program(function, *example)
-            except Exception as error:  # whatever a compiler says: what cannot be compiled can still be trained
+            except Exception as error:  # whatever the compiler raises: training still works without it
                 logger.log(self._level, "the network is not compiled: %s", error)
                 self._made[key] = None
         return self._made[key]
@@ -39,7 +39,7 @@ class Programs:
 def gradient(
     fleet: Fleet, inputs: Inputs, buffers: Sequence[Tensor], parameters: Mapping[str, Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
-    """Losses [R] and their gradients, one piece [R, n] per parameter, of nothing but the arguments."""
+    """Losses [R] and their gradients, one piece [R, n] per parameter, as a function of the arguments alone."""
     net = fleet.net
 
     def loss(logits: Tensor) -> Tensor:

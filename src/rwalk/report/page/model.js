@@ -38,7 +38,7 @@ function statistic(configuration, measure) {
   return { mean: mean(values), deviation: deviation(values) };
 }
 
-// What the paper says of this configuration under the chosen head, in the measure's own unit.
+// The paper's value for this configuration under the chosen head, in the measure's own unit.
 function paper(configuration, measure) {
   const value = configuration[chosen.head].paper?.[measure.key] ?? null;
   return value === null ? null : value * measure.scale;
@@ -49,7 +49,7 @@ function written({ mean, deviation }, digits) {
   return minus(mean.toFixed(digits)) + (deviation === null ? "" : ` ± ${deviation.toFixed(digits)}`);
 }
 
-// −0.000 is 0.000, and a minus is no hyphen.
+// −0.000 is 0.000, and a minus is not a hyphen.
 const minus = (text) => Number(text) === 0 ? text.replace("-", "") : text.replace("-", "−");
 
 // ── selections ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -78,8 +78,8 @@ function selected(section) {
   return section.chosen.variants === "all" ? all : best(all, (each) => identity(each.method, each.memory));
 }
 
-// Of each group the configuration that leads by the paper; else that of highest mean A under the chosen head, or the
-// first, where none was measured. A is that of held-out training data where the whole group was measured on such.
+// For each group the configuration that leads in the paper; otherwise the one with the highest mean A under the chosen
+// head, or the first if none was measured. A is taken on held-out training data if the whole group was measured there.
 function best(configurations, key) {
   return [...grouped(configurations, key).values()].map((group) => {
     const heldOut = group.every((each) => each[chosen.head].validation !== null);
@@ -106,7 +106,7 @@ function shortNames(configurations, aspects = [lambda, memory, (each) => each.se
   });
 }
 
-// ── CSV: one line a seed, at full precision, of what is shown ────────────────────────────────────────────────
+// ── CSV: one line per seed, at full precision, of what is shown ────────────────────────────────────────────────
 
 const IDENTITY = ["label", "method", "lam", "memory", "size", "unit", "sampler", "settings"];
 

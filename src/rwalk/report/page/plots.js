@@ -49,7 +49,7 @@ function looks(configurations, names) {
   });
 }
 
-// Hollow would say nothing where nobody has a memory.
+// Hollow markers would mean nothing where no configuration has a memory.
 const isHollow = (each) => each.size === null && each.section.configurations.some((other) => other.size !== null);
 
 const marker = (look, size) => ({
@@ -57,7 +57,7 @@ const marker = (look, size) => ({
 });
 
 // A line through means with a band of one standard deviation. Points are { x, mean, deviation, text }.
-// Many bands on top of each other hide what they are about; then there are none.
+// Many overlapping bands would hide the curves; then there are none.
 function curves(series, pointsOf) {
   return series.flatMap((look, i) => {
     const traces = curve(look, pointsOf(i));
@@ -92,7 +92,7 @@ function accuracyOverTime(section) {
   const shown = selected(section).filter((each) => mean(each[chosen.head].A) !== null);
   const series = looks(shown, shortNames(shown));
   const steps = Array.from({ length: section.tasks }, (_, k) => k);
-  // A stopped run is in no mean, so that a curve never changes whom it averages over.
+  // Stopped runs are excluded from means, so that every point of a curve averages over the same runs.
   const complete = (each, values) => values.filter((_, i) => each[chosen.head].A[i] !== null);
   const panel = (title, from, valuesAt) => ({
     title,
@@ -175,7 +175,7 @@ function quadrants([left, right], [bottom, top]) {
 
 // ── the three measures against a number: λ, or the size of the memory ────────────────────────────────────────
 
-// `families` are lists of configurations that differ in `value` alone; `names` has one a family.
+// `families` are lists of configurations that differ in `value` alone; `names` has one per family.
 function measuresAgainst(value, title, families, names) {
   const series = looks(families.map((family) => family[0]), names);
   const values = [...new Set(families.flat().map(value))].sort((a, b) => a - b);

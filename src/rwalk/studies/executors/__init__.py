@@ -1,4 +1,7 @@
-"""Where runs are trained. One file each: a file that is put here is found by itself, under its executor's name."""
+"""Where runs are trained.
+
+One file each; a new file in this folder is found automatically, by its executor's name.
+"""
 
 from __future__ import annotations
 

@@ -27,14 +27,14 @@ from rwalk.threads import few_threads
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 Job = tuple[RunSpec, ...]  # the runs of one fleet
 Outcomes = tuple[Job, list[dict[str, Any]]]  # and an outcome for each of them
-Report = Callable[[Job, Any], None]  # what a job has to tell on its way
+Report = Callable[[Job, Any], None]  # takes the news of a job in progress
 Keep = Callable[[Sequence[RunSpec], Fleet], None]
 
 logger = logging.getLogger(__name__)
 
 
 class Context(NamedTuple):
-    """What is the same for every job: where it is computed, on which data, and where it is kept on the way."""
+    """What is the same for every job: the device, the data, and where checkpoints are kept."""
 
     device: str
     streams: dict[StreamSpec, Stream]
@@ -45,7 +45,7 @@ class Context(NamedTuple):
     def identity(self, job: Sequence[RunSpec]) -> str:
         """What a job's results depend on: settings, the code they name, our numerics and the data itself.
 
-        A folder of images may change under its name, and so may a network.
+        A folder of images may change without changing its name, and so may a network.
         """
         runs = [[spec.hash(), provenance.code_of(spec), numerics.number_of(spec)] for spec in job]
         return content_hash([runs, self.streams[job[0].stream].fingerprint()])
@@ -58,8 +58,8 @@ class Executor:
     """Trains runs somewhere; a subclass says where, in `run`.
 
     context  what is the same for all runs
-    workers  how many to train at a time; an executor may know better
-    stop     asked all the time: on a yes, runs at work are saved and KeyboardInterrupt is raised
+    workers  how many to train at a time; an executor may choose differently
+    stop     asked continually: once it says yes, running jobs are saved and KeyboardInterrupt is raised
     """
 
     name: ClassVar[str] = ""
@@ -77,7 +77,7 @@ class Executor:
         return None
 
     def run(self, jobs: Sequence[Job], report: Report) -> Iterator[Outcomes]:
-        """Each job and its outcomes, as jobs finish; a job may be cut into narrower ones."""
+        """Each job and its outcomes, as jobs finish; a job may be split into narrower ones."""
         raise NotImplementedError
 
     def jobs_of(self, specs: Sequence[RunSpec]) -> list[Job]:
@@ -116,7 +116,7 @@ def fleets(specs: Sequence[RunSpec]) -> list[Job]:
 def train(
     context: Context, job: tuple[RunSpec, ...], report: Callable[[Progress | Measured | str], None], stop: Stop
 ) -> list[dict[str, Any]]:
-    """One fleet, from its last checkpoint to its end: one outcome per run, fit for JSON."""
+    """One fleet, from its last checkpoint to its end: one outcome per run, as JSON values."""
     stream, k = context.streams[job[0].stream], job[0].reference
     fleet = fleet_of(context.device, stream if k is None else splits.union(stream, k), job)
     checkpoints = Checkpointer(context.folder(job), context.identity(job), context.checkpoint_every, stop)
@@ -157,7 +157,7 @@ def fleet_of(device: str, stream: Stream, job: Sequence[RunSpec]) -> Fleet:
 
 
 def one_thread(device: str) -> AbstractContextManager[None]:
-    """As in a worker process: sums of several threads round otherwise, and a row must not depend on `workers`."""
+    """As in a worker process: several threads round differently, and a row must not depend on `workers`."""
     return few_threads(1) if device == "cpu" else nullcontext()
 
 

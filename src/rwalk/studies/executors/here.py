@@ -1,4 +1,4 @@
-"""The executor of debuggers and notebooks: one job after the other, in this very process."""
+"""The executor for debuggers and notebooks: one job after the other, in the current process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rwalk.studies.executors.base import Executor, Job, Outcomes, Report, one_th
 
 
 class Here(Executor):
-    """No process is started, so a breakpoint in a network or a method stops where it stands."""
+    """No process is started, so breakpoints in networks and methods work."""
 
     name: ClassVar[str] = "here"
-    summary: ClassVar[str] = "this process alone, one run or fleet after the other: for debuggers and notebooks"
+    summary: ClassVar[str] = "the current process, one run or fleet after the other: for debuggers and notebooks"
 
     def run(self, jobs: Sequence[Job], report: Report) -> Iterator[Outcomes]:
         for job in jobs:

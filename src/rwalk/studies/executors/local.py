@@ -1,4 +1,4 @@
-"""The executor of one machine: processes on a CPU, fleets on a device."""
+"""The executor for one machine: processes on a CPU, fleets on a device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Local(Executor):
-    """This process, or several like it: on a CPU run by run, on a device in fleets as wide as fit."""
+    """On a CPU worker processes, one run at a time each; on a device fleets as wide as its memory allows."""
 
     name: ClassVar[str] = "local"
     summary: ClassVar[str] = "the processes of this machine, or one device"
@@ -49,7 +49,7 @@ class Local(Executor):
             yield jobs[number], outcomes
 
     def _run_here(self, jobs: Sequence[Job], report: Report) -> Iterator[Outcomes]:
-        """One after the other; runs that do not fit into the memory together go on in narrower fleets."""
+        """One after the other; runs that do not fit into memory together continue in narrower fleets."""
         waiting = deque(jobs)
         while waiting:
             job = waiting.popleft()
@@ -64,13 +64,13 @@ class Local(Executor):
             if reason is None:
                 yield job, outcomes
                 continue
-            # Only here, where the error is gone and with it the fleet that it held, can memory be given back.
+            # Memory can only be released here, once the error is gone and with it the fleet that it referred to.
             narrower = self._narrower(job, reason)
             self.forget(job)
             waiting.extendleft(reversed(narrower))
 
     def _narrower(self, job: Job, reason: str) -> list[Job]:
-        """The runs of a fleet in fleets of about half its width, a power of two."""
+        """The runs of a fleet, in fleets of about half its width, a power of two."""
         device = self.context.device
         if len(job) == 1:
             raise InputError(f"a run does not fit into the memory of {device}: take smaller batches ({reason})")
@@ -82,7 +82,7 @@ class Local(Executor):
         return [tuple(job[start : start + width]) for start in range(0, len(job), width)]
 
     def _as_begun(self, group: Job) -> list[Job]:
-        """A fleet, cut as an earlier process has cut it: a checkpoint is of all runs of a fleet together."""
+        """A fleet, split as an earlier process has split it: a checkpoint holds all runs of a fleet together."""
         for width in _widths(len(group)):
             folder = self.context.folder(group[:width])
             if folder is not None and folder.exists():
@@ -92,7 +92,7 @@ class Local(Executor):
 
 
 def _widths(runs: int) -> Iterator[int]:
-    """What so many runs are tried in: all together, then powers of two, which however often halved cut alike."""
+    """Widths to try for so many runs: all together, then powers of two, which split the same way when halved."""
     yield runs
     while runs > 1:
         runs = 1 << ((runs - 1).bit_length() - 1)
@@ -100,7 +100,7 @@ def _widths(runs: int) -> Iterator[int]:
 
 
 def _out_of_memory(error: BaseException | None) -> bool:
-    """Whether a device's memory was exhausted: libraries, and the capture of a graph, say so in other words."""
+    """Whether a device ran out of memory: libraries, and graph capture, say so in different words."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower():
             return True

@@ -1,6 +1,6 @@
-"""Where a study shows itself, beside its own folder: off unless named.
+"""Tools that show a study, beside its own folder: off unless named.
 
-One file each: a file that is put here is found by itself, under its tracker's name.
+One file each; a new file in this folder is found automatically, by its tracker's name.
 """
 
 from __future__ import annotations

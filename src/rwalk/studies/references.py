@@ -1,0 +1,43 @@
+"""The accuracies of reference models, kept between studies: they are the same for every method."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rwalk.files import write_atomically
+from rwalk.metrics import HEADS
+from rwalk.studies.environment import environment
+from rwalk.studies.executors import Context
+from rwalk.studies.specs import RunSpec, content_hash
+
+
+class ReferenceCache(NamedTuple):
+    """One small file per reference model, named after everything its accuracy depends on."""
+
+    context: Context
+    folder: Path | None = None  # by default $RWALK_CACHE, or a folder in the user's home
+
+    def recall(self, spec: RunSpec) -> Mapping[str, float] | None:
+        """Its accuracies by head, if it has been trained."""
+        try:
+            outcome = json.loads(self._file(spec).read_text())
+            return {head: float(outcome[head]) for head in HEADS}
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # it does not exist or is damaged: it is trained (again)
+
+    def remember(self, spec: RunSpec, outcome: Mapping[str, Any]) -> None:
+        try:
+            write_atomically(self._file(spec), json.dumps(outcome))
+        except OSError:
+            return  # a cache that cannot be written must not stop a study
+
+    def _file(self, spec: RunSpec) -> Path:
+        folder = self.folder or Path(os.environ.get("RWALK_CACHE", Path.home() / ".cache" / "rwalk"))
+        device = self.context.device
+        around = environment(device)
+        key = [self.context.identity([spec]), around["torch"], device, around.get("gpu")]
+        return folder / "references" / f"{content_hash(key)}.json"
