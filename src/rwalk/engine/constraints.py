@@ -23,8 +23,12 @@ def constraints_of(fleet: Fleet) -> list[Constraint]:
     found = []
     for number, task in enumerate(fleet.stream.tasks[: fleet.task]):
         examples = torch.cat([group.examples for group in fleet.memory.of_task(number)], dim=1)
-        head = mask_of(fleet, task.classes).expand(*examples.shape, -1)
-        found.append((examples.to(fleet.theta.device), head))
+        examples = examples.to(fleet.theta.device)
+        if fleet.stream.groups is None:
+            head = mask_of(fleet, task.classes)
+        else:
+            head = fleet.lesson.head_of(fleet.stream.labels(examples))
+        found.append((examples, head.expand(*examples.shape, -1)))
     if fleet.learner.projector.per_task:
         return found
     return [(torch.cat([e for e, _ in found], dim=1), torch.cat([m for _, m in found], dim=1))]

@@ -145,7 +145,8 @@ class Fleet:
 
     def begin_task(self) -> None:
         if self.step == 0:
-            self.optimizer.restart()
+            if not self.training.keep_optimizer:
+                self.optimizer.restart()
             self.loss.begin_task(self.loss_state, self.theta, self.past + self.task)
         self.lesson = lesson_of(self)
         self.execution.begin_task()

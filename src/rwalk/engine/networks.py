@@ -188,12 +188,20 @@ class ResNet18(nn.Module):
         return self.head(self.blocks(self.stem(x)).mean((2, 3)))  # type: ignore[no-any-return]
 
 
+def mlp_of(width: int) -> Factory:
+    """An MLP with two hidden layers of this width."""
+    return lambda shape, classes: MLP(shape, classes, (width, width))
+
+
 def resnet18_full(shape: tuple[int, ...], classes: int) -> nn.Module:
     return ResNet18(shape, classes, filters=64)
 
 
 NETWORKS: dict[str, tuple[Factory, str]] = {
     "mlp": (MLP, "two hidden layers of 256 ReLU units (the paper's MNIST network)"),
+    "mlp-100": (mlp_of(100), "two hidden layers of 100 ReLU units (DER's and Mammoth's MNIST network)"),
+    "mlp-400": (mlp_of(400), "two hidden layers of 400 ReLU units (van de Ven et al.'s Split MNIST network)"),
+    "mlp-2000": (mlp_of(2000), "two hidden layers of 2000 ReLU units (Zenke et al.'s Permuted MNIST network)"),
     "cnn": (CNN, "four 3×3 convolutions with dropout (the paper's CIFAR network)"),
     "resnet18": (ResNet18, "ResNet-18 for small images, 20 base filters (GEM's reduced version)"),
     "resnet18-full": (resnet18_full, "ResNet-18 for small images, 64 base filters"),

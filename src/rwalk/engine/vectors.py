@@ -6,7 +6,7 @@ Everybody else sees `theta`, `forward` and `gradient`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rwalk.engine.batched import BatchWell
+from rwalk.engine.batched import BatchWell, SquareWell
 from rwalk.errors import InputError
 
 
@@ -250,6 +250,27 @@ class Networks:
             for r in range(self.runs)
         ]
         return torch.stack(rows)
+
+    def squares_of_linear_layers(self, x: Tensor, losses: Callable[[Tensor], Iterable[Tensor]]) -> Tensor | None:
+        """Σ over examples of squared gradients [R, P], summed over losses of logits; each loss [R] a sum of examples'.
+
+        No example's gradient is ever made: all costs no more than a backward pass per loss. In evaluation mode.
+        None where the network has other parameters than those of linear layers, each used once.
+        """
+        linear = [module for module in self.module.modules() if isinstance(module, nn.Linear)]
+        owned = {id(p) for module in linear for p in module.parameters()}
+        if any(p.requires_grad and id(p) not in owned for p in self.module.parameters()):
+            return None
+        self.module.eval()
+        theta = self.theta.detach().clone().requires_grad_()
+        with SquareWell() as counted:
+            _, logits = torch.func.vmap(self._call)(self.layout.split(theta), self.buffers, x)
+        if counted.layers != len(linear):
+            return None
+        squares = torch.zeros_like(theta)
+        for loss in losses(logits):
+            squares += torch.autograd.grad(loss.sum(), theta, retain_graph=True)[0]
+        return squares.detach()
 
 
 def _channels_last(x: Tensor) -> Tensor:

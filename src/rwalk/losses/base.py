@@ -25,12 +25,16 @@ class Batch(NamedTuple):
     """What a loss sees beside the network's logits [R, B, C]."""
 
     y: Tensor  # labels [R, B]
-    head: Tensor  # 0 for the classes that are trained, −∞ for the others: [C], added to the logits
+    head: Tensor  # added to the logits: 0 for the classes that are trained, −∞ for the others; [C] or [R, B, C]
     new: Tensor  # which classes are the task's own [C]
     old: Tensor  # which were seen before it and are not among them [C]
     taught: Tensor | None = None  # logits [R, B, C] of the loss's teacher
     is_kept: Tensor | None = None  # which examples come from the memory [R, B]; None until it holds any
     kept: Mapping[str, Tensor] = MappingProxyType({})  # what is stored beside them [R, B, …]; elsewhere, anything
+    rivals: Tensor | None = (
+        None  # of a teacher: which classes compete with each other [G, C], if a scenario says so
+    )
+    times: Tensor | None = None  # how often each of those groups was taught before this task [G]
 
 
 def spread(number: Number, over: Tensor) -> Number:

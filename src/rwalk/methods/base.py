@@ -33,7 +33,8 @@ class Method:
     lam      λ, the strength of the penalty
     penalty  "gradient": the pull is added to the gradient (the paper); "proximal": taken as an exact
              step after the optimizer's, stable for any λ
-    fisher   "batch": squares of the batch-mean gradient; "example": mean of squared per-example gradients
+    fisher   "batch": squares of the batch-mean gradient; "example": mean of squared per-example gradients;
+             "exact": the same, expected over the labels that the network itself predicts (a pass over the data alone)
     """
 
     name: ClassVar[str]
@@ -43,11 +44,12 @@ class Method:
 
     lam: Number = 0.0
     penalty: Literal["gradient", "proximal"] = "gradient"
-    fisher: Literal["batch", "example"] = "batch"
+    fisher: Literal["batch", "example", "exact"] = "batch"
 
     def __post_init__(self) -> None:
         require(self.lam, "lam", minimum=0.0)
-        for field, allowed in (("penalty", ("gradient", "proximal")), ("fisher", ("batch", "example"))):
+        fishers = ("batch", "example", "exact") if self.data_pass else ("batch", "example")
+        for field, allowed in (("penalty", ("gradient", "proximal")), ("fisher", fishers)):
             if getattr(self, field) not in allowed:
                 raise InputError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}")
 

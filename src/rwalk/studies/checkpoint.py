@@ -231,7 +231,7 @@ def _checked_tensors(path: Path, recorded: Any, fleet: Fleet, counters: Mapping[
             tensors = {name: file.get_tensor(name) for name in found}
     except safetensors.SafetensorError as error:
         raise _Damaged(str(error)) from None
-    examples = len(fleet.stream.y) * (1 if fleet.stream.permutations is None else len(fleet.stream.permutations))
+    examples = len(fleet.stream.y) * (1 if fleet.stream.views is None else len(fleet.stream.views))
     for name, tensor in tensors.items():
         if _NUMBERS.fullmatch(name):
             inside = bool(((tensor >= 0) & (tensor < examples)).all())

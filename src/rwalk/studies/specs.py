@@ -15,7 +15,7 @@ import numpy as np
 from rwalk import learners, parts
 from rwalk.data import datasets, splits
 from rwalk.data.memory import MemorySpec
-from rwalk.data.streams import Stream
+from rwalk.data.streams import Dataset, Stream
 from rwalk.errors import InputError
 from rwalk.learners import Learner, learner
 from rwalk.training import Training
@@ -26,6 +26,12 @@ DT = {"cifar10": 50, "cifar100": 50, "cifar100-pixels": 50}
 NETWORK = {"cifar10": "cnn", "cifar100": "cnn", "cifar100-pixels": "cnn"}
 
 Record = TypeVar("Record")
+# Settings that rows of the second schema did not have from its beginning, by the record that they are in.
+LATER = {
+    "": ("measure_every", "calibration"),
+    "stream": ("scenario", "rotated", "blurry"),
+    "training": ("keep_optimizer",),
+}
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,9 @@ class StreamSpec:
     order_seed        shuffles the classes before they are divided
     permuted          so many tasks of permuted pixels instead of a split
     validation        this fraction of the training data is the test set; the real test set is not looked at
+    scenario          task-, domain- or class-incremental (`splits.SCENARIOS`); without one, trained as in the paper
+    rotated           so many tasks of rotated images instead of a split
+    blurry            this fraction of every task's training examples is taught by its neighbours
     """
 
     dataset: str = "digits"
@@ -46,27 +55,51 @@ class StreamSpec:
     order_seed: int | None = None
     permuted: int | None = None
     validation: float | None = None
+    scenario: str | None = None
+    rotated: int | None = None
+    blurry: float | None = None
 
     def build(self, data: Path | str | None = None, download: bool = True) -> Stream:
-        dataset = datasets.load(self.dataset, data, download=download)
+        self.check()
+        stream = self._divided(datasets.load(self.dataset, data, download=download))
+        if self.validation is not None:
+            stream = splits.validation_split(stream, self.validation)
+        return stream if self.blurry is None else splits.blurred(stream, self.blurry, self.order_seed or 0)
+
+    def check(self) -> None:
+        """Refuse what does not go together, before any data are loaded."""
+        splits.check_scenario(self.scenario)
+        if self.permuted is None and self.rotated is None:
+            return
+        how = "permuted" if self.rotated is None else "rotated"
+        if self.permuted is not None and self.rotated is not None:
+            raise InputError("inputs are permuted or rotated, not both: drop one")
+        if self.tasks is not None or self.classes_per_task is not None:
+            raise InputError(f"a {how} stream has all classes in every task: drop the split")
+        if self.scenario not in (None, "domain"):
+            raise InputError(
+                f"a {how} stream is domain-incremental, every task having all classes: drop the scenario"
+            )
+
+    def _divided(self, dataset: Dataset) -> Stream:
         if self.permuted is not None:
-            if self.tasks is not None or self.classes_per_task is not None:
-                raise InputError("a permuted stream has all classes in every task: drop the split")
-            stream = splits.permuted(dataset, self.permuted, self.order_seed or 0)
-        else:
-            size = self.classes_per_task
-            if size is None and self.tasks is None:
-                size = CLASSES_PER_TASK.get(self.dataset, 2)
-            stream = splits.split(dataset, size, self.tasks, self.order_seed)
-        return stream if self.validation is None else splits.validation_split(stream, self.validation)
+            return splits.permuted(dataset, self.permuted, self.order_seed or 0)
+        if self.rotated is not None:
+            return splits.rotated(dataset, self.rotated, self.order_seed or 0)
+        size = self.classes_per_task
+        if size is None and self.tasks is None:
+            size = CLASSES_PER_TASK.get(self.dataset, 2)
+        return splits.split(dataset, size, self.tasks, self.order_seed, self.scenario)
 
 
 @dataclass(frozen=True)
 class RunSpec:
     """One run: everything its result depends on.
 
-    method     a learner's name; `numbers` are its settings (lam, alpha, dt …), the rest being defaults
-    reference  k: not an incremental run, but the reference model a*_k on the union of tasks 0..k
+    method         a learner's name; `numbers` are its settings (lam, alpha, dt …), the rest being defaults
+    reference      k: not an incremental run, but the reference model a*_k on the union of tasks 0..k
+    measure_every  accuracies are measured within tasks too, every so many steps
+    calibration    calibration errors are measured with the accuracies
     """
 
     stream: StreamSpec = field(default_factory=StreamSpec)
@@ -79,6 +112,8 @@ class RunSpec:
     dtype: str = "float32"
     autocast: bool = False
     reference: int | None = None
+    measure_every: int | None = None
+    calibration: bool = False
 
     def __post_init__(self) -> None:
         """What a run says of itself is what it does: plain values, and the way its learner replays."""
@@ -99,8 +134,17 @@ class RunSpec:
         return tuple(dict.fromkeys(name for name in named if ":" in name))
 
     def to_json(self) -> dict[str, Any]:
-        """All settings, as they are read back: a row that was just made looks like one from a file."""
+        """All settings, as they are read back: a row that was just made looks like one from a file.
+
+        What became a setting later is named only where it is not at its default: rows that do without it stay the
+        same, byte for byte.
+        """
         record: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        for place, names in LATER.items():
+            held, part = (getattr(self, place), record[place]) if place else (self, record)
+            for each in fields(held):
+                if each.name in names and getattr(held, each.name) == each.default:
+                    del part[each.name]
         return record
 
     @classmethod

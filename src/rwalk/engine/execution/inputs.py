@@ -23,7 +23,9 @@ class StepInputs:
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         lesson = fleet.lesson
-        self.fixed: Inputs = {"head": lesson.head, "new": lesson.new, "old": lesson.old}
+        self.fixed: Inputs = {"new": lesson.new, "old": lesson.old}
+        if lesson.rivals is not None and "teacher" in fleet.loss_state:
+            self.fixed |= {"rivals": lesson.rivals.groups, "times": lesson.rivals.taught}
         if "teacher" in fleet.loss_state:
             self.fixed["teacher"] = fleet.loss_state["teacher"]
         self.exemplars: Tensor | None = None  # their numbers [R, M], where the loss wants to know them
@@ -34,7 +36,7 @@ class StepInputs:
         x, y = self.fleet.stream.batch(index)
         if self.fleet.augmentation:
             x = self.fleet.augmentation.apply(x, *draws)
-        return {"x": x, "y": y, **self.fixed, **self._kept(index)}
+        return {"x": x, "y": y, "head": self.fleet.lesson.head_of(y), **self.fixed, **self._kept(index)}
 
     def _kept(self, index: Tensor) -> Inputs:
         """Which of these examples [R, B] come from the memory, and what is stored beside them."""
@@ -51,4 +53,14 @@ class StepInputs:
 def batch_of(inputs: Inputs, taught: Tensor | None) -> Batch:
     """The inputs as a loss sees them."""
     kept = {name.removeprefix(KEPT): each for name, each in inputs.items() if name.startswith(KEPT)}
-    return Batch(inputs["y"], inputs["head"], inputs["new"], inputs["old"], taught, inputs.get("is_kept"), kept)
+    return Batch(
+        inputs["y"],
+        inputs["head"],
+        inputs["new"],
+        inputs["old"],
+        taught,
+        inputs.get("is_kept"),
+        kept,
+        inputs.get("rivals"),
+        inputs.get("times"),
+    )
