@@ -38,6 +38,11 @@ class Learner:
         return self.loss.classifier
 
     @property
+    def reservoir(self) -> int | None:
+        """How many examples it keeps as they pass; None where it keeps none so."""
+        return self.memory.total if self.memory is not None and self.memory.is_reservoir else None
+
+    @property
     def lam(self) -> float:
         """The strength by which the old is held, whichever part has one."""
         held = (getattr(part, "lam", 0.0) for part in (self.method, self.loss, self.projector))

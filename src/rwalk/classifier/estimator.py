@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from rwalk.classifier import files
 from rwalk.classifier.lessons import Knowledge, stream_of, take_up, trained_network
 from rwalk.data.memory import MemorySpec
+from rwalk.data.samplers import RESERVOIR
 from rwalk.engine import networks
 from rwalk.engine.fleet import Fleet, Progress
 from rwalk.engine.networks import Factory
@@ -288,6 +289,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _learner(self) -> Learner:
         memory = None
         if self.memory is not None or self.memory_total is not None:
+            if self.sampler == RESERVOIR:
+                raise InputError("the classifier chooses exemplars class by class: take another sampler")
             memory = MemorySpec(whole(self.memory), whole(self.memory_total), self.sampler)
         made = learner("vanilla" if self.method is None else self.method, memory)
         if made.loss.keeps:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rwalk.data.memory import MemorySpec
 
 DEFAULT_METHODS = "vanilla,ewc,ewc++,pi,rwalk"
+USUAL_REPLAY = {"reservoir": "beside"}
 DEFAULT_EPOCHS = {"digits": 20}  # small data needs several passes; 1 everywhere else
 
 
@@ -69,12 +70,16 @@ def run(
         int | None, typer.Option(help="exemplars kept in all, shared by the classes seen")
     ] = None,
     sampler: Annotated[
-        str, typer.Option(help="uniform, plane, entropy, mof, plane-top, entropy-top, or package.module:NAME")
+        str,
+        typer.Option(
+            help="uniform, plane, entropy, mof, plane-top, entropy-top, reservoir, or package.module:NAME"
+        ),
     ] = "mof",
     replay: Annotated[
         str,
         typer.Option(
-            help="how batches mix exemplars in: balanced (default), concat, half, beside; some methods say so"
+            help="how batches mix exemplars in: balanced (default), concat, half, beside (a reservoir's); some "
+            "methods say so"
         ),
     ] = "",
     penalty: Annotated[str, typer.Option(help="gradient (the paper) or proximal (stable for any λ)")] = "gradient",
@@ -125,7 +130,7 @@ def run(
             validation=validation,
         ),
         network=network or NETWORK.get(dataset, "mlp"),
-        memory=_memory(memory, memory_total, sampler, replay or "balanced"),
+        memory=_memory(memory, memory_total, sampler, replay or USUAL_REPLAY.get(sampler, "balanced")),
         training=Training(
             epochs=DEFAULT_EPOCHS.get(dataset, 1) if epochs is None else epochs,
             steps=steps,

@@ -17,7 +17,8 @@ class MemorySpec:
 
     per_class  m exemplars of every class; or
     total      a fixed budget shared by all classes seen (iCaRL's rule: every class shrinks as classes arrive)
-    sampler    which examples: uniform, plane, entropy, mof, …
+    sampler    which examples, at their task's end: uniform, plane, entropy, mof, …; or "reservoir": any of all
+               examples seen, as they pass, to be replayed beside the others from the next step on
     replay     how batches mix them in: balanced, concat, half, beside, none
     """
 
@@ -35,6 +36,16 @@ class MemorySpec:
         samplers.check_name(self.sampler)
         if self.replay not in REPLAYS:
             raise unknown("replay", self.replay, REPLAYS)
+        if self.is_reservoir and (self.total is None or self.replay != "beside"):
+            raise InputError(
+                "a reservoir has a total budget and is replayed beside the task's own examples: set memory_total "
+                "and replay='beside', or take another sampler"
+            )
+
+    @property
+    def is_reservoir(self) -> bool:
+        """Whether examples are kept as they pass, not class by class at a task's end."""
+        return self.sampler == samplers.RESERVOIR
 
     def quota(self, groups: int) -> int:
         """Exemplars for each of so many classes."""

@@ -121,7 +121,7 @@ def permuted(dataset: Dataset, tasks: int = 10, seed: int = 0) -> Stream:
 
 
 def rotated(dataset: Dataset, tasks: int = 10, seed: int = 0) -> Stream:
-    """Every task has all classes and all examples, its images turned by an angle of its own; the first as they are.
+    """Every task has all classes and all examples, its images turned by its own angle; the first as they are.
 
     Angles are drawn from 0° to 180°. A place shows the pixel nearest to where it came from, or 0 if it came from
     outside the image.

@@ -93,7 +93,7 @@ class Stream:
     Where inputs are permuted or rotated, an example's number says which view shows it: v · N + i is example i of N
     under view v. So whoever holds a number (a task, a memory, a batch) needs to know nothing else.
 
-    `groups` divides the classes into those that compete in the softmax of a training step (see `splits.SCENARIOS`).
+    `groups` divides the classes into those that compete in the softmax of a training step (`splits.SCENARIOS`).
     Without it they are chosen as in the paper: the task's own classes, or with exemplars all that were seen.
     """
 

@@ -49,7 +49,7 @@ class BatchWell(TorchFunctionMode):
 class SquareWell(TorchFunctionMode):
     """Linear layers whose weights' "gradients" are sums over the examples of squared gradients.
 
-    The gradient of one example is an outer product, and its square that of the squares: Σᵢ (δᵢ xᵢᵀ)² = Σᵢ δᵢ² xᵢ²ᵀ.
+    One example's gradient is an outer product, and its square that of the squares: Σᵢ (δᵢ xᵢᵀ)² = Σᵢ δᵢ² (xᵢ²)ᵀ.
     """
 
     layers = 0  # how many were met

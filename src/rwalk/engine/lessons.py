@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rwalk import seeds
 from rwalk.data import batches
+from rwalk.engine import reservoirs
 from rwalk.losses import heads
 from rwalk.training import steps_per_epoch
 
@@ -49,7 +50,8 @@ def lesson_of(fleet: Fleet) -> Lesson:
     """The current task of a fleet."""
     stream, task = fleet.stream, fleet.stream.tasks[fleet.task]
     labels = stream.labels(task.train)
-    replays = fleet.memory is not None and fleet.memory.spec.replay != "none"
+    memory = fleet.learner.memory
+    replays = memory is not None and memory.replay != "none"
     own = (*task.classes, *task.others)
     seen = tuple(dict.fromkeys((*stream.seen(fleet.task), *own)))
     new = mask_of(fleet, own) == 0
@@ -90,9 +92,9 @@ def mask_of(fleet: Fleet, classes: tuple[int, ...]) -> Tensor:
 
 
 def batches_of(fleet: Fleet) -> Iterator[tuple[Tensor, ...]]:
-    """What every step from `fleet.step` on is given: indices [R, B], and the draws of an augmentation [R, B, k].
+    """What every step from `fleet.step` on is given, in this order, each depending on (seed, task, epoch) alone:
 
-    They depend on (seed, task, epoch) alone.
+    indices [R, B]; places in a reservoir [R, B], where there is one; the draws of an augmentation [R, B, k].
     """
     per_epoch = steps_per_epoch(len(fleet.lesson.examples), fleet.training.batch)
     while fleet.step < fleet.lesson.steps:
@@ -106,11 +108,14 @@ def batches_of(fleet: Fleet) -> Iterator[tuple[Tensor, ...]]:
 def _epoch(fleet: Fleet, run: int, seed: int, epoch: int) -> list[Tensor]:
     """The draws of one run, each [steps, B, …]."""
     where = (fleet.past + fleet.task, epoch)
-    kept = [] if fleet.memory is None else fleet.memory.of_run(run)
-    replay = "none" if fleet.memory is None else fleet.memory.spec.replay
-    generator = seeds.generator(seed, "order", *where)
-    order = batches.epoch(fleet.lesson.pools, kept, replay, fleet.training.batch, generator)
-    if fleet.augmentation is None:
-        return [order]
-    steps, batch = order.shape
-    return [order, fleet.augmentation.draw(steps, batch, seeds.generator(seed, "augment", *where))]
+    if fleet.learner.reservoir:
+        drawn = reservoirs.epoch(fleet, run, epoch)
+    else:
+        kept = [] if fleet.memory is None else fleet.memory.of_run(run)
+        replay = "none" if fleet.memory is None else fleet.memory.spec.replay
+        generator = seeds.generator(seed, "order", *where)
+        drawn = [batches.epoch(fleet.lesson.pools, kept, replay, fleet.training.batch, generator)]
+    if fleet.augmentation is not None:
+        steps, batch = drawn[0].shape
+        drawn.append(fleet.augmentation.draw(steps, batch, seeds.generator(seed, "augment", *where)))
+    return drawn

@@ -252,9 +252,9 @@ class Networks:
         return torch.stack(rows)
 
     def squares_of_linear_layers(self, x: Tensor, losses: Callable[[Tensor], Iterable[Tensor]]) -> Tensor | None:
-        """Σ over examples of squared gradients [R, P], summed over losses of logits; each loss [R] a sum of examples'.
+        """Σ over examples of squared gradients [R, P], summed over losses of logits, each [R] a sum over examples.
 
-        No example's gradient is ever made: all costs no more than a backward pass per loss. In evaluation mode.
+        No example's gradient is ever made: this costs no more than a backward pass per loss. In evaluation mode.
         None where the network has other parameters than those of linear layers, each used once.
         """
         linear = [module for module in self.module.modules() if isinstance(module, nn.Linear)]

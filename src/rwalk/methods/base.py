@@ -34,7 +34,7 @@ class Method:
     penalty  "gradient": the pull is added to the gradient (the paper); "proximal": taken as an exact
              step after the optimizer's, stable for any λ
     fisher   "batch": squares of the batch-mean gradient; "example": mean of squared per-example gradients;
-             "exact": the same, expected over the labels that the network itself predicts (a pass over the data alone)
+             "exact": the same, expected over the labels that the network predicts (by a pass over the data)
     """
 
     name: ClassVar[str]

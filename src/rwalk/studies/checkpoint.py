@@ -38,7 +38,7 @@ ASSUMED_SPEED = 1e8  # bytes a second, until the first save has shown the real o
 LARGEST_RECORD = 1 << 24  # bytes; a record is counters, a few thousand at most
 
 _NAME = re.compile(r"(\d{4,})-(\d{8,})\.json")
-_NUMBERS = re.compile(r"exemplars\.\d+")
+_NUMBERS = re.compile(r"exemplars\.\d+|held\.examples")
 
 
 class Checkpointer:
@@ -251,6 +251,7 @@ def _expected(fleet: Fleet, counters: Mapping[str, Any]) -> dict[str, Form]:
     expected = {"theta": vector}
     expected |= {f"optimizer.{name}": Form(t.dtype, tuple(t.shape)) for name, t in fleet.optimizer.state.items()}
     expected |= {f"buffer.{name}": Form(t.dtype, tuple(t.shape)) for name, t in fleet.net.buffers.items()}
+    expected |= {f"held.{name}": Form(t.dtype, tuple(t.shape)) for name, t in fleet.held.items()}
     expected |= {f"accuracy.{head}": Form(torch.float64, (runs, tasks, tasks)) for head in HEADS}
     for part, state in _states(fleet, counters["task"], counters["step"]).items():
         expected |= {f"{part}.{name}": Form(fleet.theta.dtype, shape) for name, shape in state.items()}

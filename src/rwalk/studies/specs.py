@@ -44,7 +44,7 @@ class StreamSpec:
     order_seed        shuffles the classes before they are divided
     permuted          so many tasks of permuted pixels instead of a split
     validation        this fraction of the training data is the test set; the real test set is not looked at
-    scenario          task-, domain- or class-incremental (`splits.SCENARIOS`); without one, trained as in the paper
+    scenario          task-, domain- or class-incremental (`splits.SCENARIOS`); by default, as the paper trains
     rotated           so many tasks of rotated images instead of a split
     blurry            this fraction of every task's training examples is taught by its neighbours
     """
