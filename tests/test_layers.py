@@ -24,6 +24,7 @@ LAYERS = (
     ("studies", "classifier", "closed_form"),
     ("report",),
     ("paper",),
+    ("yardsticks",),
     ("cli", "testing"),
     ("__main__",),
 )

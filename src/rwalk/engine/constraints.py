@@ -42,7 +42,8 @@ def drawn(fleet: Fleet, constraints: list[Constraint]) -> list[Constraint]:
     ((examples, masks),) = constraints
     draws = [seeds.generator(seed, "constraint", fleet.past + fleet.task, fleet.step) for seed in fleet.seeds]
     count = examples.shape[1]
-    size = min(fleet.training.batch, count)
+    wanted = fleet.learner.memory.beside if fleet.learner.memory else None
+    size = min(wanted or fleet.training.batch, count)
     place = torch.stack([torch.randperm(count, generator=draw)[:size] for draw in draws]).to(examples.device)
     return [(examples.gather(1, place), masks.gather(1, place[..., None].expand(-1, -1, masks.shape[2])))]
 

@@ -114,7 +114,8 @@ def _epoch(fleet: Fleet, run: int, seed: int, epoch: int) -> list[Tensor]:
         kept = [] if fleet.memory is None else fleet.memory.of_run(run)
         replay = "none" if fleet.memory is None else fleet.memory.spec.replay
         generator = seeds.generator(seed, "order", *where)
-        drawn = [batches.epoch(fleet.lesson.pools, kept, replay, fleet.training.batch, generator)]
+        beside = None if fleet.memory is None else fleet.memory.spec.beside
+        drawn = [batches.epoch(fleet.lesson.pools, kept, replay, fleet.training.batch, generator, beside)]
     if fleet.augmentation is not None:
         steps, batch = drawn[0].shape
         drawn.append(fleet.augmentation.draw(steps, batch, seeds.generator(seed, "augment", *where)))

@@ -35,6 +35,7 @@ class Batch(NamedTuple):
         None  # of a teacher: which classes compete with each other [G, C], if a scenario says so
     )
     times: Tensor | None = None  # how often each of those groups was taught before this task [G]
+    task: Tensor | None = None  # how many tasks came before this one [], for a loss that asks
 
 
 def spread(number: Number, over: Tensor) -> Number:
@@ -50,6 +51,7 @@ class Loss:
     replay        how exemplars are mixed into batches, where that is part of the algorithm
     needs_memory  whether it is nothing without exemplars
     tells_kept    whether it tells exemplars from new examples: then `Batch.is_kept` says which are which
+    tells_task    whether it counts tasks: then `Batch.task` does
     keeps         what the memory is to store beside an exemplar: "logits" or "features", as they are at its task's
                   end; `Batch.kept` brings it back, and `Batch.is_kept` says where
     classifier    how examples are classified in the end
@@ -60,6 +62,7 @@ class Loss:
     replay: ClassVar[Replay | None] = None
     needs_memory: ClassVar[bool] = False
     tells_kept: ClassVar[bool] = False
+    tells_task: ClassVar[bool] = False
     keeps: ClassVar[tuple[str, ...]] = ()
     classifier: ClassVar[Classifier] = Logits()
 

@@ -31,6 +31,7 @@ LATER = {
     "": ("measure_every", "calibration"),
     "stream": ("scenario", "rotated", "blurry"),
     "training": ("keep_optimizer",),
+    "memory": ("beside",),
 }
 
 
@@ -142,7 +143,7 @@ class RunSpec:
         record: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         for place, names in LATER.items():
             held, part = (getattr(self, place), record[place]) if place else (self, record)
-            for each in fields(held):
+            for each in fields(held) if held is not None else ():
                 if each.name in names and getattr(held, each.name) == each.default:
                     del part[each.name]
         return record
