@@ -41,8 +41,6 @@ class MemorySpec:
             raise unknown("replay", self.replay, REPLAYS)
         if self.beside is not None and (not isinstance(self.beside, int) or self.beside < 1):
             raise InputError(f"beside must be a whole number of exemplars, at least 1, not {self.beside!r}")
-        if self.beside is not None and self.replay not in ("beside", "none"):
-            raise InputError(f"beside={self.beside} counts exemplars beside a batch: set replay='beside' too")
         if self.is_reservoir and (self.total is None or self.replay != "beside"):
             raise InputError(
                 "a reservoir has a total budget and is replayed beside the task's own examples: set memory_total "

@@ -236,7 +236,7 @@ def _checked_tensors(path: Path, recorded: Any, fleet: Fleet, counters: Mapping[
         if _NUMBERS.fullmatch(name):
             inside = bool(((tensor >= 0) & (tensor < examples)).all())
             _need(inside, f"{name} numbers examples that are not there")
-        if name.startswith("accuracy."):
+        if name.startswith(("accuracy.", "measured.")):
             fractions = tensor.isnan() | ((tensor >= 0) & (tensor <= 1))
             _need(bool(fractions.all()), f"{name} holds something that is not an accuracy")
     culprit = _unsound(tensors, counters["stopped"])
@@ -253,6 +253,7 @@ def _expected(fleet: Fleet, counters: Mapping[str, Any]) -> dict[str, Form]:
     expected |= {f"buffer.{name}": Form(t.dtype, tuple(t.shape)) for name, t in fleet.net.buffers.items()}
     expected |= {f"held.{name}": Form(t.dtype, tuple(t.shape)) for name, t in fleet.held.items()}
     expected |= {f"accuracy.{head}": Form(torch.float64, (runs, tasks, tasks)) for head in HEADS}
+    expected |= {f"measured.{name}": Form(torch.float64, each.shape) for name, each in fleet.measured.items()}
     for part, state in _states(fleet, counters["task"], counters["step"]).items():
         expected |= {f"{part}.{name}": Form(fleet.theta.dtype, shape) for name, shape in state.items()}
     for number, (task, label) in enumerate(counters["groups"]):
@@ -302,7 +303,7 @@ def _unsound(tensors: Mapping[str, Tensor], stopped: list[str | None]) -> str | 
     """A tensor that is not finite in a run that goes on; accuracies may be NaN, as some are still to come."""
     alive = torch.tensor([why is None for why in stopped])
     for name, tensor in tensors.items():
-        if name.startswith("accuracy.") or not tensor.is_floating_point():
+        if name.startswith(("accuracy.", "measured.")) or not tensor.is_floating_point():
             continue
         rows = tensor[alive] if tensor.dim() else tensor
         if not rows.isfinite().all():

@@ -249,6 +249,7 @@ class Study:
                 "I": _number(metrics.intransigence(a, reference[head])),
             }
         row["accuracy"] = outcome["accuracy"]
+        row |= {name: outcome[name] for name in ("within", "calibration") if name in outcome}
         row["reference"] = {head: [_number(value) for value in reference[head]] for head in HEADS}
         row["stopped"] = outcome["stopped"]
         row["spec"] = spec.to_json()
