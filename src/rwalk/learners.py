@@ -13,10 +13,12 @@ from typing import Any
 from rwalk import parts
 from rwalk.classifiers import Classifier
 from rwalk.data.memory import MemorySpec
+from rwalk.data.streams import Stream, Task
 from rwalk.errors import InputError
 from rwalk.losses import CrossEntropy, Loss
 from rwalk.methods import Method, Vanilla
 from rwalk.projectors import Projector
+from rwalk.training import Training
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,19 @@ class Learner:
     @property
     def classifier(self) -> Classifier:
         return self.loss.classifier
+
+    def examples(self, stream: Stream, k: int) -> int:
+        """How many examples an epoch of task k passes over."""
+        if self.loss.everything:
+            return sum(len(task.train) for task in stream.tasks[: k + 1])
+        if self.memory is not None and self.memory.is_all:
+            return self.memory.size([each for task in stream.tasks[: k + 1] for each in _counts(stream, task)])
+        return len(stream.tasks[k].train)
+
+    def steps(self, training: Training, stream: Stream, k: int) -> int:
+        """How many steps task k takes: where all tasks so far are learned again, as many for each of them."""
+        times = k + 1 if self.loss.everything and training.steps is not None else 1
+        return times * training.steps_of(self.examples(stream, k))
 
     @property
     def reservoir(self) -> int | None:
@@ -67,8 +82,16 @@ def learner(name: str | Method | Loss | Projector, memory: MemorySpec | None = N
     )
 
 
+def _counts(stream: Stream, task: Task) -> list[int]:
+    """Training examples of each of a task's classes."""
+    counts = stream.labels(task.train).bincount(minlength=stream.classes).tolist()
+    return [counts[label] for label in task.classes]
+
+
 def as_used(part: Any, memory: MemorySpec | None) -> MemorySpec | None:
-    """The memory as a part uses it: some say themselves how exemplars are replayed."""
+    """The memory as a part uses it: some say themselves how exemplars are replayed, and some need none."""
+    if getattr(part, "everything", False):
+        return None
     own = getattr(part, "replay", None)
     return memory if memory is None or own in (None, memory.replay) else replace(memory, replay=own)
 

@@ -293,6 +293,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 raise InputError("the classifier chooses exemplars class by class: take another sampler")
             memory = MemorySpec(whole(self.memory), whole(self.memory_total), self.sampler)
         made = learner("vanilla" if self.method is None else self.method, memory)
+        if made.loss.everything:
+            raise InputError(f"{made.loss.name} learns from all data together: call fit with all of them")
         if made.loss.keeps:
             raise InputError(
                 f"{made.loss.name} stores {', '.join(made.loss.keeps)}, which the classifier cannot yet"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -19,7 +20,7 @@ class MemorySpec:
     total      a fixed budget shared by all classes seen (iCaRL's rule: every class shrinks as classes arrive)
     sampler    which examples, at their task's end: uniform, plane, entropy, mof, …; or "reservoir": any of all
                examples seen, as they pass, to be replayed beside the others from the next step on
-    replay     how batches mix them in: balanced, concat, half, beside, none
+    replay     how batches mix them in: balanced, concat, half, beside, alone, none
     beside     so many in every step, where they stand beside the task's own (or constrain it: A-GEM); by default
                as many as these
     """
@@ -51,6 +52,16 @@ class MemorySpec:
     def is_reservoir(self) -> bool:
         """Whether examples are kept as they pass, not class by class at a task's end."""
         return self.sampler == samplers.RESERVOIR
+
+    @property
+    def is_all(self) -> bool:
+        """Whether exemplars are all that is learned from: they are chosen before a task is learned, not after."""
+        return self.replay == "alone"
+
+    def size(self, held: Sequence[int]) -> int:
+        """Exemplars kept of classes that have so many examples each."""
+        quota = self.quota(len(held))
+        return sum(min(quota, each) for each in held)
 
     def quota(self, groups: int) -> int:
         """Exemplars for each of so many classes."""

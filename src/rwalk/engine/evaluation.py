@@ -95,7 +95,7 @@ def room(fleet: Fleet) -> dict[str, NDArray[np.float64]]:
             raise InputError(
                 "within a task its classes have no exemplars yet, which the classifier needs: drop measure_every"
             )
-        longest = max(fleet.training.steps_of(len(task.train)) for task in tasks)
+        longest = max(fleet.learner.steps(fleet.training, fleet.stream, k) for k in range(len(tasks)))
         shape = (fleet.runs, len(tasks), longest // wanted.every, len(tasks))
         found |= {f"within.{head}": np.full(shape, np.nan) for head in HEADS}
     if wanted.calibration:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from rwalk.engine.fleet import Fleet
 
 
-def keep(fleet: Fleet) -> None:
-    """A task has ended: what the learner remembers of it."""
-    if fleet.learner.reservoir:
+def keep(fleet: Fleet, before: bool) -> None:
+    """Remember what the learner remembers of a task: before it is learned, or after."""
+    if fleet.learner.reservoir and not before:
         reservoirs.close_task(fleet)
-    elif fleet.memory:
+    if fleet.memory and fleet.memory.spec.is_all == before:
         fleet.memory.keep(chosen(fleet))
 
 

@@ -54,9 +54,21 @@ def expected(fleet: Fleet, x: Tensor) -> Tensor:
 def of_task(fleet: Fleet) -> Tensor:
     """The Fisher of the task's data at θ, eq. (1): mean squared gradient, in evaluation mode.
 
-    In shuffled batches, as a user's own loader gives them: gradients of one class add up, those of several partly
-    cancel.
+    Or whatever the method takes of them, and of whatever gradients. In shuffled batches, as a user's own loader
+    gives them: gradients of one class add up, those of several partly cancel.
     """
+
+    def differentiated(logits: Tensor, labels: Tensor) -> Tensor:
+        """Of logits [R, B, C] a number per run [R]; of one example's [1, C] a number."""
+        head = fleet.lesson.head_of(labels)
+        if fleet.method.of_outputs:
+            return logits.where(head == 0, 0).square().sum(-1).mean(-1)
+        return (
+            F.cross_entropy(logits + head, labels)
+            if logits.dim() == 2
+            else heads.cross_entropy(logits + head, labels)
+        )
+
     fisher = torch.zeros_like(fleet.theta)
     examples = fleet.lesson.examples
     draws = [seeds.generator(seed, "fisher", fleet.past + fleet.task) for seed in fleet.seeds]
@@ -66,9 +78,10 @@ def of_task(fleet: Fleet) -> Tensor:
         if fleet.method.fisher == "exact":
             square = expected(fleet, x)
         elif fleet.method.fisher == "example":
-            square = of_examples(fleet, x, y)
+            with torch.enable_grad():
+                square = fleet.net.example_squares(x, differentiated, y, fleet.method.in_pass)
         else:
-            losses = heads.cross_entropy(fleet.net.forward(x, train=False) + fleet.lesson.head_of(y), y)
-            square = fleet.net.gradient(losses).square()
+            losses = differentiated(fleet.net.forward(x, train=False), y)
+            square = fleet.method.in_pass(fleet.net.gradient(losses).square())
         fisher.add_(square, alpha=index.shape[1] / len(examples))
     return fisher

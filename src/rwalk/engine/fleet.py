@@ -150,11 +150,14 @@ class Fleet:
                     checkpoints.save(self)
 
     def begin_task(self) -> None:
-        if self.step == 0:
-            if not self.training.keep_optimizer:
-                self.optimizer.restart()
-            self.loss.begin_task(self.loss_state, self.theta, self.past + self.task)
         self.lesson = lesson_of(self)
+        if self.step == 0:
+            if not self.training.keep_optimizer or self.loss.afresh:
+                self.optimizer.restart()
+            exemplars.keep(self, before=True)
+            if self.loss.afresh:
+                self.net.restart()
+            self.loss.begin_task(self.loss_state, self.theta, self.past + self.task)
         self.execution.begin_task()
 
     def train_task(self, tell: Tell | None = None, checkpoints: Checkpoints | None = None) -> None:
@@ -180,7 +183,7 @@ class Fleet:
         self.execution.end_task()
         importance = fisher.of_task(self) if self.method.data_pass else None
         self.method.consolidate(self.state, self.theta, importance)
-        exemplars.keep(self)
+        exemplars.keep(self, before=False)
         measured = evaluation.evaluate(self, self.stream, self.task)
         alive = np.array([reason is None for reason in self.stopped])
         for head, values in measured.items():

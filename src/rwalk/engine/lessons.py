@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class Lesson:
     """A task, as a fleet learns it."""
 
-    pools: list[Tensor]  # its training examples, class by class, on the CPU
+    pools: list[Tensor]  # its training examples (or all so far, if all are learned again) by class, on the CPU
+    size: int  # examples that an epoch passes over
     steps: int
     head: Tensor  # of the classes that are trained [C]: 0, −∞ for the others; or one such row per label [C, C]
     new: Tensor  # which classes are its own [C]
@@ -48,18 +49,20 @@ class Rivals(NamedTuple):
 
 def lesson_of(fleet: Fleet) -> Lesson:
     """The current task of a fleet."""
-    stream, task = fleet.stream, fleet.stream.tasks[fleet.task]
-    labels = stream.labels(task.train)
-    memory = fleet.learner.memory
-    replays = memory is not None and memory.replay != "none"
+    stream, learner, task = fleet.stream, fleet.learner, fleet.stream.tasks[fleet.task]
+    again = learner.loss.everything
+    replays = learner.memory is not None and learner.memory.replay != "none"
     own = (*task.classes, *task.others)
     seen = tuple(dict.fromkeys((*stream.seen(fleet.task), *own)))
     new = mask_of(fleet, own) == 0
+    examples = torch.cat([each.train for each in stream.tasks[: fleet.task + 1]]) if again else task.train
+    labels = stream.labels(examples)
+    head = mask_of(fleet, seen if again or replays else own) if stream.groups is None else heads_of(fleet)
     return Lesson(
-        pools=[task.train[labels == label].cpu() for label in own],
-        steps=fleet.training.steps_of(len(task.train)),
-        # With exemplars of the old classes in the batches all that were seen; without, the task's alone.
-        head=mask_of(fleet, seen if replays else own) if stream.groups is None else heads_of(fleet),
+        pools=[examples[labels == label].cpu() for label in (seen if again else own)],
+        size=learner.examples(stream, fleet.task),
+        steps=learner.steps(fleet.training, stream, fleet.task),
+        head=head,  # with examples of old classes in the batches all that were seen; without, the task's alone
         new=new,
         old=(mask_of(fleet, seen) == 0) & ~new,
         rivals=None if stream.groups is None else _rivals(fleet),
@@ -96,7 +99,7 @@ def batches_of(fleet: Fleet) -> Iterator[tuple[Tensor, ...]]:
 
     indices [R, B]; places in a reservoir [R, B], where there is one; the draws of an augmentation [R, B, k].
     """
-    per_epoch = steps_per_epoch(len(fleet.lesson.examples), fleet.training.batch)
+    per_epoch = steps_per_epoch(fleet.lesson.size, fleet.training.batch)
     while fleet.step < fleet.lesson.steps:
         epoch, offset = divmod(fleet.step, per_epoch)
         drawn = [_epoch(fleet, run, seed, epoch) for run, seed in enumerate(fleet.seeds)]

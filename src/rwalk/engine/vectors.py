@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from rwalk.engine.batched import BatchWell, SquareWell
 from rwalk.errors import InputError
+
+Begun = tuple[nn.Module, Tensor, dict[str, Tensor]]  # a network, all their θ [R, P], what lies beside it [R, …]
 
 
 @dataclass(frozen=True)
@@ -83,18 +86,14 @@ class Networks:
         tap: Callable[[nn.Module], nn.Module | None] = lambda module: None,
         autocast: bool = False,
     ) -> None:
-        rows, buffers = [], []
-        for seed in seeds:
-            with seeded(seed):
-                module = build().to(dtype)
-            self.layout = Layout.of(module)
-            rows.append(torch.cat([p.detach().reshape(-1) for p in self.layout.pick(module)]))
-            buffers.append(_untrained(module))
+        self._begin = partial(_begun, build, seeds, dtype)
+        module, theta, buffers = self._begin()
+        self.layout = Layout.of(module)
         self.device = torch.device(device)
         self.autocast = autocast
         self.module = module.to(self.device)
-        self.theta = torch.stack(rows).to(self.device)
-        self.buffers = {name: torch.stack([each[name] for each in buffers]).to(self.device) for name in buffers[0]}
+        self.theta = theta.to(self.device)
+        self.buffers = {name: buffer.to(self.device) for name, buffer in buffers.items()}
         self._features: Tensor | None = None
         self._head = tap(self.module)
         self.has_features = self._head is not None
@@ -117,6 +116,13 @@ class Networks:
         for name, held in _untrained(self.module).items():
             self.buffers[name] = self.buffers[name].contiguous()
             held.set_(self.buffers[name][0])  # type: ignore[call-overload]
+
+    def restart(self) -> None:
+        """Begin anew, as the seeds say."""
+        _, theta, buffers = self._begin()
+        self.theta.detach().copy_(theta)
+        for name, buffer in buffers.items():
+            self.buffers[name].copy_(buffer)
 
     @property
     def runs(self) -> int:
@@ -225,8 +231,14 @@ class Networks:
             for name, buffer in self.buffers.items():
                 buffer.copy_(before[name])
 
-    def example_squares(self, x: Tensor, loss: Callable[[Tensor, Tensor], Tensor], y: Tensor) -> Tensor:
-        """Mean over the batch of squared per-example gradients [R, P]: the Fisher as eq. (1) defines it.
+    def example_squares(
+        self,
+        x: Tensor,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        y: Tensor,
+        of: Callable[[Tensor], Tensor] = lambda square: square,
+    ) -> Tensor:
+        """Mean over the batch of (a function of) squared per-example gradients [R, P]: eq. (1)'s Fisher.
 
         Taken in evaluation mode: one example has no batch statistics, and a Fisher is not to be drawn at
         random, nor to move the running statistics.
@@ -243,7 +255,7 @@ class Networks:
 
         def run_squares(row: Tensor, buffers: dict[str, Tensor], xs: Tensor, ys: Tensor) -> Tensor:
             gradients: Tensor = per_example(row, buffers, xs, ys)
-            return gradients.square().mean(0)
+            return of(gradients.square()).mean(0)
 
         rows = [
             run_squares(self.theta[r].detach(), {k: v[r] for k, v in self.buffers.items()}, x[r], y[r])
@@ -271,6 +283,17 @@ class Networks:
         for loss in losses(logits):
             squares += torch.autograd.grad(loss.sum(), theta, retain_graph=True)[0]
         return squares.detach()
+
+
+def _begun(build: Callable[[], nn.Module], seeds: Sequence[int], dtype: torch.dtype) -> Begun:
+    """A network per seed."""
+    rows, beside = [], []
+    for seed in seeds:
+        with seeded(seed):
+            module = build().to(dtype)
+        rows.append(torch.cat([p.detach().reshape(-1) for p in Layout.of(module).pick(module)]))
+        beside.append(_untrained(module))
+    return module, torch.stack(rows), {name: torch.stack([each[name] for each in beside]) for name in beside[0]}
 
 
 def _channels_last(x: Tensor) -> Tensor:

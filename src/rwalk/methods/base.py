@@ -40,7 +40,9 @@ class Method:
     name: ClassVar[str]
     summary: ClassVar[str]
     wants: ClassVar[frozenset[str]] = frozenset()  # of every step: "move", "square", both or nothing
-    data_pass: ClassVar[bool] = False  # wants the Fisher of the task's data at its end
+    data_pass: ClassVar[bool] = False  # wants importance measured in a pass over the task's data at its end
+    of_outputs: ClassVar[bool] = False  # in that pass, of the outputs' squared length instead of the loss
+    grows: ClassVar[bool] = False  # has more springs with every task
 
     lam: Number = 0.0
     penalty: Literal["gradient", "proximal"] = "gradient"
@@ -48,7 +50,8 @@ class Method:
 
     def __post_init__(self) -> None:
         require(self.lam, "lam", minimum=0.0)
-        fishers = ("batch", "example", "exact") if self.data_pass else ("batch", "example")
+        of_losses = self.data_pass and not self.of_outputs
+        fishers = ("batch", "example", "exact") if of_losses else ("batch", "example")
         for field, allowed in (("penalty", ("gradient", "proximal")), ("fisher", fishers)):
             if getattr(self, field) not in allowed:
                 raise InputError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}")
@@ -88,6 +91,10 @@ class Method:
         `fisher` is there for methods that asked for a pass over the data; `ranges` of the vectors in
         `scales` where θ is a piece of a network, its last window scored before they were taken.
         """
+
+    def in_pass(self, square: Tensor) -> Tensor:
+        """What `consolidate` gets the mean of: a function of the squared gradients of batches, or of examples."""
+        return square
 
     def springs(self, state: State) -> list[Spring]:
         """What holds θ; nothing until the first `consolidate`."""

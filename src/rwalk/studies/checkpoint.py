@@ -204,11 +204,12 @@ def _checked_counters(counters: Any, fleet: Fleet) -> dict[str, Any]:
     task, step, stopped = counters["task"], counters["step"], counters["stopped"]
     tasks = fleet.stream.tasks
     _need(_is_count(task, len(tasks)), "its task is not one of the stream's")
-    last = fleet.training.steps_of(len(tasks[task].train)) if task < len(tasks) else 0
+    last = fleet.learner.steps(fleet.training, fleet.stream, task) if task < len(tasks) else 0
     _need(_is_count(step, last), "its step is not one of the task's")
     reasons = isinstance(stopped, list) and all(isinstance(why, str | None) for why in stopped)
     _need(reasons and len(stopped) == fleet.runs, "it does not say which runs have stopped")
-    kept = range(task) if fleet.memory else ()
+    chosen = task + 1 if fleet.memory and fleet.memory.spec.is_all and step else task
+    kept = range(chosen) if fleet.memory else ()
     groups = [[k, label] for k in kept for label in tasks[k].classes]
     _need(counters["groups"] == groups, "its exemplars are not of the classes seen")
     return dict(counters)

@@ -41,14 +41,13 @@ class Execution(Protocol):
 def plan_of(fleet: Fleet, asked: bool | None) -> Plan:
     """What pays for a fleet that is being made."""
     method, kind = fleet.learner.method, fleet.theta.device.type
-    examples = [len(task.train) for task in fleet.stream.tasks]
     facts = Facts(
         cuda=fleet.theta.is_cuda,
         runs=fleet.theta.shape[0],
         parameters=fleet.theta.shape[1],
-        steps=sum(fleet.training.steps_of(each) for each in examples),
+        steps=sum(fleet.learner.steps(fleet.training, fleet.stream, k) for k in range(len(fleet.stream))),
         observes=bool(method.wants),
-        grows=method.data_pass,
+        grows=method.grows,
         one_gradient=fleet.learner.projector is None and not method.observes_examples,
         gains_from_recording=networks.gains_from_recording(fleet.net.module),
     )
