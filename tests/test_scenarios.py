@@ -1,4 +1,4 @@
-"""Scenarios: which labels, which examples and which competing classes a learner sees; the same alone and in a fleet."""
+"""Scenarios: which labels, which examples and which competing classes a learner sees; alone and in a fleet."""
 
 from __future__ import annotations
 
@@ -41,6 +41,19 @@ def fleet(
     return Fleet(of, "mlp", each, list(range(runs)), SHORT, dtype=torch.float64)
 
 
+def steps_of(trained: Fleet) -> list[tuple[int, Tensor]]:
+    """What every step from now on is shown: its task, and the numbers of its examples [R, B]."""
+    seen: list[tuple[int, Tensor]] = []
+    step = trained.execution.step
+
+    def remembered(index: Tensor, *rest: Tensor) -> Tensor:
+        seen.append((trained.task, index))
+        return step(index, *rest)
+
+    trained.execution.step = remembered  # type: ignore[method-assign]
+    return seen
+
+
 # ── labels ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -68,7 +81,7 @@ def test_domain_incremental_follows_the_shuffled_order_not_the_digits() -> None:
     [
         (
             {"classes_per_task": 4, "scenario": "domain"},
-            "share their labels, but have 4, 2 classes: divide evenly",
+            "have the same labels, but these have 4, 2 classes",
         ),
         ({"classes_per_task": 2, "scenario": "instance"}, "unknown scenario 'instance'"),
     ],
@@ -113,23 +126,19 @@ def test_without_a_scenario_training_is_as_before() -> None:
 def test_task_incremental_training_equals_a_plain_loop_with_one_head_per_task() -> None:
     """Joint batches of several tasks, each example under its own task's outputs."""
     of = splits.union(stream("task"), 2)
-    trained = fleet(of)
+    training = replace(SHORT, optimizer="sgd", lr=0.1)
+    trained = Fleet(of, "mlp", [learner("vanilla")], [0], training, dtype=torch.float64)
     module = MLP((8,), 6).double()
-    module.load_state_dict({name: each[0] for name, each in trained.net.layout.split(trained.theta).items()})
+    start = trained.net.layout.split(trained.theta.clone())
+    module.load_state_dict({name: each[0] for name, each in start.items()})
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    trained = Fleet(
-        of, "mlp", [learner("vanilla")], [0], replace(SHORT, optimizer="sgd", lr=0.1), dtype=torch.float64
-    )
-    batches = []
-    step = trained.execution.step
-    trained.execution.step = lambda index, *rest: (batches.append(index[0]), step(index, *rest))[1]  # type: ignore
+    seen = steps_of(trained)
     trained.train()
-    for index in batches:
-        x, y = of.batch(index)
-        own = torch.stack(
-            [module(one[None].double())[0, 2 * (int(c) // 2) : 2 * (int(c) // 2) + 2] for one, c in zip(x, y)]
-        )
-        loss = F.cross_entropy(own, y % 2)
+    for _, index in seen:
+        x, y = of.batch(index[0])
+        firsts = [2 * (label // 2) for label in y.tolist()]  # of an example's two outputs
+        own = [outputs[first : first + 2] for outputs, first in zip(module(x.double()), firsts, strict=True)]
+        loss = F.cross_entropy(torch.stack(own), y % 2)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -243,15 +252,11 @@ def test_blurry_boundaries_move_a_fraction_to_the_neighbours_and_lose_nothing() 
 
 def test_blurry_examples_are_trained_under_their_own_labels() -> None:
     trained = fleet(splits.blurred(stream(None), 0.4), memory=MemorySpec(2))
-    seen: set[int] = set()
-    step = trained.execution.step
-    trained.execution.step = lambda index, *rest: (
-        seen.update(trained.stream.labels(index).flatten().tolist()),
-        step(index, *rest),
-    )[1]  # type: ignore
+    seen = steps_of(trained)
     trained.begin_task()
     trained.train_task()
-    assert seen & {2, 3} and np.isfinite(trained.theta.numpy()).all()
+    labels = {label for _, index in seen for label in trained.stream.labels(index).flatten().tolist()}
+    assert labels & {2, 3} and np.isfinite(trained.theta.numpy()).all()
     trained.train()
     assert trained.stopped == [None]
 
@@ -266,10 +271,9 @@ def test_blurriness_that_cannot_be_is_refused(fraction: float, tasks: int, why: 
 
 def test_online_sees_every_example_once() -> None:
     trained = Fleet(stream(None), "mlp", [learner("vanilla")], [0], Training.online())
-    seen: list[int] = []
-    step = trained.execution.step
-    trained.execution.step = lambda index, *rest: (seen.extend(index.flatten().tolist()), step(index, *rest))[1]  # type: ignore
+    steps = steps_of(trained)
     trained.train()
+    seen = [number for _, index in steps for number in index.flatten().tolist()]
     assert sorted(set(seen)) == sorted(int(n) for task in trained.stream.tasks for n in task.train)
     assert len(seen) - len(set(seen)) < 3 * 10, "but for those that fill a task's last batch"
 
@@ -360,13 +364,9 @@ def test_the_exact_fisher_needs_a_pass_over_the_data() -> None:
 def test_so_many_exemplars_stand_beside_a_batch(sampler: str) -> None:
     memory = MemorySpec(total=12, sampler=sampler, replay="beside", beside=5)
     trained = fleet(stream(None), "der++", memory=memory)
-    widths = set()
-    step = trained.execution.step
-    trained.execution.step = lambda index, *rest: (widths.add((trained.task, index.shape[1])), step(index, *rest))[
-        1
-    ]  # type: ignore
+    steps = steps_of(trained)
     trained.train()
-    assert {width for task, width in widths if task} == {8 + 5}
+    assert {index.shape[1] for task, index in steps if task} == {8 + 5}
     with pytest.raises(InputError, match="beside must be a whole number"):
         MemorySpec(2, beside=0)
 
