@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from rwalk.analytic.features import Recipe
+from rwalk.analytic.features.patches import SIDE, PatchFeatures
+from rwalk.analytic.features.vectors import VectorFeatures
+from rwalk.analytic.ridge import solve
+from rwalk.analytic.statistics import Statistics
 from rwalk.closed_form import ClosedFormClassifier, ClosedFormRegressor
-from rwalk.closed_form.features import Recipe
-from rwalk.closed_form.features.patches import SIDE, PatchFeatures
-from rwalk.closed_form.features.vectors import VectorFeatures
-from rwalk.closed_form.ridge import solve
-from rwalk.closed_form.statistics import Statistics
 from rwalk.errors import InputError
 
 Array = NDArray[np.float64]

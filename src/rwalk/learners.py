@@ -1,8 +1,8 @@
-"""A learner is a record of parts: a method, a loss, and where it has them a memory and a projector.
+"""A learner is a record of parts: a method, a loss, and where it has them a memory, a projector and a solver.
 
 Most of them are the plain ones. `rwalk` is a method; `rwalk-S` the same with a memory; iCaRL a loss with its own
-way to classify; GEM a projector. None of them is a new class of learner, and the training loop knows none of them
-by name.
+way to classify; GEM a projector; ridge regression a solver, which needs no gradient. None of them is a new class
+of learner, and the training loop knows none of them by name.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from rwalk.data.streams import Stream, Task
 from rwalk.errors import InputError
 from rwalk.losses import CrossEntropy, Loss
 from rwalk.methods import Method, Vanilla
+from rwalk.parts import Part
 from rwalk.projectors import Projector
-from rwalk.training import Training
+from rwalk.solvers import Solver
+from rwalk.training import Training, steps_per_epoch
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Learner:
     memory: MemorySpec | None = None
     projector: Projector | None = None
     loss: Loss = CrossEntropy()  # noqa: RUF009 - likewise
+    solver: Solver | None = None
 
     def __post_init__(self) -> None:
         own = self.projector or self.loss
@@ -49,6 +52,8 @@ class Learner:
 
     def steps(self, training: Training, stream: Stream, k: int) -> int:
         """How many steps task k takes: where all tasks so far are learned again, as many for each of them."""
+        if self.solver is not None:  # each example once, however long others train
+            return steps_per_epoch(self.examples(stream, k), training.batch)
         times = k + 1 if self.loss.everything and training.steps is not None else 1
         return times * training.steps_of(self.examples(stream, k))
 
@@ -64,17 +69,19 @@ class Learner:
         return float(next((lam for lam in held if lam), 0.0))
 
 
-def learner(name: str | Method | Loss | Projector, memory: MemorySpec | None = None, **settings: Any) -> Learner:
+def learner(name: str | Part, memory: MemorySpec | None = None, **settings: Any) -> Learner:
     """A learner by name, by `package.module:Name`, or from a part; `settings` are hyper-parameters (lam …)."""
     if isinstance(name, str):
         part = parts.made(name, settings)
-    elif isinstance(name, Method | Loss | Projector):
+    elif isinstance(name, Part):
         part = replace(name, **settings)
     else:
         raise InputError(f"method must be a name, or a method such as RWalk(lam=1.0), not {name!r}")
     if isinstance(part, Method):
         return Learner(part, memory)
     memory = as_used(part, memory)
+    if isinstance(part, Solver):
+        return Learner(memory=memory, solver=part)
     return (
         Learner(memory=memory, projector=part)
         if isinstance(part, Projector)
@@ -90,7 +97,7 @@ def _counts(stream: Stream, task: Task) -> list[int]:
 
 def as_used(part: Any, memory: MemorySpec | None) -> MemorySpec | None:
     """The memory as a part uses it: some say themselves how exemplars are replayed, and some need none."""
-    if getattr(part, "everything", False):
+    if getattr(part, "memoryless", False):
         return None
     own = getattr(part, "replay", None)
     return memory if memory is None or own in (None, memory.replay) else replace(memory, replay=own)

@@ -293,6 +293,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 raise InputError("the classifier chooses exemplars class by class: take another sampler")
             memory = MemorySpec(whole(self.memory), whole(self.memory_total), self.sampler)
         made = learner("vanilla" if self.method is None else self.method, memory)
+        if made.solver is not None:
+            raise InputError(f"{made.solver.name} trains no network: take ClosedFormClassifier")
         if made.loss.everything:
             raise InputError(f"{made.loss.name} learns from all data together: call fit with all of them")
         if made.loss.keeps:

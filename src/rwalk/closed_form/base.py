@@ -15,9 +15,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from rwalk.analytic.features import Recipe
+from rwalk.analytic.model import Model
 from rwalk.closed_form import files
-from rwalk.closed_form.features import Recipe
-from rwalk.closed_form.model import Model
 from rwalk.errors import InputError, first_line, unknown
 from rwalk.labels import array, one_line
 

@@ -12,10 +12,10 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
+from rwalk.analytic.model import Examples
+from rwalk.analytic.ridge import FOR_CLASSES
 from rwalk.closed_form import files
 from rwalk.closed_form.base import ClosedForm
-from rwalk.closed_form.model import Examples
-from rwalk.closed_form.ridge import FOR_CLASSES
 from rwalk.errors import InputError, unknown
 from rwalk.labels import columns_of, labels_of, merged
 

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from rwalk.closed_form.features import KINDS, FeatureMap, fingerprint, tensors_of
-from rwalk.closed_form.model import Examples, Model
-from rwalk.closed_form.statistics import Statistics
+from rwalk.analytic.features import KINDS, FeatureMap, fingerprint, tensors_of
+from rwalk.analytic.model import Examples, Model
+from rwalk.analytic.statistics import Statistics
 from rwalk.errors import InputError, first_line, unknown
 from rwalk.files import parse_json, write_atomically
 

@@ -12,9 +12,9 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from rwalk.analytic.model import Examples
 from rwalk.closed_form import files
 from rwalk.closed_form.base import ClosedForm
-from rwalk.closed_form.model import Examples
 from rwalk.errors import InputError
 
 

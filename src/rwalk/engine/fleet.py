@@ -19,6 +19,7 @@ from rwalk import augmentations
 from rwalk.data.memory import Memory
 from rwalk.data.streams import Stream
 from rwalk.engine import evaluation, execution, exemplars, fisher, networks, reservoirs
+from rwalk.engine.execution import solved
 from rwalk.engine.late import LateLosses
 from rwalk.engine.lessons import Lesson, batches_of, lesson_of
 from rwalk.engine.optimizer import OPTIMIZERS, Optimizer
@@ -109,6 +110,8 @@ class Fleet:
             self.augmentation.check(tuple(stream.shape))
         self.learners = list(learners)
         self.learner = first
+        if first.solver is not None:
+            network = first.solver.network
         build = networks.builder(network, tuple(stream.shape), stream.classes)
         self.net = Networks(
             build, seeds, device, dtype, lambda module: networks.head_of(module, stream.classes), autocast
@@ -122,7 +125,7 @@ class Fleet:
         self.memory = None if first.memory is None or first.memory.is_reservoir else Memory(first.memory)
         self.state: State = self.method.start(self.theta)
         self.loss_state: State = {}
-        self.held: State = reservoirs.empty(self)  # of any type, allocated once
+        self.held: State = reservoirs.empty(self) | solved.empty(self)  # of any type, allocated once
         self.task = 0
         self.step = 0
         shape = (self.runs, len(stream), len(stream))

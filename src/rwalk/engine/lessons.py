@@ -94,18 +94,20 @@ def mask_of(fleet: Fleet, classes: tuple[int, ...]) -> Tensor:
     return heads.mask(classes, fleet.stream.classes, fleet.theta)
 
 
-def batches_of(fleet: Fleet) -> Iterator[tuple[Tensor, ...]]:
-    """What every step from `fleet.step` on is given, in this order, each depending on (seed, task, epoch) alone:
+def batches_of(fleet: Fleet, start: int | None = None) -> Iterator[tuple[Tensor, ...]]:
+    """What every step from `start` (or where the fleet is) on is given, depending on (seed, task, epoch) alone:
 
     indices [R, B]; places in a reservoir [R, B], where there is one; the draws of an augmentation [R, B, k].
     """
     per_epoch = steps_per_epoch(fleet.lesson.size, fleet.training.batch)
-    while fleet.step < fleet.lesson.steps:
-        epoch, offset = divmod(fleet.step, per_epoch)
+    step = fleet.step if start is None else start
+    while step < fleet.lesson.steps:
+        epoch, offset = divmod(step, per_epoch)
         drawn = [_epoch(fleet, run, seed, epoch) for run, seed in enumerate(fleet.seeds)]
         plans = [torch.stack(each, dim=1).to(fleet.theta.device) for each in zip(*drawn, strict=True)]
-        here = slice(offset, offset + fleet.lesson.steps - fleet.step)
+        here = slice(offset, offset + fleet.lesson.steps - step)
         yield from zip(*(plan[here] for plan in plans), strict=True)
+        step += per_epoch - offset
 
 
 def _epoch(fleet: Fleet, run: int, seed: int, epoch: int) -> list[Tensor]:

@@ -29,7 +29,7 @@ class Snapshot:
     buffer: State
     accuracy: State  # by head
     measured: State  # what else was asked for
-    held: State  # what a reservoir holds
+    held: State  # what a reservoir holds, or the sums of a solver
     task: int
     step: int
     stopped: list[str | None]

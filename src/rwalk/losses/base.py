@@ -54,7 +54,8 @@ class Loss:
     tells_task    whether it counts tasks: then `Batch.task` does
     keeps         what the memory is to store beside an exemplar: "logits" or "features", as they are at its task's
                   end; `Batch.kept` brings it back, and `Batch.is_kept` says where
-    everything    whether it learns from the data of all tasks so far, which makes a memory needless
+    everything    whether it learns from the data of all tasks so far
+    memoryless    whether it has no use for exemplars
     afresh        whether every task begins with a new network
     classifier    how examples are classified in the end
     """
@@ -67,6 +68,7 @@ class Loss:
     tells_task: ClassVar[bool] = False
     keeps: ClassVar[tuple[str, ...]] = ()
     everything: ClassVar[bool] = False
+    memoryless: ClassVar[bool] = False
     afresh: ClassVar[bool] = False
     classifier: ClassVar[Classifier] = Logits()
 

@@ -15,4 +15,5 @@ class Joint(CrossEntropy):
     name: ClassVar[str] = "joint"
     summary: ClassVar[str] = "joint training: for every task a new network, on the data of all tasks so far"
     everything: ClassVar[bool] = True
+    memoryless: ClassVar[bool] = True
     afresh: ClassVar[bool] = True

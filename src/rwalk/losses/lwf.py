@@ -20,6 +20,9 @@ class LwF(Taught):
     The old outputs are those of the classes seen before. Where a scenario groups the classes, the outputs of every
     group are distilled among themselves, once for each task that taught it (van de Ven et al. 2022).
 
+    T² keeps the gradient's size as T grows (Hinton et al. 2015); the paper does without, so its weight of 1 is
+    λ = 1/T² here.
+
     lam          λ
     temperature  T softens both sides: what is unlikely counts too
     """

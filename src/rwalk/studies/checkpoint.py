@@ -89,7 +89,7 @@ class Checkpointer:
         if self.every is not None:
             return fleet.step % self.every == 0  # a task's end is step 0 of the next
         if self._next_at is None:
-            self._next_at = self._planned(cost=fleet.theta.nbytes * (3 + len(fleet.state)) / ASSUMED_SPEED)
+            self._next_at = self._planned(cost=_size(fleet) / ASSUMED_SPEED)
         return time.monotonic() >= self._next_at
 
     def save(self, fleet: Fleet) -> None:
@@ -111,6 +111,11 @@ class Checkpointer:
     def _planned(self, cost: float) -> float:
         """When all checkpoints so far and one more, at this cost, are within their share of the time."""
         return self._begun + max(AT_LEAST, (self._spent + cost) / SHARE)
+
+
+def _size(fleet: Fleet) -> int:
+    """About how many bytes a checkpoint has."""
+    return fleet.theta.nbytes * (3 + len(fleet.state)) + sum(each.nbytes for each in fleet.held.values())
 
 
 def save(folder: Path, fleet: Fleet, identity: str) -> None:

@@ -207,7 +207,9 @@ def it_learns(trial: Trial) -> None:
         fleet.step += 1
     fleet.end_task()
     first, last = float(np.mean(losses[:5])), float(np.mean(losses[-5:]))
-    claim(last < first, f"it does not learn: an easy task's loss goes from {first:.3g} to {last:.3g} in 40 steps")
+    if fleet.learner.solver is None:  # what is solved for descends nothing
+        what = f"an easy task's loss goes from {first:.3g} to {last:.3g} in 40 steps"
+        claim(last < first, f"it does not learn: {what}")
     right = float(fleet.accuracy["multi"][0, 0, 0])
     claim(right >= LEARNED, f"it does not learn: of an easy task of two classes it gets {right:.0%} right")
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rwalk.closed_form.statistics import Centred
+from rwalk.analytic.statistics import Centred
 from rwalk.errors import InputError
 from rwalk.seeds import generator
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rwalk.closed_form.ridge import Solution
-from rwalk.closed_form.statistics import Centred
+from rwalk.analytic.ridge import Solution
+from rwalk.analytic.statistics import Centred
 from rwalk.seeds import generator
 
 DRAWS = 4000

@@ -8,6 +8,7 @@ The dictionary is learned without labels, from the images the map is made of.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -52,6 +53,12 @@ class PatchFeatures:
         c, side = x.shape[1], SIDE
         return cls(filters.reshape(-1, c, side, side), offsets, faint, torch.tensor(grid))
 
+    @classmethod
+    def blank(cls, shape: Sequence[int], patches: int, grid: int = 2) -> Self:
+        """One that `make` would make of such images, without content."""
+        filters = torch.zeros(patches, shape[0], SIDE, SIDE)
+        return cls(filters, torch.zeros(patches), torch.ones(()), torch.tensor(grid))
+
     def __call__(self, x: Tensor) -> Tensor:
         positions = (x.shape[2] - SIDE + 1) * (x.shape[3] - SIDE + 1)
         at_once = AT_ONCE.get(x.device.type, AT_ONCE["cpu"])
@@ -63,7 +70,7 @@ class PatchFeatures:
         beyond = F.softshrink(answers, THRESHOLD)
         grid = int(self.grid)
         difference = F.adaptive_avg_pool2d(beyond, grid)
-        above = F.adaptive_avg_pool2d(beyond.clamp_(min=0), grid)
+        above = F.adaptive_avg_pool2d(beyond.relu_(), grid)
         return torch.cat([above, above - difference], dim=1).flatten(1)
 
     @property

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rwalk.closed_form.ridge import FOR_CLASSES, Solution, penalties, solve
-from rwalk.closed_form.statistics import Centred
+from rwalk.analytic.ridge import FOR_CLASSES, Solution, penalties, solve
+from rwalk.analytic.statistics import Centred
 
 
 def discriminants(
