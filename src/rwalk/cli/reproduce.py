@@ -17,7 +17,7 @@ def reproduce(
         list[str] | None,
         typer.Argument(
             help="table1, figure2, mnist, table1-mnist …; all of the paper's by default. Or yardsticks: "
-            "split-mnist-2022, permuted-mnist, mammoth-mnist"
+            "split-mnist-2022, permuted-mnist, mammoth-mnist, cifar100-methods; all of them: yardsticks"
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="how many seeds (default: the experiment's, 5 or 3)")] = None,

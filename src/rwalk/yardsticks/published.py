@@ -12,6 +12,7 @@ VAN_DE_VEN = "van de Ven, Tuytelaars & Tolias 2022, Three types of incremental l
 DER = "Buzzega et al. 2020, Dark Experience for General Continual Learning, supplement (S-MNIST)"
 KIRKPATRICK = "Kirkpatrick et al. 2017, as quoted in the table of ContinualAI/continual-learning-baselines"
 ZENKE = "Zenke et al. 2017, as quoted in the table of ContinualAI/continual-learning-baselines"
+RWALK = "Chaudhry et al. 2018, Riemannian Walk for Incremental Learning, table 1"
 AVALANCHE = "ContinualAI/continual-learning-baselines, README"
 
 
