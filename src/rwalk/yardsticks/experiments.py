@@ -216,8 +216,8 @@ def _of_table1(block: str, method: str) -> Value | None:
 
 NOTE_CIFAR = """
 The network, the stream and the budgets of RWalk's table 1; ER, ER-ACE, DER and DER++ as they are by default, GDumb
-and A-GEM with the same exemplars (25 per class, by MoF). GEM is left out, whose steps look at all exemplars of every
-task. The paper names no budget; what differs from its values is discussed in RESULTS.md.
+and A-GEM with the same exemplars (25 per class, by MoF). GEM is left out, whose steps look at all exemplars of all
+tasks. The paper names no budget; what differs from its values is discussed in RESULTS.md.
 """.strip()
 
 EXPERIMENTS: dict[str, Experiment] = {
