@@ -103,8 +103,8 @@ def test_the_page_shows_every_cell_what_is_unchecked_and_what_was_missed(tmp_pat
         return (cell.theirs.mean / 100 if cell.theirs else 0.5) - off
 
     text = "\n".join(lines_of(rows_of("mammoth-mnist", accuracy, seeds=10)))
-    assert "Reproduced: 30 of 36 cells." in text
-    assert "Not reproduced: er (class, 200)" in text and "is unexplained" in text
+    assert "In all: 30 of 36 cells reproduced." in text
+    assert "30 of 36 cells reproduced. Not: er (class, 200)" in text and "is unexplained" in text
     assert "| class, 200 | der++ | 85.6 ± 0.4 † | 85.6 ± 0.0 | +0.0 | yes | 10 |" in text
     assert "Not run yet: `rwalk reproduce permuted-mnist`." in text
     (tmp_path / "results").mkdir()

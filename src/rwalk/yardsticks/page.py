@@ -96,9 +96,8 @@ def lines_of(rows: dict[str, Row]) -> Iterator[str]:
     measured = {name: results_of(experiment, rows) for name, experiment in EXPERIMENTS.items()}
     yield OPENING
     yield ""
-    judged = [each.reproduced for results in measured.values() for each in results if each.reproduced is not None]
-    if judged:
-        yield f"Reproduced: {sum(judged)} of {len(judged)} cells."
+    if said := _count([each for results in measured.values() for each in results]):
+        yield f"In all: {said}"
         yield ""
     for name, results in measured.items():
         yield from _section(EXPERIMENTS[name], results, rows)
@@ -149,11 +148,17 @@ def _cells(each: Result, others: Sequence[str]) -> Iterator[str]:
     yield cell.tuned
 
 
+def _count(results: Sequence[Result]) -> str:
+    """How many of the cells that can be compared are near what is published; nothing, where none can."""
+    judged = [each.reproduced for each in results if each.reproduced is not None]
+    return f"{sum(judged)} of {len(judged)} cells reproduced." if judged else ""
+
+
 def _explained(results: Sequence[Result]) -> Iterator[str]:
     """What did not come out as published, by name: an explanation is given in the note, or there is none."""
     missed = [f"{each.cell.label} ({each.cell.block})" for each in results if each.reproduced is False]
-    if missed:
-        yield f"Not reproduced: {', '.join(missed)}. What is not explained above is unexplained."
+    if said := _count(results):
+        yield said + (f" Not: {', '.join(missed)}. What is not explained above is unexplained." if missed else "")
         yield ""
 
 
