@@ -96,6 +96,8 @@ def room(fleet: Fleet) -> dict[str, NDArray[np.float64]]:
                 "within a task its classes have no exemplars yet, which the classifier needs: drop measure_every"
             )
         longest = max(fleet.learner.steps(fleet.training, fleet.stream, k) for k in range(len(tasks)))
+        if wanted.every > longest:
+            raise InputError(f"no task is longer than {longest} steps: measure every {longest} or more often")
         shape = (fleet.runs, len(tasks), longest // wanted.every, len(tasks))
         found |= {f"within.{head}": np.full(shape, np.nan) for head in HEADS}
     if wanted.calibration:
