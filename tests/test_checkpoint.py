@@ -21,6 +21,7 @@ from torch import Tensor
 import little
 from rwalk import Fleet, InputError, MemorySpec, Training, learner
 from rwalk.engine import snapshots
+from rwalk.engine.evaluation import Measures
 from rwalk.studies import checkpoint as checkpoints
 from rwalk.studies.checkpoint import Checkpointer, load, save
 
@@ -55,6 +56,21 @@ def same(a: Fleet, b: Fleet) -> bool:
     ours, theirs = one.tensors(), other.tensors()
     alike = (torch.equal(ours[name].nan_to_num(-1), theirs[name].nan_to_num(-1)) for name in ours)
     return one.counters() == other.counters() and ours.keys() == theirs.keys() and all(alike)
+
+
+def test_what_was_measured_within_tasks_is_not_lost_by_an_interruption(tmp_path: Path) -> None:
+    measures = Measures(every=4, calibration=True)
+    whole, part, rest = (
+        Fleet(STREAM, little.Network, [learner("vanilla")], [0], TRAINING, measures=measures) for _ in range(3)
+    )
+    whole.train()
+    keeper = Checkpointer(tmp_path, "run", every=7)
+    interrupted_at([30])(keeper, part)
+    with pytest.raises(KeyboardInterrupt):
+        part.train(checkpoints=keeper)
+    assert Checkpointer(tmp_path, "run", every=7).resume(rest) == []
+    rest.train()
+    assert same(whole, rest) and whole.measured["within.multi"].shape == (1, 3, 4, 3)
 
 
 @pytest.mark.parametrize("name", ["rwalk with memory", "pi with a shrinking memory"])

@@ -24,6 +24,7 @@ LAYERS = (
     ("studies", "classifier"),
     ("report", "models"),
     ("paper",),
+    ("yardsticks",),
     ("cli", "testing"),
     ("__main__",),
 )

@@ -248,7 +248,7 @@ def test_stacked_numbers_are_columns_and_the_rest_must_agree() -> None:
         ("rwalk", {"eps": 0.0}, "eps must be greater than 0"),
         ("pi", {"xi": -1e-3}, "xi must be greater than 0"),
         ("ewc", {"penalty": "prox"}, "penalty must be one of"),
-        ("ewc", {"fisher": "exact"}, "fisher must be one of"),
+        ("ewc", {"fisher": "diagonal"}, "fisher must be one of"),
         ("ewc", {"lam": "big"}, "lam must be a number"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,3 +194,79 @@ def test_values_that_do_not_fit_the_tasks_are_refused(shape: tuple[int, ...]) ->
         metrics.intransigence(np.zeros((2, 3, 3)), np.zeros(shape))
     with pytest.raises(InputError, match="one value for each of 3 tasks"):
         metrics.forward_transfer(np.zeros((2, 3, 3)), np.zeros(shape))
+
+
+# ── within tasks, and of predictions ──────────────────────────────────────────────────────────────────────────
+
+
+@st.composite
+def measured_within(draw: st.DrawFn) -> tuple[Floats, Floats]:
+    """a[2, K, K] and within[2, K, M, K] of one run each; every task measured at least once, some more often."""
+    tasks, most = draw(st.integers(2, 5)), draw(st.integers(1, 4))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    a, within = rng.random((2, tasks, tasks)), rng.random((2, tasks, most, tasks))
+    a[..., ~np.tri(tasks, dtype=bool)] = np.nan
+    for k in range(tasks):
+        within[:, k, draw(st.integers(1, most)) :] = np.nan
+        within[:, k, :, k + 1 :] = np.nan
+    return a, within
+
+
+@settings(deadline=None)
+@given(measured_within())
+def test_measures_within_tasks_equal_slow_loops(both: tuple[Floats, Floats]) -> None:
+    a, within = both
+    tasks = a.shape[-1]
+    for run in range(2):
+        gaps, lowest = [], []
+        for k in range(1, tasks):
+            for j in range(k):
+                seen = [float(v) for v in within[run, k, :, j] if not math.isnan(v)]
+                gaps.append(max(0.0, min(a[run, k - 1, j], a[run, k, j]) - min(seen)))
+        for j in range(tasks - 1):
+            seen = [float(a[run, k, j]) for k in range(j + 1, tasks)]
+            seen += [float(v) for k in range(j + 1, tasks) for v in within[run, k, :, j] if not math.isnan(v)]
+            lowest.append(min(seen))
+        assert metrics.stability_gap(a, within)[run] == pytest.approx(mean(gaps))
+        assert metrics.minimum_accuracy(a, within)[run] == pytest.approx(mean(lowest))
+
+
+def test_what_is_lost_for_good_is_no_gap() -> None:
+    a = [[0.9, math.nan], [0.2, 0.7]]
+    assert float(metrics.stability_gap(a, [[[0.5, math.nan]], [[0.2, 0.7]]])) == 0.0
+    assert math.isnan(float(metrics.stability_gap(a, [[[0.5, math.nan]], [[math.nan, 0.7]]]))), "not measured"
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 20), st.integers(1, 40))
+def test_calibration_errors_equal_a_slow_loop_over_bins(seed: int, bins: int, n: int) -> None:
+    rng = np.random.default_rng(seed)
+    said, right = rng.random((3, n)), rng.random((3, n)) < 0.5
+    said[0, 0] = 1.0  # belongs to the last bin
+    for run in range(3):
+        error = 0.0
+        for each in range(bins):
+            inside = [i for i in range(n) if min(int(said[run, i] * bins), bins - 1) == each]
+            if inside:
+                gap = mean([float(said[run, i]) for i in inside]) - mean([float(right[run, i]) for i in inside])
+                error += len(inside) / n * abs(gap)
+        assert metrics.calibration_error(said, right, bins)[run] == pytest.approx(error)
+
+
+def test_certain_and_always_right_is_perfectly_calibrated() -> None:
+    assert float(metrics.calibration_error(np.ones(5), np.ones(5))) == 0.0
+    assert float(metrics.calibration_error(np.ones(5), np.zeros(5))) == 1.0
+    assert math.isnan(float(metrics.calibration_error(np.ones(0), np.ones(0))))
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda: metrics.calibration_error([1.5], [1]), "from 0 to 1"),
+        (lambda: metrics.calibration_error([0.5], [1], bins=0), "at least 1 bin"),
+        (lambda: metrics.stability_gap(np.eye(2), np.eye(2)), r"within must be \[..., k, m, j\]"),
+    ],
+)
+def test_measures_of_more_refuse_what_they_cannot_read(call: Any, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        call()

@@ -491,7 +491,8 @@ def test_a_kept_model_of_a_table_predicts_more_of_it(rwalk: Rwalk, quiet: None) 
 
 def test_what_cannot_be_kept_is_said(rwalk: Rwalk) -> None:
     refused(rwalk(*KEPT, "--keep=some"), "unknown choice of models to keep 'some'")
-    refused(rwalk(*KEPT, "--permuted=2", "--keep=best"), "permuted streams show inputs in many ways")
+    refused(rwalk(*KEPT, "--permuted=2", "--keep=best"), "permuted and rotated streams show inputs")
+    refused(rwalk(*KEPT, "--rotated=2", "--keep=best"), "permuted and rotated streams show inputs")
     refused(rwalk(*KEPT, "--methods=der++", "--memory=2", "--keep=best"), "der++ stores logits")
     refused(rwalk(*KEPT, "--methods=ridge", "--keep=best"), "ridge trains no network")
     refused(rwalk(*KEPT, "--methods=joint", "--keep=best"), "joint learns from all data together")

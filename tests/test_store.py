@@ -89,6 +89,11 @@ def test_a_whole_last_line_without_an_end_is_kept(store: Store) -> None:
         (json.dumps({**row(), "accuracy": {"single": [[1, 2]], "multi": []}}), "square"),
         (json.dumps({**row(), "single": {"A": 1}}), "single head"),
         (json.dumps({**row(), "stopped": 3}), "no stopped"),
+        (json.dumps({**row(), "within": {"single": [[1, 2]]}}), "no within of its tasks"),
+        (
+            json.dumps({**row(), "calibration": {"single": [[1]], "multi": [[10**400]]}}),
+            "no calibration of its tasks",
+        ),
         (json.dumps({**row(), "method": "\x1b[2J"}), "printable"),
         (json.dumps({**row(), "schema": SCHEMA + 1}), "newer version"),
         (json.dumps({**row(), "made": "by hand"}), "what made it"),

@@ -120,7 +120,7 @@ def test_permuted_tasks_share_everything_but_the_order_of_their_inputs() -> None
     stream = permuted(dataset, tasks=4, seed=3)
     assert stream.batch(stream.tasks[0].train)[0].equal(dataset.x)
     orders = set()
-    for task, permutation in zip(stream.tasks, stream.permutations, strict=True):
+    for task, permutation in zip(stream.tasks, stream.views, strict=True):
         assert task.classes == tuple(range(6))
         shown, labels = stream.batch(task.train)
         assert shown.equal(dataset.x.flatten(1)[:, permutation].view_as(dataset.x))
@@ -143,8 +143,8 @@ def test_examples_of_several_tasks_can_share_a_batch() -> None:
 
 def test_more_permuted_tasks_begin_with_the_same_ones() -> None:
     few, many = permuted(toy(), tasks=2, seed=3), permuted(toy(), tasks=5, seed=3)
-    assert few.permutations.equal(many.permutations[:2])
-    assert not permuted(toy(), tasks=2, seed=4).permutations.equal(few.permutations)
+    assert few.views.equal(many.views[:2])
+    assert not permuted(toy(), tasks=2, seed=4).views.equal(few.views)
 
 
 # Union and validation ---------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_fingerprint_sees_every_change(data: st.DataObject) -> None:
         replace(stream, tasks=(first,)),
         replace(stream, tasks=(second, first)),
         replace(stream, tasks=(first, replace(second, train=second.train[1:]))),
-        replace(stream, permutations=stream.permutations.flip(0)),
+        replace(stream, views=stream.views.flip(0)),
         replace(stream, y=stream.y.roll(1)),
         stream.to("cpu", torch.float64),
     ]
@@ -469,16 +469,23 @@ def test_bad_tasks_are_refused(task: Task, match: str) -> None:
         replace(split(toy(), 2), tasks=(task,))
 
 
-@pytest.mark.parametrize("rows", [[[0, 1, 2]], [[0, 1, 2, 3, 4, 4]], [0, 1, 2, 3, 4, 5]])
-def test_bad_permutations_are_refused(rows: list[object]) -> None:
-    with refused("every input position once"):
-        replace(permuted(toy(), 1), permutations=torch.tensor(rows))
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([[0, 1, 2]], "one position for each of 6 places"),
+        ([0, 1, 2, 3, 4, 5], "one position for each of 6 places"),
+        ([[0, 1, 2, 3, 4, 7]], "0 to 5, or 6 where nothing is shown"),
+    ],
+)
+def test_bad_views_are_refused(rows: list[object], why: str) -> None:
+    with refused(why):
+        replace(permuted(toy(), 1), views=torch.tensor(rows))
 
 
-def test_permutations_are_indices_and_bound_the_numbers() -> None:
+def test_views_are_indices_and_bound_the_numbers() -> None:
     stream = permuted(toy(), 2)
     with refused("convert them to torch.int64"):
-        replace(stream, permutations=stream.permutations.double())
+        replace(stream, views=stream.views.double())
     beyond = Task(tuple(range(6)), stream.tasks[1].train + 30, stream.tasks[1].test)
     with refused("task 0 points outside the 60 training examples"):
         replace(stream, tasks=(beyond,))

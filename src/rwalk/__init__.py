@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rwalk.classifier import IncrementalClassifier, IncrementalRegressor, stream_search
     from rwalk.data.memory import MemorySpec
     from rwalk.data.samplers import Sampler
-    from rwalk.data.splits import from_arrays, permuted, split
+    from rwalk.data.splits import blurred, from_arrays, permuted, rotated, split
     from rwalk.data.streams import Dataset, Stream
     from rwalk.engine.fleet import Fleet
     from rwalk.errors import InputError
@@ -55,10 +55,12 @@ __all__ = [
     "Study",
     "Training",
     "Vanilla",
+    "blurred",
     "from_arrays",
     "learner",
     "metrics",
     "permuted",
+    "rotated",
     "split",
     "stream_search",
 ]
@@ -78,7 +80,7 @@ _HOMES = {
     "rwalk.solvers": ("Solver",),
     "rwalk.augmentations": ("Augmentation",),
     "rwalk.studies": ("Study",),
-    "rwalk.data.splits": ("from_arrays", "permuted", "split"),
+    "rwalk.data.splits": ("blurred", "from_arrays", "permuted", "rotated", "split"),
     "rwalk.data.streams": ("Dataset", "Stream"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

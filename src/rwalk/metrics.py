@@ -1,10 +1,12 @@
-"""What an accuracy matrix says: average accuracy, forgetting, intransigence, transfer.
+"""What an accuracy matrix says: average accuracy, forgetting, intransigence, transfer; and what lies between.
 
 Every measure is a pure function of a[..., k, j], the accuracy on task j after training up to task k. Leading
 dimensions are runs. Tasks are counted from 1, as the paper counts them, and `k=None` means the last one.
 
 What was not measured is NaN, and exactly the measures that need it become NaN, so a run that stopped early does
 not affect the others. Above the diagonal are tasks not yet learned; only `forward_transfer` uses them.
+
+Two measures need more than that: `stability_gap` accuracies within tasks, `calibration_error` predictions.
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ __all__ = [
     "HEADS",
     "average_accuracies",
     "average_accuracy",
+    "average_incremental_accuracy",
     "backward_transfer",
+    "calibration_error",
     "forgetting",
     "forward_transfer",
     "intransigence",
     "learning_accuracy",
+    "minimum_accuracy",
+    "stability_gap",
     "task_forgetting",
 ]
 
@@ -131,6 +137,80 @@ def learning_accuracy(a: ArrayLike) -> Floats:
     0.8
     """
     return _mean(np.diagonal(_accuracy_matrix(a), axis1=-2, axis2=-1))
+
+
+def average_incremental_accuracy(a: ArrayLike) -> Floats:
+    """The mean of A_1 .. A_K: how good it was on the whole way (Rebuffi et al. 2017).
+
+    >>> float(average_incremental_accuracy([[0.9, np.nan], [0.5, 0.7]]))
+    0.75
+    """
+    return _mean(average_accuracies(a))
+
+
+def stability_gap(a: ArrayLike, within: ArrayLike) -> Floats:
+    """How far accuracies on earlier tasks fall while a task is learned, and are regained by its end.
+
+    `within[..., k, m, j]` is the m-th accuracy on task j that was measured while task k was learned, NaN where
+    there was none. Of an earlier task j the gap in task k is min(a_{k−1,j}, a_kj) − min_m within_kmj, or 0 if it
+    was never below: what is lost for good is forgetting, not a gap. The mean is over all j < k and all k ≥ 2.
+    (De Lange et al. 2023 saw it first.)
+
+    >>> a = [[0.9, np.nan], [0.8, 0.7]]
+    >>> within = [[[0.5, np.nan], [0.9, np.nan]], [[0.3, 0.6], [0.8, 0.7]]]
+    >>> round(float(stability_gap(a, within)), 3)
+    0.5
+    """
+    a = _accuracy_matrix(a)
+    lowest = _lowest_within(within, a)
+    both_ends = np.minimum(a[..., :-1, :], a[..., 1:, :])
+    gaps = np.maximum(both_ends - lowest[..., 1:, :], 0)
+    earlier = np.tri(a.shape[-1], k=-1, dtype=bool)[1:]
+    return _mean(gaps[..., earlier])
+
+
+def minimum_accuracy(a: ArrayLike, within: ArrayLike) -> Floats:
+    """De Lange et al.'s min-ACC (2023): the mean over tasks j < K of the worst accuracy on j since it was learned.
+
+    >>> a = [[0.9, np.nan], [0.8, 0.7]]
+    >>> within = [[[0.5, np.nan], [0.9, np.nan]], [[0.3, 0.6], [0.8, 0.7]]]
+    >>> float(minimum_accuracy(a, within))
+    0.3
+    """
+    a = _accuracy_matrix(a)
+    lowest = np.fmin(_lowest_within(within, a), a)
+    since = np.where(np.tri(a.shape[-1], k=-1, dtype=bool), lowest, np.inf)[..., :-1]
+    return _mean(since.min(axis=-2))
+
+
+def calibration_error(confidence: ArrayLike, correct: ArrayLike, bins: int = 15) -> Floats:
+    """The expected calibration error of predictions [..., n] (Guo et al. 2017), by so many bins of equal width.
+
+    In every bin of confidences the share that was correct should be the mean confidence; the error is how far off
+    it is, on the average over predictions. NaN of none.
+
+    >>> round(float(calibration_error([0.9, 0.9, 0.6, 0.6], [1, 1, 0, 1], bins=10)), 3)
+    0.1
+    """
+    said, right = np.broadcast_arrays(_floats(confidence, "confidence"), _floats(correct, "correct"))
+    if bins < 1:
+        raise InputError(f"calibration needs at least 1 bin, not {bins}")
+    if not said.shape or not ((said >= 0) & (said <= 1)).all():
+        raise InputError("confidence must be an array of numbers from 0 to 1")
+    place = np.minimum((said * bins).astype(int), bins - 1)
+    excess = [np.where(place == each, said - right, 0.0).sum(axis=-1) for each in range(bins)]
+    count = said.shape[-1]
+    off: Floats = np.abs(np.stack(excess, axis=-1)).sum(axis=-1)
+    return off / count if count else np.full(off.shape, np.nan)
+
+
+def _lowest_within(within: ArrayLike, a: Floats) -> Floats:
+    """The lowest accuracy on each task within each task [..., k, j]; NaN where none was measured."""
+    values = _floats(within, "within")
+    if values.ndim < 3 or (values.shape[-3], values.shape[-1]) != a.shape[-2:]:
+        raise InputError(f"within must be [..., k, m, j] for accuracies of shape {a.shape}, not {values.shape}")
+    lowest: Floats = np.fmin.reduce(values, axis=-2, initial=np.nan)
+    return lowest
 
 
 def _known_before(since_learned: Floats, baseline: str) -> Floats:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from rwalk.errors import InputError, unknown
 
 OPTIMIZERS = ("adam", "sgd")
+ONLINE_BATCH = 10
 
 
 @dataclass(frozen=True)
 class Training:
-    """`steps` per task, or else `epochs` over its data; `augment` names an augmentation of the inputs, if any."""
+    """`steps` per task, or else `epochs` over its data; `augment` names an augmentation of the inputs, if any.
+
+    The optimizer starts every task afresh, unless `keep_optimizer` lets it keep its moments.
+    """
 
     epochs: int = 1
     steps: int | None = None
@@ -20,6 +25,16 @@ class Training:
     lr: float = 1e-3
     optimizer: str = "adam"
     augment: str = ""
+    keep_optimizer: bool = False
+
+    @classmethod
+    def online(cls, **others: Any) -> Training:
+        """Every example is seen once, ten at a time, but for the few that fill up a task's last batch.
+
+        >>> Training.online(lr=0.1, optimizer="sgd").steps_of(125)
+        13
+        """
+        return cls(epochs=1, batch=ONLINE_BATCH, **others)
 
     def __post_init__(self) -> None:
         for name, words in (("epochs", "epochs"), ("steps", "steps"), ("batch", "the batch size")):

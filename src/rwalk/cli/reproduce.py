@@ -1,4 +1,4 @@
-"""`rwalk reproduce`: the paper's tables and figures."""
+"""`rwalk reproduce`: the paper's tables and figures, and the field's own yardsticks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ from rwalk.cli.options import Data, Device, Quiet, Workers, check_seeds, chosen_
 
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(help="table1, figure2, mnist, table1-mnist …; all by default")
+        list[str] | None,
+        typer.Argument(
+            help="table1, figure2, mnist, table1-mnist …; all of the paper's by default. Or yardsticks: "
+            "split-mnist-2022, permuted-mnist, mammoth-mnist, cifar100-methods; all of them: yardsticks"
+        ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="how many seeds (default: the experiment's, 5 or 3)")] = None,
     only: Annotated[str, typer.Option(help="only these methods: rwalk,pi (default: all)")] = "",
+    scenario: Annotated[
+        str, typer.Option(help="only this scenario of a yardstick: task, domain or class (default: all)")
+    ] = "",
     tune: Annotated[
         str,
         typer.Option(help="choose the training budgets of a dataset, or of one setting, on validation data"),
@@ -30,7 +37,10 @@ def reproduce(
     workers: Workers = None,
     out: Annotated[
         Path,
-        typer.Option(help="where the rows are kept, one folder per experiment; RESULTS.md is written next to it"),
+        typer.Option(
+            help="where the rows are kept, one folder per experiment; RESULTS.md (for yardsticks, "
+            "docs/yardsticks.md) is written next to it"
+        ),
     ] = Path("results"),
     budgets_file: Annotated[
         Path | None,
@@ -41,12 +51,17 @@ def reproduce(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Regenerate the paper's tables and figures, beside the published values; only what is missing runs."""
+    """Regenerate the paper's tables and figures, or other published comparisons, beside the published values.
+
+    Only what is missing runs.
+    """
     from rwalk.errors import InputError, unknown
     from rwalk.paper import budgets
     from rwalk.paper import reproduce as paper
     from rwalk.paper.results import write_results
     from rwalk.studies.store import Store
+    from rwalk.yardsticks import experiments as yardsticks
+    from rwalk.yardsticks.page import write_page
 
     check_seeds(seeds)
     where: dict[str, Any] = {"data": data, "device": chosen_device(device), "workers": workers}
@@ -55,9 +70,17 @@ def reproduce(
         if names or seeds or only:
             raise InputError("--tune only chooses budgets: drop experiments, --seeds, --only")
         out /= "tuning"
+    asked = yardsticks.spelled_out(names or [])
+    theirs = [name for name in asked if name in yardsticks.EXPERIMENTS]
+    if scenario and theirs != asked:
+        raise InputError("--scenario is of yardsticks: name those alone")
     chosen = budgets_file or out / "budgets.json"
     with budgets.taken_from(None if tune else budgets_file):
-        plan = paper.plan_tuning(tune, out, **where) if tune else paper.plan(names or [], out, seeds, **where)
+        plan = (
+            paper.plan_tuning(tune, out, **where)
+            if tune
+            else paper.plan(asked, out, seeds, yardsticks.experiments(scenario), **where)
+        )
         compared = dict.fromkeys(run.method for planned in plan for run in planned.study.runs)
         for name in wanted:
             if name not in compared:
@@ -77,6 +100,7 @@ def reproduce(
         if tune:
             print(f"to use {chosen}: rwalk reproduce --budgets {shlex.quote(str(chosen))}")
             return
-        for path in write_results(out):
+        pages = [] if theirs and theirs == asked else write_results(out)
+        for path in [*pages, *([write_page(out)] if theirs else [])]:
             print(path)
     print(f"interactive, in one page: rwalk report {out}")

@@ -54,9 +54,16 @@ def run(
         int | None, typer.Option(help="passes over a task's data (default 1; 20 for digits)")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="steps per task, instead of epochs")] = None,
-    batch: Annotated[int, typer.Option(help="examples per step")] = 64,
+    batch: Annotated[int | None, typer.Option(help="examples per step (default 64)")] = None,
+    online: Annotated[
+        bool, typer.Option("--online", help="every example is seen once, ten per step: --epochs 1 --batch 10")
+    ] = False,
     lr: Annotated[float, typer.Option(help="learning rate")] = 1e-3,
     optimizer: Annotated[str, typer.Option(help="adam or sgd")] = "adam",
+    keep_optimizer: Annotated[
+        bool,
+        typer.Option("--keep-optimizer", help="its moments go on from task to task: it does not start afresh"),
+    ] = False,
     augment: Annotated[
         str, typer.Option(help="change training inputs at random: an augmentation's name, or package.module:Name")
     ] = "",
@@ -69,6 +76,17 @@ def run(
     tasks: Annotated[str, typer.Option(help="explicit tasks: labels by comma, tasks by slash: 0,1/2,3,4/5")] = "",
     permuted: Annotated[
         int | None, typer.Option(help="number of permuted-pixels tasks, instead of a split")
+    ] = None,
+    rotated: Annotated[int | None, typer.Option(help="number of rotated-images tasks, instead of a split")] = None,
+    scenario: Annotated[
+        str,
+        typer.Option(
+            help="which classes compete in training: task (those of a task), domain (all tasks have the same "
+            "labels) or class (all); by default, as in the paper"
+        ),
+    ] = "",
+    blurry: Annotated[
+        float | None, typer.Option(help="this fraction of every task's examples is taught by its neighbours")
     ] = None,
     order_seed: Annotated[
         int | None, typer.Option(help="shuffle the classes (or draw the permutations) with this seed")
@@ -97,6 +115,9 @@ def run(
             "methods prescribe it"
         ),
     ] = "",
+    beside: Annotated[
+        int | None, typer.Option(help="exemplars beside every batch (default: as many as new examples)")
+    ] = None,
     penalty: Annotated[str, typer.Option(help="gradient (the paper) or proximal (stable for any λ)")] = "gradient",
     settings: Annotated[
         list[str] | None,
@@ -108,6 +129,13 @@ def run(
     validation: Annotated[
         float | None, typer.Option(help="test on this fraction of the training data instead")
     ] = None,
+    measure_every: Annotated[
+        int | None,
+        typer.Option(help="measure within tasks too, every so many steps: the stability gap"),
+    ] = None,
+    calibration: Annotated[
+        bool, typer.Option("--calibration", help="measure expected calibration errors with the accuracies")
+    ] = False,
     data: Data = None,
     device: Device = "auto",
     workers: Workers = None,
@@ -130,13 +158,15 @@ def run(
     from rwalk.studies import Study
     from rwalk.studies.specs import NETWORK, RunSpec, StreamSpec
     from rwalk.studies.store import Store
-    from rwalk.training import Training
+    from rwalk.training import ONLINE_BATCH, Training
 
     check_seeds(seeds)
     names = sweep.method_names(methods)
     trust.let_import([network, sampler, augment, *names])
     if steps is not None and epochs is not None:
         raise InputError("give --epochs or --steps, not both")
+    if online and (epochs, steps, batch) != (None, None, None):
+        raise InputError("--online is one epoch in batches of ten: drop --epochs, --steps and --batch")
     remarks: list[str] = []
     reading = Reading(label, task_column, tuple(drop or ()), missing, size)
     base = RunSpec(
@@ -148,22 +178,32 @@ def run(
             permuted=permuted,
             validation=validation,
             reading=with_label(dataset, reading, remarks.append),
+            scenario=scenario or None,
+            rotated=rotated,
+            blurry=blurry,
         ),
         network=network or NETWORK.get(dataset, "mlp"),
-        memory=_memory(memory, memory_total, sampler, replay or USUAL_REPLAY.get(sampler, "balanced")),
+        memory=_memory(memory, memory_total, sampler, replay or USUAL_REPLAY.get(sampler, "balanced"), beside),
         training=Training(
-            epochs=DEFAULT_EPOCHS.get(dataset, 1) if epochs is None else epochs,
+            epochs=epochs if epochs is not None else 1 if online else DEFAULT_EPOCHS.get(dataset, 1),
             steps=steps,
-            batch=batch,
+            batch=batch if batch is not None else ONLINE_BATCH if online else 64,
             lr=lr,
             optimizer=optimizer,
             augment=augment,
+            keep_optimizer=keep_optimizer,
         ),
         autocast=bf16,
+        measure_every=measure_every,
+        calibration=calibration,
     )
     if replay and base.memory is None:
         raise InputError("--replay says how exemplars are replayed: give --memory or --memory-total too")
+    if beside is not None and base.memory is None:
+        raise InputError("--beside counts exemplars beside a batch: give --memory or --memory-total too")
     runs = sweep.runs(base, names, seeds, lam, penalty, settings or ())
+    if beside is not None and not any(each.memory.replay in ("beside", "none") for each in runs if each.memory):
+        raise InputError("no method here replays exemplars beside its batches: drop --beside, or --replay beside")
     if replay:
         for name in dict.fromkeys(each.method for each in runs if each.memory != base.memory):
             remarks.append(f"--replay {replay} is ignored for {name}, which prescribes its own replay")
@@ -180,9 +220,11 @@ def run(
     execute.run_and_show(study, store, quiet, as_json, track, remarks, keep)
 
 
-def _memory(per_class: int | None, total: int | None, sampler: str, replay: str) -> MemorySpec | None:
+def _memory(
+    per_class: int | None, total: int | None, sampler: str, replay: str, beside: int | None
+) -> MemorySpec | None:
     from rwalk.data.memory import MemorySpec
 
     absent = per_class is None and total is None
-    spec = MemorySpec(1 if absent else per_class, total, sampler, replay)  # type: ignore[arg-type]
+    spec = MemorySpec(1 if absent else per_class, total, sampler, replay, beside)  # type: ignore[arg-type]
     return None if absent else spec  # made in any case, to refuse a wrong sampler even without a memory

@@ -1,6 +1,6 @@
 """Which examples each step sees: pure functions from pools of example indices to batches [steps, B].
 
-Batches of exemplars "beside" the new examples are twice as wide, once there are exemplars: [steps, 2B].
+Batches of exemplars "beside" the new examples are wider once there are any: [steps, 2B], or as wide as asked.
 `current` is the task's training data by class, `kept` the exemplars of earlier tasks by class, and of the task too
 where exemplars alone are trained on.
 """
@@ -27,9 +27,14 @@ REPLAYS = {
 
 
 def epoch(
-    current: Sequence[Tensor], kept: Sequence[Tensor], replay: Replay, batch: int, generator: Generator
+    current: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    replay: Replay,
+    batch: int,
+    generator: Generator,
+    beside: int | None = None,
 ) -> Tensor:
-    """The batches of one epoch."""
+    """The batches of one epoch; `beside` counts the exemplars beside each, if they are not as many as the new."""
     if replay == "alone":
         current, kept = kept, ()
     examples = sum(len(pool) for pool in current)
@@ -43,7 +48,7 @@ def epoch(
         return torch.cat([fresh, balanced(kept, steps, size // 2, generator)], dim=1)
     if replay == "beside":
         fresh = shuffled(torch.cat([*current]), steps, size, generator)
-        return torch.cat([fresh, uniform(torch.cat([*kept]), steps, size, generator)], dim=1)
+        return torch.cat([fresh, uniform(torch.cat([*kept]), steps, beside or size, generator)], dim=1)
     return balanced([*current, *kept], steps, size, generator)
 
 

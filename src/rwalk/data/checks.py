@@ -58,10 +58,14 @@ def check_task(stream: Stream, k: int, task: Task) -> None:
         raise InputError(f"task {k} names a class twice: name it once")
     if not columns <= set(range(len(names))):
         raise InputError(f"task {k} has classes {task.classes}: they must be among 0 to {len(names) - 1}")
-    views = 1 if stream.permutations is None else len(stream.permutations)
+    views = 1 if stream.views is None else len(stream.views)
     trained = _classes_at(task.train, stream.y, views, f"task {k}", "training")
     tested = _classes_at(task.test, stream.y_test, views, f"task {k}", "test")
-    if strays := (trained | tested) - columns:
+    if set(task.others) & columns or not set(task.others) <= set(range(len(names))):
+        raise InputError(
+            f"task {k} has others {task.others}: they must be classes of the stream that are not its own"
+        )
+    if strays := (trained - columns - set(task.others)) | (tested - columns):
         raise InputError(
             f"task {k} has examples of class {names[min(strays)]!r}, which it does not name: drop them"
         )
@@ -69,15 +73,33 @@ def check_task(stream: Stream, k: int, task: Task) -> None:
         raise InputError(f"class {names[min(untrained)]!r} of task {k} has no training example: add some")
 
 
-def check_permutations(stream: Stream) -> None:
-    if stream.permutations is None:
+def check_views(stream: Stream) -> None:
+    """Every view shows of each place a position of the input, or nothing: a permutation, a rotation."""
+    views = stream.views
+    if views is None:
         return
-    if stream.permutations.dtype != torch.int64:
-        raise InputError(f"permutations are {stream.permutations.dtype}: convert them to torch.int64")
-    positions = torch.arange(stream.x[0].numel(), device=stream.permutations.device)
-    shaped = stream.permutations.ndim == 2 and stream.permutations.shape[1] == len(positions)
-    if not shaped or not (stream.permutations.sort(-1).values == positions).all():
-        raise InputError(f"permutations must be of 0 to {len(positions) - 1}: give every input position once")
+    if views.dtype != torch.int64:
+        raise InputError(f"views are {views.dtype}: convert them to torch.int64")
+    size = stream.shape.numel()
+    if views.ndim != 2 or views.shape[1] != size:
+        raise InputError(
+            f"views have shape {list(views.shape)}: give one position for each of {size} places, [V, {size}]"
+        )
+    if ((views < 0) | (views > size)).any():
+        raise InputError(
+            f"views must name positions of the input, 0 to {size - 1}, or {size} where nothing is shown"
+        )
+
+
+def check_groups(stream: Stream) -> None:
+    """Groups are a partition of the classes."""
+    if stream.groups is None:
+        return
+    named = sorted(column for group in stream.groups for column in group)
+    if named != list(range(len(stream.class_names))) or not all(stream.groups):
+        raise InputError(
+            f"groups must name every class from 0 to {len(stream.class_names) - 1} once, not {stream.groups}"
+        )
 
 
 def _classes_at(indices: Tensor, y: Tensor, views: int, task: str, part: str) -> set[int]:

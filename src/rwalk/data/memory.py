@@ -21,12 +21,15 @@ class MemorySpec:
     sampler    which examples, at their task's end: uniform, plane, entropy, mof, …; or "reservoir": any of all
                examples seen, as they pass, to be replayed beside the others from the next step on
     replay     how batches mix them in: balanced, concat, half, beside, alone, none
+    beside     so many in every step, where they stand beside the task's own (or constrain it: A-GEM); by default
+               as many as these
     """
 
     per_class: int | None = None
     total: int | None = None
     sampler: str = "mof"
     replay: Replay = "balanced"
+    beside: int | None = None
 
     def __post_init__(self) -> None:
         if (self.per_class is None) == (self.total is None):
@@ -37,6 +40,8 @@ class MemorySpec:
         samplers.check_name(self.sampler)
         if self.replay not in REPLAYS:
             raise unknown("replay", self.replay, REPLAYS)
+        if self.beside is not None and (not isinstance(self.beside, int) or self.beside < 1):
+            raise InputError(f"beside must be a whole number of exemplars, at least 1, not {self.beside!r}")
         if self.is_reservoir and (self.total is None or self.replay != "beside"):
             raise InputError(
                 "a reservoir has a total budget and is replayed beside the task's own examples: set memory_total "

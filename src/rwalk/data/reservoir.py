@@ -41,11 +41,14 @@ def after(held: Tensor, passing: Passing) -> Tensor:
     return torch.from_numpy(now)
 
 
-def beside(fresh: Tensor, goes: Tensor, held: Tensor, seen: int, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Batches [steps, 2B]: the task's own examples [steps, B], and beside them as many that are held by then.
+def beside(
+    fresh: Tensor, goes: Tensor, held: Tensor, seen: int, generator: Generator, count: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Batches [steps, B + count]: the task's own examples [steps, B], and beside them some that are held by then.
 
-    The second tensor [steps, 2B] says where each of its own goes, and where each of the others comes from; nowhere
-    is `budget`. In the first step of all nothing is held yet, and the examples stand beside themselves.
+    As many as its own, unless `count` says otherwise. The second tensor [steps, B + count] says where each of its
+    own goes, and where each of the others comes from; nowhere is `budget`. In the first step of all nothing is
+    held yet, and the examples stand beside themselves.
 
     goes  where the first examples go [n]; the rest have passed before
     held  what is held before the first step [budget], of `seen` examples
@@ -55,16 +58,17 @@ def beside(fresh: Tensor, goes: Tensor, held: Tensor, seen: int, generator: Gene
     into[: len(goes)] = goes
     into = _last_alone(into.view(steps, size), budget)
     filled = (seen + (torch.arange(steps) * size).clamp(max=len(goes))).clamp(max=budget)[:, None]
-    draws = torch.rand(steps, size, generator=generator, dtype=torch.float64)
+    count = size if count is None else count
+    draws = torch.rand(steps, count, generator=generator, dtype=torch.float64)
     origins = torch.where(filled > 0, (draws * filled).long(), budget)
 
     now = np.append(held.numpy(), -1)  # a place for what goes nowhere
-    others = torch.empty_like(fresh)
+    others = fresh.new_empty(steps, count)
     each = zip(fresh.numpy(), into.numpy(), origins.numpy(), others.numpy(), strict=True)
     for own, to, source, found in each:
         found[:] = now[source]
         now[to] = own
-    others = torch.where(filled > 0, others, fresh)
+    others = torch.where(filled > 0, others, fresh[:, torch.arange(count) % size])
     return torch.cat([fresh, others], dim=1), torch.cat([into, origins], dim=1)
 
 

@@ -1,4 +1,4 @@
-"""Building streams: a dataset divided into tasks, tasks joined, test data held out for validation."""
+"""Building streams: a dataset divided into tasks, tasks joined or blurred, test data held out for validation."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from rwalk import seeds
 from rwalk.data.checks import present, whole
 from rwalk.data.draws import hold_out, shuffled
 from rwalk.data.streams import Dataset, Stream, Task, strata, until
 from rwalk.errors import InputError, unknown
 
 Label = int | str
+SCENARIOS = {
+    "task": "the task is known: a class competes with those of its task alone, in training too",
+    "domain": "every task has the same labels: a class is known by its place in its task",
+    "class": "the task is not known: every class of the stream competes with all others from the start",
+}
+"""Van de Ven et al. (2022): what is asked of the learner, and so which outputs compete in its training."""
 
 
 def split(
@@ -23,18 +30,21 @@ def split(
     classes_per_task: int | None = None,
     tasks: Sequence[Sequence[Label]] | None = None,
     order_seed: int | None = None,
+    scenario: str | None = None,
 ) -> Stream:
     """Divide the classes into tasks: `classes_per_task` each (the last may get fewer), or as listed.
 
     A listed label is a class's name or, if the names are not themselves numbers, its index. Classes that are not
     listed are left out; the columns of the others stay in the dataset's order. `order_seed` shuffles the classes
-    before `classes_per_task` divides them.
+    before `classes_per_task` divides them. `scenario` is one of SCENARIOS; without it, training is as in the
+    paper, and both heads are of interest.
 
     >>> x, y = torch.zeros(8, 2), [0, 0, 1, 1, 2, 2, 3, 3]
     >>> [task.classes for task in split(Dataset.from_arrays(x, y), tasks=[[3], [0, 2]]).tasks]
     [(2,), (0, 1)]
     """
     names = dataset.class_names
+    check_scenario(scenario)
     if (classes_per_task is None) == (tasks is None):
         raise InputError("give either classes_per_task or tasks (lists of labels), and not both")
     if tasks is not None:
@@ -45,59 +55,197 @@ def split(
         size = whole(classes_per_task, "classes_per_task", least=1)
         order = list(range(len(names))) if order_seed is None else shuffled(len(names), order_seed)
         groups = [order[start : start + size] for start in range(0, len(order), size)]
+    if scenario == "domain":
+        return _same_labels(dataset, groups)
 
     used = sorted({index for group in groups for index in group})
     column = torch.full((len(names),), -1)
     column[used] = torch.arange(len(used))
     x, y = _of_classes(dataset.x, column[dataset.y])
     x_test, y_test = _of_classes(dataset.x_test, column[dataset.y_test])
+    found = tuple(
+        Task(tuple(columns), _where(y, columns), _where(y_test, columns))
+        for columns in (sorted(column[group].tolist()) for group in groups)
+    )
     return Stream(
         x=x,
         y=y,
         x_test=x_test,
         y_test=y_test,
-        tasks=tuple(
-            Task(tuple(columns), _where(y, columns), _where(y_test, columns))
-            for columns in (sorted(column[group].tolist()) for group in groups)
-        ),
+        tasks=found,
         class_names=tuple(names[index] for index in used),
         name=f"split-{dataset.name}",
+        groups=competing(found, len(used), scenario),
         form=dataset.form,
     )
 
 
-def as_it_arrives(dataset: Dataset) -> Stream:
+def check_scenario(name: str | None) -> None:
+    if name is not None and name not in SCENARIOS:
+        raise unknown("scenario", name, SCENARIOS)
+
+
+def competing(tasks: Sequence[Task], classes: int, scenario: str | None) -> tuple[tuple[int, ...], ...] | None:
+    """The groups of classes that compete in training; None for the paper's rule."""
+    if scenario is None:
+        return None
+    return tuple(task.classes for task in tasks) if scenario == "task" else (tuple(range(classes)),)
+
+
+def _same_labels(dataset: Dataset, groups: Sequence[Sequence[int]]) -> Stream:
+    """The domain-incremental scenario: a class is labelled by its place in its group, the same in every task."""
+    size = len(groups[0])
+    if any(len(group) != size for group in groups):
+        sizes = ", ".join(str(len(group)) for group in groups)
+        raise InputError(
+            f"domain-incremental tasks have the same labels, but these have {sizes} classes: divide evenly"
+        )
+    place, task = torch.full((2, len(dataset.class_names)), -1)
+    for number, group in enumerate(groups):
+        place[list(group)], task[list(group)] = torch.arange(size), number
+    labels = tuple(range(size))
+    return Stream(
+        x=dataset.x,
+        y=place[dataset.y].clamp(min=0),  # of what no task shows, any
+        x_test=dataset.x_test,
+        y_test=place[dataset.y_test].clamp(min=0),
+        tasks=tuple(
+            Task(labels, *((task[y] == number).nonzero().flatten() for y in (dataset.y, dataset.y_test)))
+            for number in range(len(groups))
+        ),
+        class_names=tuple(map(str, labels)),
+        name=f"domains-{dataset.name}",
+        groups=(labels,),
+        form=dataset.form,
+    )
+
+
+def as_it_arrives(dataset: Dataset, scenario: str | None = None) -> Stream:
     """The tasks that the data themselves are divided into; a class may arrive in several."""
     arrivals = dataset.arrivals
     if arrivals is None:
         raise InputError(f"{dataset.name} does not say which task an example arrives in: give a split")
+    check_scenario(scenario)
     tasks = []
     for number in range(len(arrivals.names)):
         train = (arrivals.train == number).nonzero().flatten()
         test = (arrivals.test == number).nonzero().flatten()
         tasks.append(Task(tuple(present(dataset.y[train])), train, test))
-    parts = dataset.x, dataset.y, dataset.x_test, dataset.y_test
-    return Stream(*parts, tuple(tasks), dataset.class_names, f"tasks-{dataset.name}", form=dataset.form)
+    columns = [column for task in tasks for column in task.classes]
+    if scenario == "task" and len(set(columns)) < len(columns):
+        raise InputError("a class arrives in several tasks, so they are not task-incremental: drop the scenario")
+    if scenario == "domain" and any(task.classes != tasks[0].classes for task in tasks):
+        raise InputError("the tasks have different classes, so they are not domain-incremental: drop the scenario")
+    return Stream(
+        x=dataset.x,
+        y=dataset.y,
+        x_test=dataset.x_test,
+        y_test=dataset.y_test,
+        tasks=tuple(tasks),
+        class_names=dataset.class_names,
+        name=f"tasks-{dataset.name}",
+        groups=competing(tasks, len(dataset.class_names), scenario),
+        form=dataset.form,
+    )
 
 
 def permuted(dataset: Dataset, tasks: int = 10, seed: int = 0) -> Stream:
     """Every task has all classes and all examples, with its own permutation of the inputs; the first has none."""
     count = whole(tasks, "tasks", least=1)
     size = dataset.x[0].numel()
-    train, test = torch.arange(len(dataset.y)), torch.arange(len(dataset.y_test))
     orders = [torch.arange(size), *(torch.tensor(shuffled(size, seed, k)) for k in range(1, count))]
+    return _viewed(dataset, torch.stack(orders), "permuted")
+
+
+def rotated(dataset: Dataset, tasks: int = 10, seed: int = 0) -> Stream:
+    """Every task has all classes and all examples, its images turned by its own angle; the first as they are.
+
+    Angles are drawn from 0° to 180°. A place shows the pixel nearest to where it came from, or 0 if it came from
+    outside the image.
+    """
+    count = whole(tasks, "tasks", least=1)
+    shape = tuple(dataset.x.shape[1:])
+    if len(shape) < 2:
+        raise InputError(f"inputs of shape {list(shape)} cannot be rotated: give images, [height, width] at least")
+    draws = [seeds.generator(seed, "rotation", k) for k in range(1, count)]
+    angles = [0.0, *(180 * float(torch.rand((), generator=draw, dtype=torch.float64)) for draw in draws)]
+    return _viewed(dataset, torch.stack([rotation(shape, angle) for angle in angles]), "rotated")
+
+
+def rotation(shape: tuple[int, ...], degrees: float) -> Tensor:
+    """A view [D] of images of this shape [..., H, W], turned counter-clockwise about their centre.
+
+    >>> rotation((2, 2), 90).view(2, 2).tolist()
+    [[1, 3], [0, 2]]
+    """
+    height, width = shape[-2:]
+    down, right = torch.meshgrid(
+        torch.arange(height, dtype=torch.float64) - (height - 1) / 2,
+        torch.arange(width, dtype=torch.float64) - (width - 1) / 2,
+        indexing="ij",
+    )
+    turn = torch.tensor(degrees, dtype=torch.float64).deg2rad()
+    row = (turn.cos() * down + turn.sin() * right + (height - 1) / 2).round().long()
+    column = (-turn.sin() * down + turn.cos() * right + (width - 1) / 2).round().long()
+    inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    size = torch.Size(shape).numel()
+    planes = torch.arange(0, size, height * width)[:, None]
+    shown = torch.where(inside, row * width + column, size).flatten()
+    return torch.where(shown < size, shown + planes, size).flatten()
+
+
+def _viewed(dataset: Dataset, views: Tensor, how: str) -> Stream:
+    """Every task has all examples under a view of its own."""
+    train, test = torch.arange(len(dataset.y)), torch.arange(len(dataset.y_test))
     classes = tuple(range(len(dataset.class_names)))
     return Stream(
         x=dataset.x,
         y=dataset.y,
         x_test=dataset.x_test,
         y_test=dataset.y_test,
-        tasks=tuple(Task(classes, v * len(train) + train, v * len(test) + test) for v in range(count)),
+        tasks=tuple(Task(classes, v * len(train) + train, v * len(test) + test) for v in range(len(views))),
         class_names=dataset.class_names,
-        name=f"permuted-{dataset.name}",
-        permutations=torch.stack(orders),
+        name=f"{how}-{dataset.name}",
+        views=views,
         form=dataset.form,
     )
+
+
+def blurred(stream: Stream, fraction: float, seed: int = 0) -> Stream:
+    """Blurry task boundaries: a fraction of every task's training examples is taught by its neighbours instead.
+
+    Half of it goes to the task before and half to the one after; the first and the last have one neighbour. Tests
+    stay where they are.
+    """
+    if not 0 < fraction < 1:
+        raise InputError(
+            f"blurry is {fraction}: give the part of a task that its neighbours teach, between 0 and 1"
+        )
+    last = len(stream) - 1
+    if not last:
+        raise InputError("blurry boundaries need a neighbour: give a stream of two tasks or more")
+    shares: list[list[Tensor]] = [[] for _ in stream.tasks]
+    for k, task in enumerate(stream.tasks):
+        order = task.train[torch.randperm(len(task.train), generator=seeds.generator(seed, "blurry", k))]
+        moved = round(fraction * len(order))
+        before = 0 if k == 0 else moved if k == last else moved // 2
+        parts = order.split([before, moved - before, len(order) - moved])
+        for neighbour, part in zip((k - 1, k + 1, k), parts, strict=True):
+            if len(part):
+                shares[neighbour].append(part)
+    return replace(
+        stream,
+        tasks=tuple(
+            _with_others(stream, task, torch.cat(share).sort().values)
+            for task, share in zip(stream.tasks, shares, strict=True)
+        ),
+        name=f"blurred-{stream.name}",
+    )
+
+
+def _with_others(stream: Stream, task: Task, train: Tensor) -> Task:
+    others = set(present(stream.labels(train))) - set(task.classes)
+    return replace(task, train=train, others=tuple(sorted(others)))
 
 
 def from_arrays(
@@ -109,12 +257,13 @@ def from_arrays(
     classes_per_task: int | None = None,
     tasks: Sequence[Sequence[Label]] | None = None,
     order_seed: int | None = None,
+    scenario: str | None = None,
     name: str = "arrays",
     seed: int = 0,
 ) -> Stream:
     """A stream straight from arrays: `Dataset.from_arrays`, then `split`."""
     dataset = Dataset.from_arrays(x, y, x_test, y_test, name=name, seed=seed)
-    return split(dataset, classes_per_task, tasks, order_seed)
+    return split(dataset, classes_per_task, tasks, order_seed, scenario)
 
 
 def union(stream: Stream, k: int) -> Stream:
@@ -122,7 +271,8 @@ def union(stream: Stream, k: int) -> Stream:
     tasks = until(stream, k)
     train, test = torch.cat([task.train for task in tasks]), torch.cat([task.test for task in tasks])
     classes = tuple(sorted(stream.seen(k)))
-    return replace(stream, tasks=(Task(classes, train, test),), name=f"{stream.name}-union-{k}")
+    joined = _with_others(stream, Task(classes, train, test), train)
+    return replace(stream, tasks=(joined,), name=f"{stream.name}-union-{k}")
 
 
 def validation_split(stream: Stream, fraction: float = 0.1, seed: int = 0) -> Stream:
@@ -149,7 +299,7 @@ def validation_split(stream: Stream, fraction: float = 0.1, seed: int = 0) -> St
         x_test=stream.x[held],
         y_test=stream.y[held],
         tasks=tuple(
-            Task(task.classes, _renumbered(task.train, total, kept), _renumbered(task.train, total, held))
+            replace(task, train=_renumbered(task.train, total, kept), test=_renumbered(task.train, total, held))
             for task in stream.tasks
         ),
         name=f"{stream.name}-validation",

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from rwalk.data.arrays import as_inputs, as_labels, natural_order
-from rwalk.data.checks import check_examples, check_permutations, check_shapes, check_task
+from rwalk.data.checks import check_examples, check_groups, check_shapes, check_task, check_views
 from rwalk.data.draws import hold_out
 from rwalk.errors import InputError
 
@@ -165,19 +165,26 @@ def strata(
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One task: which classes, and which examples of the stream."""
+    """One task: which classes, and which examples of the stream.
+
+    Where task boundaries are blurry, a few training examples are of `others`: classes that a neighbour teaches.
+    """
 
     classes: tuple[int, ...]  # columns of the head this task's labels use
     train: Tensor = field(repr=False)  # numbers of the stream's training examples, int64
     test: Tensor = field(repr=False)  # numbers of the stream's test examples, int64
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
     """Examples and the tasks they arrive in.
 
-    Where inputs are permuted, an example's index includes its permutation: v · N + i is example i of N under
-    permutation v. So whatever holds an index (a task, a memory, a batch) needs to know nothing else.
+    Where inputs are permuted or rotated, an example's index includes its view: v · N + i is example i of N under
+    view v. So whatever holds an index (a task, a memory, a batch) needs to know nothing else.
+
+    `groups` divides the classes into those that compete in the softmax of a training step (`splits.SCENARIOS`).
+    Without it the paper's rule applies: the task's own classes, or with exemplars all classes seen.
     """
 
     x: Tensor = field(repr=False)  # training inputs, float [N, *shape]
@@ -187,16 +194,18 @@ class Stream:
     tasks: tuple[Task, ...]
     class_names: tuple[str, ...]
     name: str
-    permutations: Tensor | None = field(default=None, repr=False)  # [V, D] of the D flattened input positions
+    views: Tensor | None = field(default=None, repr=False)  # [V, D]: which of D input positions is shown; D: none
+    groups: tuple[tuple[int, ...], ...] | None = None
     form: Form | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_examples(self)
-        check_permutations(self)
+        check_views(self)
         if not self.tasks:
             raise InputError("a stream needs at least one task: none was given")
         for k, task in enumerate(self.tasks):
             check_task(self, k, task)
+        check_groups(self)
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -221,11 +230,11 @@ class Stream:
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Training examples by number, numbers of any shape: inputs and labels."""
-        return _gathered(self.x, self.y, self.permutations, index)
+        return self._gathered(self.x, self.y, index)
 
     def test_batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Test examples by number."""
-        return _gathered(self.x_test, self.y_test, self.permutations, index)
+        return self._gathered(self.x_test, self.y_test, index)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Stream:
         """The same stream elsewhere; `dtype` is the inputs' alone."""
@@ -237,13 +246,31 @@ class Stream:
             y=self.y.to(device),
             x_test=self.x_test.to(device, dtype),
             y_test=self.y_test.to(device),
-            tasks=tuple(Task(t.classes, t.train.to(device), t.test.to(device)) for t in self.tasks),
-            permutations=None if self.permutations is None else self.permutations.to(device),
+            tasks=tuple(replace(t, train=t.train.to(device), test=t.test.to(device)) for t in self.tasks),
+            views=None if self.views is None else self.views.to(device),
         )
 
     def fingerprint(self) -> str:
         """SHA-256 of everything but the name, the same on every device: a key for caches."""
         return self._fingerprint
+
+    @cached_property
+    def _has_blanks(self) -> bool:
+        """Whether a view shows nothing in some place; asked once, for a device would have to be waited for."""
+        return self.views is not None and bool((self.views == self.shape.numel()).any())
+
+    def _gathered(self, x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        if self.views is None:  # index_select is faster than indexing, and takes one dimension
+            rows = index.reshape(-1)
+            shown = x.index_select(0, rows)
+            return shown.view(*index.shape, *self.shape), y.index_select(0, rows).view(index.shape)
+        example, view = index % len(y), self.views[index // len(y)]
+        if self._has_blanks:
+            blank = view == self.shape.numel()
+            shown = x.flatten(1)[example].gather(-1, view.masked_fill(blank, 0)).masked_fill(blank, 0.0)
+        else:
+            shown = x.flatten(1)[example].gather(-1, view)
+        return shown.view(*index.shape, *self.shape), y[example]
 
     @cached_property
     def _fingerprint(self) -> str:
@@ -257,11 +284,13 @@ class Stream:
         for tensor in (self.x, self.y, self.x_test, self.y_test):
             add(tensor)
         for task in self.tasks:
-            digest.update(json.dumps(task.classes).encode())
+            digest.update(json.dumps([task.classes, task.others] if task.others else task.classes).encode())
             add(task.train)
             add(task.test)
-        if self.permutations is not None:
-            add(self.permutations)
+        if self.views is not None:
+            add(self.views)
+        if self.groups is not None:
+            digest.update(json.dumps(self.groups).encode())
         return digest.hexdigest()
 
 
@@ -269,12 +298,3 @@ def until(stream: Stream, k: int) -> tuple[Task, ...]:
     if not 0 <= k < len(stream):
         raise InputError(f"there is no task {k}: {stream.name} has tasks 0 to {len(stream) - 1}")
     return stream.tasks[: k + 1]
-
-
-def _gathered(x: Tensor, y: Tensor, permutations: Tensor | None, index: Tensor) -> tuple[Tensor, Tensor]:
-    if permutations is None:  # index_select is faster than indexing, and takes one dimension
-        rows = index.reshape(-1)
-        return x.index_select(0, rows).view(*index.shape, *x.shape[1:]), y.index_select(0, rows).view(index.shape)
-    example, view = index % len(y), index // len(y)
-    shown = x.flatten(1)[example].gather(-1, permutations[view])
-    return shown.view(*index.shape, *x.shape[1:]), y[example]

@@ -46,6 +46,43 @@ class BatchWell(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class SquareWell(TorchFunctionMode):
+    """Linear layers whose weights' "gradients" are sums over the examples of squared gradients.
+
+    One example's gradient is an outer product, and its square that of the squares: Σᵢ (δᵢ xᵢᵀ)² = Σᵢ δᵢ² (xᵢ²)ᵀ.
+    """
+
+    layers = 0  # how many were met
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.linear and not kwargs and len(args) == 3 and args[0].dim() == 2:
+            self.layers += 1
+            return _SquaredLinear.apply(*args)  # type: ignore[no-untyped-call]
+        return func(*args, **(kwargs or {}))
+
+
+class _SquaredLinear(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, weight, bias = inputs
+        ctx.has_bias = bias is not None
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        square = grad.square()
+        return grad @ weight, square.mT @ x.square(), square.sum(0) if ctx.has_bias else None
+
+
 class _ByRule(torch.autograd.Function):
     """A layer with its own rule under vmap; the operations in it have their own derivatives: nothing is saved."""
 

@@ -24,8 +24,12 @@ def constraints_of(fleet: Fleet) -> list[Constraint]:
     found = []
     for number, task in enumerate(fleet.stream.tasks[: fleet.task]):
         examples = torch.cat([group.examples for group in fleet.memory.of_task(number)], dim=1)
-        head = mask_of(fleet, task.classes).expand(*examples.shape, -1)
-        found.append((examples.to(fleet.theta.device), head))
+        examples = examples.to(fleet.theta.device)
+        if fleet.stream.groups is None:
+            head = mask_of(fleet, task.classes)
+        else:
+            head = fleet.lesson.head_of(fleet.stream.labels(examples))
+        found.append((examples, head.expand(*examples.shape, -1)))
     if fleet.learner.projector.per_task:
         return found
     return [(torch.cat([e for e, _ in found], dim=1), torch.cat([m for _, m in found], dim=1))]
@@ -39,7 +43,8 @@ def drawn(fleet: Fleet, constraints: list[Constraint]) -> list[Constraint]:
     ((examples, masks),) = constraints
     draws = [seeds.generator(seed, "constraint", fleet.past + fleet.task, fleet.step) for seed in fleet.seeds]
     count = examples.shape[1]
-    size = min(fleet.training.batch, count)
+    wanted = fleet.learner.memory.beside if fleet.learner.memory else None
+    size = min(wanted or fleet.training.batch, count)
     place = torch.stack([torch.randperm(count, generator=draw)[:size] for draw in draws]).to(examples.device)
     return [(examples.gather(1, place), masks.gather(1, place[..., None].expand(-1, -1, masks.shape[2])))]
 

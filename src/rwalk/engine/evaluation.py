@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rwalk import metrics
+from rwalk.classifiers import Logits
 from rwalk.data.streams import Stream
 from rwalk.engine.lessons import mask_of
+from rwalk.errors import InputError
 from rwalk.metrics import HEADS
 
 if TYPE_CHECKING:
@@ -19,9 +23,52 @@ if TYPE_CHECKING:
 AT_ONCE = 4096  # examples in a forward pass, over all runs
 
 
-@torch.no_grad()
+class Measures(NamedTuple):
+    """What is measured beside the accuracies at every task's end.
+
+    every        accuracies within a task, every so many steps
+    calibration  expected calibration errors, with the accuracies at every task's end
+    """
+
+    every: int | None = None
+    calibration: bool = False
+
+
 def evaluate(fleet: Fleet, stream: Stream, k: int) -> dict[str, NDArray[np.float64]]:
     """Accuracies [R, k + 1] on tasks 0..k by both heads, from one forward pass over their test data."""
+    hits = {head: fleet.theta.new_zeros(fleet.runs, k + 1) for head in HEADS}
+    for scores, y, task in _scored(fleet, stream, k):
+        for head, each in scores.items():
+            hits[head].index_add_(1, task, (each.argmax(-1) == y).to(each.dtype))
+    counts = torch.tensor([len(task.test) for task in stream.tasks[: k + 1]], device=fleet.theta.device)
+    return {head: (count / counts).double().cpu().numpy() for head, count in hits.items()}
+
+
+def calibration(fleet: Fleet, stream: Stream, k: int) -> dict[str, NDArray[np.float64]]:
+    """Expected calibration errors [R, k + 1] on tasks 0..k; NaN where no probabilities are predicted."""
+    if not isinstance(fleet.learner.classifier, Logits):
+        return {head: np.full((fleet.runs, k + 1), np.nan) for head in HEADS}
+    said: dict[str, list[Tensor]] = {head: [] for head in HEADS}
+    right: dict[str, list[Tensor]] = {head: [] for head in HEADS}
+    owners = []
+    for scores, y, task in _scored(fleet, stream, k):
+        owners.append(task)
+        for head, each in scores.items():
+            confidence, guess = each.softmax(-1).max(-1)
+            said[head].append(confidence)
+            right[head].append(guess == y)
+    owner = torch.cat(owners).cpu().numpy()
+    found: dict[str, NDArray[np.float64]] = {}
+    for head in HEADS:
+        sure, hit = (torch.cat(each[head], dim=1).double().cpu().numpy() for each in (said, right))
+        errors = [metrics.calibration_error(sure[:, owner == j], hit[:, owner == j]) for j in range(k + 1)]
+        found[head] = np.stack(errors, axis=-1)
+    return found
+
+
+@torch.no_grad()
+def _scored(fleet: Fleet, stream: Stream, k: int) -> Iterator[tuple[dict[str, Tensor], Tensor, Tensor]]:
+    """The test data of tasks 0..k, some at a time: scores [R, n, C] by head, labels [n] and tasks [n]."""
     theta = fleet.theta
     stream = stream.to(theta.device, theta.dtype)
     tests = [task.test for task in stream.tasks[: k + 1]]
@@ -29,16 +76,50 @@ def evaluate(fleet: Fleet, stream: Stream, k: int) -> dict[str, NDArray[np.float
     own = torch.stack([mask_of(fleet, task.classes) for task in stream.tasks[: k + 1]])
     every = mask_of(fleet, stream.seen(k))
     fitted = _fitted(fleet)
-    hits = {head: theta.new_zeros(fleet.runs, k + 1) for head in HEADS}
     size = max(1, AT_ONCE // fleet.runs)
     for index, task in zip(torch.cat(tests).split(size), owner.split(size), strict=True):
         x, y = stream.test_batch(index)
         outputs = fleet.net.forward_with_features(x.expand(fleet.runs, *x.shape), train=False)
         scores = fleet.learner.classifier.scores(*outputs, fitted)
-        for head, mask in (("single", every), ("multi", own[task])):
-            hits[head].index_add_(1, task, ((scores + mask).argmax(-1) == y).to(theta.dtype))
-    counts = torch.bincount(owner, minlength=k + 1)
-    return {head: (count / counts).double().cpu().numpy() for head, count in hits.items()}
+        yield {"single": scores + every, "multi": scores + own[task]}, y, task
+
+
+def room(fleet: Fleet) -> dict[str, NDArray[np.float64]]:
+    """Where all of it goes, NaN until it is measured: "within.HEAD" [R, k, m, j], "calibration.HEAD" [R, k, j]."""
+    tasks, wanted = fleet.stream.tasks, fleet.measures
+    found: dict[str, NDArray[np.float64]] = {}
+    if wanted.every is not None:
+        if wanted.every < 1:
+            raise InputError(f"accuracies are measured every 1 step or more, not every {wanted.every}")
+        if fleet.learner.classifier.needs_exemplars:
+            raise InputError(
+                "within a task its classes have no exemplars yet, which the classifier needs: drop measure_every"
+            )
+        longest = max(fleet.learner.steps(fleet.training, fleet.stream, k) for k in range(len(tasks)))
+        if wanted.every > longest:
+            raise InputError(f"no task is longer than {longest} steps: measure every {longest} or more often")
+        shape = (fleet.runs, len(tasks), longest // wanted.every, len(tasks))
+        found |= {f"within.{head}": np.full(shape, np.nan) for head in HEADS}
+    if wanted.calibration:
+        square = (fleet.runs, len(tasks), len(tasks))
+        found |= {f"calibration.{head}": np.full(square, np.nan) for head in HEADS}
+    return found
+
+
+def measure_within(fleet: Fleet) -> None:
+    """Accuracies on all tasks so far, if it is time."""
+    every, k = fleet.measures.every, fleet.task
+    if every is not None and fleet.step % every == 0:
+        alive = [reason is None for reason in fleet.stopped]
+        for head, values in evaluate(fleet, fleet.stream, k).items():
+            fleet.measured[f"within.{head}"][alive, k, fleet.step // every - 1, : k + 1] = values[alive]
+
+
+def measure_calibration(fleet: Fleet) -> None:
+    if fleet.measures.calibration:
+        alive = [reason is None for reason in fleet.stopped]
+        for head, values in calibration(fleet, fleet.stream, fleet.task).items():
+            fleet.measured[f"calibration.{head}"][alive, fleet.task, : fleet.task + 1] = values[alive]
 
 
 @torch.no_grad()

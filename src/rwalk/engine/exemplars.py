@@ -36,11 +36,12 @@ def chosen(fleet: Fleet) -> list[Group]:
     needs = samplers.find(spec.sampler).needs
     evidence: dict[str, Tensor] = {}
     groups = []
-    for label, pool in zip(task.classes, fleet.lesson.pools, strict=True):
+    own = fleet.lesson.pools[: len(task.classes)]  # not those of a neighbour's classes
+    for label, pool in zip(task.classes, own, strict=True):
         draws = [seeds.generator(seed, "exemplars", fleet.past + fleet.task, label) for seed in fleet.seeds]
         if needs:
             features, logits = outputs(fleet, pool.expand(fleet.runs, -1))
-            evidence = {"features": features, "logits": logits + fleet.lesson.head}
+            evidence = {"features": features, "logits": logits + fleet.lesson.head_of(torch.tensor(label))}
         if "weights" in needs:
             evidence["weights"] = head_weight(fleet.net)[:, label]
         places = samplers.select(spec.sampler, len(pool), quota, draws, **evidence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rwalk import seeds
-from rwalk.engine.vectors import example_squares
+from rwalk.engine.vectors import example_squares, squares_of_linear_layers
 from rwalk.losses import heads
 
 if TYPE_CHECKING:
@@ -20,10 +21,35 @@ def of_examples(fleet: Fleet, x: Tensor, y: Tensor) -> Tensor:
     """The mean of squared per-example gradients of a batch [R, P]."""
 
     def loss(logits: Tensor, label: Tensor) -> Tensor:
-        return F.cross_entropy(logits + fleet.lesson.head, label)
+        return F.cross_entropy(logits + fleet.lesson.head_of(label), label)
 
     with torch.enable_grad():
         return example_squares(fleet.net, x, loss, y)
+
+
+def expected(fleet: Fleet, x: Tensor) -> Tensor:
+    """The mean over a batch of Σ_c p(c) (∇ log p(c))², p being what the network says of an example [R, P].
+
+    A squared gradient is weighted by p(c) where the loss is weighted by its root.
+    """
+    # Examples of one task: the classes that compete with one of them compete with all.
+    head = fleet.lesson.head_of(torch.tensor(fleet.stream.tasks[fleet.task].classes[0]))
+    labels = (head == 0).nonzero().flatten().tolist()
+
+    def loss(logits: Tensor, label: Tensor) -> Tensor:
+        said = (logits + head).log_softmax(-1).gather(-1, label[..., None])[..., 0]
+        return -(said.detach().exp().sqrt() * said).sum(-1)
+
+    def losses(logits: Tensor) -> Iterator[Tensor]:
+        for label in labels:
+            yield loss(logits, torch.full(x.shape[:2], label, device=x.device))
+
+    with torch.enable_grad():
+        fast = squares_of_linear_layers(fleet.net, x, losses)
+        if fast is not None:
+            return fast / x.shape[1]
+        each = (torch.full(x.shape[:2], label, device=x.device) for label in labels)
+        return sum((example_squares(fleet.net, x, loss, y) for y in each), start=torch.zeros_like(fleet.theta))
 
 
 def of_task(fleet: Fleet) -> Tensor:
@@ -35,11 +61,14 @@ def of_task(fleet: Fleet) -> Tensor:
 
     def differentiated(logits: Tensor, labels: Tensor) -> Tensor:
         """Of logits [R, B, C] a number per run [R]; of one example's [1, C] a number."""
+        head = fleet.lesson.head_of(labels)
         if fleet.method.of_outputs:
-            return logits.where(fleet.lesson.head == 0, 0).square().sum(-1).mean(-1)
-        if logits.dim() == 2:
-            return F.cross_entropy(logits + fleet.lesson.head, labels)
-        return heads.cross_entropy(logits + fleet.lesson.head, labels)
+            return logits.where(head == 0, 0).square().sum(-1).mean(-1)
+        return (
+            F.cross_entropy(logits + head, labels)
+            if logits.dim() == 2
+            else heads.cross_entropy(logits + head, labels)
+        )
 
     fisher = torch.zeros_like(fleet.theta)
     examples = fleet.lesson.examples
@@ -47,7 +76,9 @@ def of_task(fleet: Fleet) -> Tensor:
     orders = torch.stack([examples[torch.randperm(len(examples), generator=draw)] for draw in draws])
     for index in orders.to(fleet.theta.device).split(fleet.training.batch, dim=1):
         x, y = fleet.stream.batch(index)
-        if fleet.method.fisher == "example":
+        if fleet.method.fisher == "exact":
+            square = expected(fleet, x)
+        elif fleet.method.fisher == "example":
             with torch.enable_grad():
                 square = example_squares(fleet.net, x, differentiated, y, fleet.method.in_pass)
         else:

@@ -75,6 +75,8 @@ class Fleet:
     How a step is executed (operation by operation, compiled, or captured) is chosen by expected speed (see
     `execution`); `fuse` forces compiled steps, or forbids them.
 
+    `measures` asks for more than the accuracies at every task's end; `measured` holds it.
+
     A stream may be the rest of a longer one: `past` counts the tasks before its first, whose examples are gone.
     Random draws continue where those tasks left off.
     """
@@ -93,6 +95,7 @@ class Fleet:
         autocast: bool = False,
         past: int = 0,
         fuse: bool | None = None,
+        measures: evaluation.Measures = evaluation.Measures(),  # noqa: B008 - frozen
     ) -> None:
         if not seeds or len(learners) != len(seeds):
             raise InputError(f"a fleet needs one learner per seed, got {len(learners)} for {len(seeds)} seeds")
@@ -128,6 +131,8 @@ class Fleet:
         self.step = 0
         shape = (self.runs, len(stream), len(stream))
         self.accuracy: dict[str, NDArray[np.float64]] = {head: np.full(shape, np.nan) for head in HEADS}
+        self.measures = measures
+        self.measured: dict[str, NDArray[np.float64]] = evaluation.room(self)  # what else is asked for
         self.stopped: list[str | None] = [None] * self.runs
         self.execution: execution.Execution = execution.made(self, plan)
 
@@ -153,7 +158,8 @@ class Fleet:
     def begin_task(self) -> None:
         self.lesson = lesson_of(self)
         if self.step == 0:
-            self.optimizer.restart()
+            if not self.training.keep_optimizer or self.loss.afresh:
+                self.optimizer.restart()
             exemplars.keep(self, before=True)
             if self.loss.afresh:
                 self.net.restart()
@@ -169,6 +175,7 @@ class Fleet:
             self.step += 1
             if self.method.window and self.step % self.method.window == 0:
                 self.execution.close_window()
+            evaluation.measure_within(self)
             due = checkpoints is not None and checkpoints.due(self)
             ended = self.step == self.lesson.steps or (enough is not None and enough(self))
             for step, seen in late.add(losses, self.step, flush=due or ended):
@@ -190,6 +197,7 @@ class Fleet:
         alive = np.array([reason is None for reason in self.stopped])
         for head, values in measured.items():
             self.accuracy[head][alive, self.task, : self.task + 1] = values[alive]
+        evaluation.measure_calibration(self)
         if tell:
             tell(Measured(self.task, len(self.stream), measured))
 

@@ -188,12 +188,32 @@ class ResNet18(nn.Module):
         return self.head(self.blocks(self.stem(x)).mean((2, 3)))  # type: ignore[no-any-return]
 
 
+def mlp_of(width: int, xavier: bool = False) -> Factory:
+    """An MLP with two hidden layers of this width; drawn as torch does, or as Glorot & Bengio (2010)."""
+
+    def build(shape: tuple[int, ...], classes: int) -> nn.Module:
+        network = MLP(shape, classes, (width, width))
+        for layer in (*network.layers, network.head) if xavier else ():
+            assert isinstance(layer, nn.Linear)
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        return network
+
+    return build
+
+
 def resnet18_full(shape: tuple[int, ...], classes: int) -> nn.Module:
     return ResNet18(shape, classes, filters=64)
 
 
 NETWORKS: dict[str, tuple[Factory, str]] = {
     "mlp": (MLP, "two hidden layers of 256 ReLU units (the paper's MNIST network)"),
+    "mlp-100": (mlp_of(100, xavier=True), "two hidden layers of 100 ReLU units (DER's MNIST network)"),
+    "mlp-400": (mlp_of(400), "two hidden layers of 400 ReLU units (van de Ven's for Split MNIST)"),
+    "mlp-1000": (
+        mlp_of(1000),
+        "two hidden layers of 1000 ReLU units (van de Ven's for Permuted MNIST)",
+    ),
     "cnn": (CNN, "four 3×3 convolutions with dropout (the paper's CIFAR network)"),
     "resnet18": (ResNet18, "ResNet-18 for small images, 20 base filters (GEM's reduced version)"),
     "resnet18-full": (resnet18_full, "ResNet-18 for small images, 64 base filters"),

@@ -38,13 +38,15 @@ def empty(fleet: Fleet) -> State:
 
 
 def epoch(fleet: Fleet, run: int, number: int) -> list[Tensor]:
-    """One run's batches [steps, 2B], and where each example of them goes or comes from."""
+    """One run's batches [steps, B + others], and where each example of them goes or comes from."""
     fresh, generator = _shuffled(fleet, run, number)
     held, seen, passing = fleet.held["examples"][run], int(fleet.held["seen"]), _passing(fleet, run)
     if number:  # all have passed
         held, seen = reservoir.after(held, passing), seen + len(passing.places)
         passing = Passing(passing.examples[:0], passing.places[:0])
-    return [*reservoir.beside(fresh, passing.places, held, seen, generator)]
+    memory = fleet.learner.memory
+    assert memory is not None
+    return [*reservoir.beside(fresh, passing.places, held, seen, generator, memory.beside)]
 
 
 def close_task(fleet: Fleet) -> None:

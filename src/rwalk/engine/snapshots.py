@@ -15,7 +15,7 @@ from rwalk.methods.base import State
 if TYPE_CHECKING:
     from rwalk.engine.fleet import Fleet
 
-SECTIONS = ("optimizer", "method", "loss", "buffer", "accuracy", "held")
+SECTIONS = ("optimizer", "method", "loss", "buffer", "accuracy", "measured", "held")
 
 
 @dataclass
@@ -28,6 +28,7 @@ class Snapshot:
     loss: State
     buffer: State
     accuracy: State  # by head
+    measured: State  # what else was asked for
     held: State  # what a reservoir holds, or the sums of a solver
     task: int
     step: int
@@ -78,6 +79,7 @@ def take(fleet: Fleet) -> Snapshot:
         loss=copied(fleet.loss_state),
         buffer=copied(fleet.net.buffers),
         accuracy=copied({head: torch.from_numpy(each) for head, each in fleet.accuracy.items()}),
+        measured=copied({name: torch.from_numpy(each) for name, each in fleet.measured.items()}),
         held=copied(fleet.held),
         task=fleet.task,
         step=fleet.step,
@@ -105,5 +107,7 @@ def restore(fleet: Fleet, snapshot: Snapshot) -> None:
         ]
     for head, accuracy in snapshot.accuracy.items():
         fleet.accuracy[head][:] = accuracy.cpu().numpy()
+    for name, values in snapshot.measured.items():
+        fleet.measured[name][:] = values.cpu().numpy()
     fleet.task, fleet.step = snapshot.task, snapshot.step
     fleet.stopped = list(snapshot.stopped)

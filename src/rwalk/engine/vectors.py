@@ -6,7 +6,7 @@ Everybody else sees `theta`, `forward` and `gradient`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rwalk.engine.batched import BatchWell
+from rwalk.engine.batched import BatchWell, SquareWell
 from rwalk.errors import InputError
 
 Begun = tuple[nn.Module, Tensor, dict[str, Tensor]]  # a network, all their θ [R, P], what lies beside it [R, …]
@@ -263,6 +263,30 @@ def example_squares(
         for r in range(net.runs)
     ]
     return torch.stack(rows)
+
+
+def squares_of_linear_layers(
+    net: Networks, x: Tensor, losses: Callable[[Tensor], Iterable[Tensor]]
+) -> Tensor | None:
+    """Σ over examples of squared gradients [R, P], summed over losses of logits, each [R] a sum over examples.
+
+    No example's gradient is computed on its own: this costs one backward pass per loss. In evaluation mode.
+    None where the network has other parameters than those of linear layers, each used once.
+    """
+    linear = [module for module in net.module.modules() if isinstance(module, nn.Linear)]
+    owned = {id(p) for module in linear for p in module.parameters()}
+    if any(p.requires_grad and id(p) not in owned for p in net.module.parameters()):
+        return None
+    net.module.eval()
+    theta = net.theta.detach().clone().requires_grad_()
+    with SquareWell() as counted:
+        _, logits = torch.func.vmap(net.call)(net.layout.split(theta), net.buffers, x)
+    if counted.layers != len(linear):
+        return None
+    squares = torch.zeros_like(theta)
+    for loss in losses(logits):
+        squares += torch.autograd.grad(loss.sum(), theta, retain_graph=True)[0]
+    return squares.detach()
 
 
 def _begun(build: Callable[[], nn.Module], seeds: Sequence[int], dtype: torch.dtype) -> Begun:

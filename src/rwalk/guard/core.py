@@ -332,7 +332,7 @@ def _check_arguments(
     if not isinstance(model, nn.Module) or not hasattr(optimizer, "param_groups"):
         given = f"{type(model).__name__} and {type(optimizer).__name__}"
         raise InputError(f"Guard takes a model and its optimizer, Guard(model, optimizer), not {given}")
-    if method.fisher == "example" and ("square" in method.wants or method.data_pass):
+    if method.fisher != "batch" and ("square" in method.wants or method.data_pass):
         hint = " and give consolidate() batches of one example" if method.data_pass else ""
         raise InputError(f"Guard sees the gradients of batches, not of examples: use fisher='batch'{hint}")
     if dtype not in (None, torch.float32, torch.bfloat16):

@@ -25,12 +25,17 @@ class Batch(NamedTuple):
     """What a loss sees beside the network's logits [R, B, C]."""
 
     y: Tensor  # labels [R, B]
-    head: Tensor  # 0 for the classes that are trained, −∞ for the others: [C], added to the logits
+    head: Tensor  # added to the logits: 0 for the classes that are trained, −∞ for the others; [C] or [R, B, C]
     new: Tensor  # which classes are the task's own [C]
     old: Tensor  # which were seen before it and are not among them [C]
     taught: Tensor | None = None  # logits [R, B, C] of the loss's teacher
     is_kept: Tensor | None = None  # which examples come from the memory [R, B]; None until it holds any
     kept: Mapping[str, Tensor] = MappingProxyType({})  # what is stored beside them [R, B, …]; elsewhere, anything
+    rivals: Tensor | None = (
+        None  # of a teacher: which classes compete with each other [G, C], if a scenario says so
+    )
+    times: Tensor | None = None  # how often each of those groups was taught before this task [G]
+    task: Tensor | None = None  # how many tasks came before this one [], for a loss that asks
 
 
 def spread(number: Number, over: Tensor) -> Number:
@@ -46,6 +51,7 @@ class Loss:
     replay        how exemplars are mixed into batches, if that is part of the algorithm
     needs_memory  whether it requires exemplars
     tells_kept    whether it treats exemplars differently: then `Batch.is_kept` says which examples are exemplars
+    tells_task    whether it depends on the number of the task: then `Batch.task` holds it
     keeps         what the memory stores with an exemplar: "logits" or "features", as they are at its task's end;
                   `Batch.kept` returns it, and `Batch.is_kept` says where
     everything    whether it learns from the data of all tasks so far
@@ -59,6 +65,7 @@ class Loss:
     replay: ClassVar[Replay | None] = None
     needs_memory: ClassVar[bool] = False
     tells_kept: ClassVar[bool] = False
+    tells_task: ClassVar[bool] = False
     keeps: ClassVar[tuple[str, ...]] = ()
     everything: ClassVar[bool] = False
     memoryless: ClassVar[bool] = False

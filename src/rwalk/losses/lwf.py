@@ -17,6 +17,9 @@ from rwalk.methods.base import Number, require
 class LwF(Taught):
     """Cross entropy on the task's labels, and λ T² times that of the old outputs to those before the task.
 
+    The old outputs are those of the classes seen before. Where a scenario groups the classes, the outputs of every
+    group are distilled among themselves, once for each task that taught it (van de Ven et al. 2022).
+
     T² keeps the gradient's size as T grows (Hinton et al. 2015); the paper does without, so its weight of 1 is
     λ = 1/T² here.
 
@@ -38,8 +41,15 @@ class LwF(Taught):
         learned = cross_entropy(logits + batch.head, batch.y)
         if batch.taught is None:
             return learned
+        if batch.rivals is None or batch.times is None:
+            return learned + self.lam * self._distilled(logits, batch.taught, batch.old)
+        each = [self._distilled(logits, batch.taught, group) for group in batch.rivals]
+        return learned + self.lam * (torch.stack(each, dim=-1) * batch.times).sum(-1)
+
+    def _distilled(self, logits: Tensor, taught: Tensor, among: Tensor) -> Tensor:
+        """T² times the cross entropy to what was taught, among some classes [C]."""
         soft = spread(self.temperature, logits)
-        old = torch.where(batch.old, 0.0, -torch.inf).to(logits.dtype)
-        said = (batch.taught / soft + old).softmax(-1)
-        says = (logits / soft + old).log_softmax(-1).masked_fill(~batch.old, 0.0)
-        return learned - self.lam * self.temperature**2 * (said * says).sum(-1).mean(-1)
+        mask = torch.where(among, 0.0, -torch.inf).to(logits.dtype)
+        said = (taught / soft + mask).softmax(-1)
+        says = (logits / soft + mask).log_softmax(-1).masked_fill(~among, 0.0)
+        return -(self.temperature**2) * (said * says).sum(-1).mean(-1)

@@ -33,7 +33,8 @@ class Method:
     lam      λ, the strength of the penalty
     penalty  "gradient": the pull is added to the gradient (the paper); "proximal": taken as an exact
              step after the optimizer's, stable for any λ
-    fisher   "batch": squares of the batch-mean gradient; "example": mean of squared per-example gradients
+    fisher   "batch": squares of the batch-mean gradient; "example": mean of squared per-example gradients;
+             "exact": the same, expected over the labels that the network predicts (by a pass over the data)
     """
 
     name: ClassVar[str]
@@ -45,11 +46,13 @@ class Method:
 
     lam: Number = 0.0
     penalty: Literal["gradient", "proximal"] = "gradient"
-    fisher: Literal["batch", "example"] = "batch"
+    fisher: Literal["batch", "example", "exact"] = "batch"
 
     def __post_init__(self) -> None:
         require(self.lam, "lam", minimum=0.0)
-        for field, allowed in (("penalty", ("gradient", "proximal")), ("fisher", ("batch", "example"))):
+        of_losses = self.data_pass and not self.of_outputs
+        fishers = ("batch", "example", "exact") if of_losses else ("batch", "example")
+        for field, allowed in (("penalty", ("gradient", "proximal")), ("fisher", fishers)):
             if getattr(self, field) not in allowed:
                 raise InputError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}")
 

@@ -16,7 +16,7 @@ class EWC(Method):
 
     lam      λ
     penalty  "gradient" or "proximal"
-    fisher   "batch" or "example" squares in that pass
+    fisher   "batch", "example" or "exact" squares in that pass
     """
 
     name: ClassVar[str] = "ewc"

@@ -147,8 +147,8 @@ def refusal(spec: RunSpec) -> str | None:
     if learner.loss.keeps:
         stored = ", ".join(learner.loss.keeps)
         return f"{spec.method} stores {stored} beside its exemplars, which the classifier cannot"
-    if spec.stream.permuted is not None:
-        return "permuted streams show inputs in many ways, the classifier in one"
+    if spec.stream.permuted is not None or spec.stream.rotated is not None:
+        return "permuted and rotated streams show inputs in many ways, the classifier in one"
     return None if spec.dtype == "float32" else "the classifier computes in float32"
 
 

@@ -146,7 +146,20 @@ SETTINGS = {f"{dataset}-{block}": _setting(dataset, block) for dataset in EXEMPL
         (GEMS_TRAINING, *(Training(steps=steps) for steps in (400, 800))),
         GRIDS["cifar100-resnet"],
         seeds=1,
-    )
+    ),
+    # The other learners of the yardstick of that name that have a strength to choose; they train as long as RWalk.
+    "cifar100-methods": Setting(
+        base("cifar100", None),
+        "single",
+        (Training(steps=4000),),
+        {
+            "lwf": _numbers(lam=(0.1, 0.3, 1.0, 3.0, 10.0)),
+            "mas": _numbers(lam=_decades(-1, 4), penalty=("proximal",)),
+            "ewc-online": _numbers(lam=_decades(2, 8), penalty=("proximal",)),
+            "l2": _numbers(lam=_decades(-3, 2), penalty=("proximal",)),
+        },
+        seeds=1,
+    ),
 }
 
 

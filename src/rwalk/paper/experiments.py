@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,6 +26,10 @@ class Entry:
     block: str
     published: Published | None = None
 
+    def run_of(self, seed: int) -> RunSpec:
+        """The run of a seed."""
+        return replace(self.run, seed=seed)
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -34,7 +38,7 @@ class Experiment:
     name: str
     title: str
     cost: str
-    entries: Callable[[], Iterator[Entry]]
+    entries: Callable[[], Iterable[Entry]]
     seeds: int = 5
     reference: str = "final"  # of which tasks intransigence is measured
     note: str = ""  # what a reader of the table must know
@@ -211,7 +215,6 @@ def runs_of(experiment: Experiment, seeds: int | None = None) -> list[RunSpec]:
     count = experiment.seeds if seeds is None else seeds
     found = {}
     for entry in experiment.entries():
-        for seed in range(count):
-            run = replace(entry.run, seed=seed)
+        for run in map(entry.run_of, range(count)):
             found[run.hash()] = run
     return list(found.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,16 +30,20 @@ class Planned(NamedTuple):
     folder: Path
 
 
-def find(names: Sequence[str]) -> list[Experiment]:
-    """Experiments by name, by what is before or after its hyphen (table1, mnist), or all."""
+def find(names: Sequence[str], known: Mapping[str, Experiment] = EXPERIMENTS) -> list[Experiment]:
+    """Experiments by name, by what is before or after its hyphen (table1, mnist), or all of the paper's.
+
+    `known` may name others too; those are found by their whole names alone.
+    """
     found: dict[str, Experiment] = {}
     for asked in names or ["all"]:
         # Figures 2 and 3 are drawn from table 1's runs.
         name = re.sub("^figure[23]", "table1", asked)
         here = {n: e for n, e in EXPERIMENTS.items() if name in ("all", n, *n.split("-"))}
+        here |= {name: known[name]} if name in known else {}
         if not here:
             short = dict.fromkeys(part for each in EXPERIMENTS for part in each.split("-"))
-            raise unknown("experiment", asked, ["all", "figure2", "figure3", *(short | EXPERIMENTS)])
+            raise unknown("experiment", asked, ["all", "figure2", "figure3", *(short | {**EXPERIMENTS, **known})])
         found |= here
     return list(found.values())
 
@@ -61,11 +65,17 @@ def study_of(experiment: Experiment, seeds: int | None = None, **where: Any) -> 
     return Study(tuple(runs_of(experiment, seeds)), experiment.reference, **where)
 
 
-def plan(names: Sequence[str], results: Path, seeds: int | None = None, **where: Any) -> list[Planned]:
+def plan(
+    names: Sequence[str],
+    results: Path,
+    seeds: int | None = None,
+    known: Mapping[str, Experiment] = EXPERIMENTS,
+    **where: Any,
+) -> list[Planned]:
     """Experiments by their names, each a study under `results`."""
     return [
         Planned(each.name, each.title, each.cost, study_of(each, seeds, **where), folder_of(each, results, seeds))
-        for each in find(names)
+        for each in find(names, known)
     ]
 
 

@@ -145,6 +145,7 @@ def _measured(summary: Summary, head: str) -> Json:
         "A": _numbers(summary.A[head]),
         "F": _numbers(summary.F[head]),
         "I": _numbers(summary.I[head]),
+        "more": {name: _numbers(values[head]) for name, values in summary.more.items()},
         "average": _numbers(metrics.average_accuracies(accuracy)),
         "accuracy": [[_numbers(row[: k + 1]) for k, row in enumerate(run)] for run in accuracy],
     }
@@ -157,6 +158,12 @@ def _facts(summary: Summary) -> list[str]:
     facts = [f"{tasks} task{'s' if tasks > 1 else ''}", f"network {summary.spec['network']}"]
     if stream["permuted"] is not None:
         facts.append("permuted pixels")
+    if stream.get("rotated") is not None:
+        facts.append("rotated images")
+    if stream.get("scenario"):
+        facts.append(f"{stream['scenario']}-incremental")
+    if stream.get("blurry") is not None:
+        facts.append(f"blurry boundaries, {stream['blurry']:.0%}")
     if stream["classes_per_task"] is not None:
         facts.append(f"{stream['classes_per_task']} classes per task")
     if stream["order_seed"] is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,14 @@ from rwalk.methods import METHODS
 from rwalk.studies.specs import content_hash
 
 Row = dict[str, Any]
+# Measures beside the paper's: what a column is called, and which is better.
+MORE = {
+    "learning": ("learning accuracy", max),
+    "incremental": ("average incremental accuracy", max),
+    "transfer": ("backward transfer", max),
+    "gap": ("stability gap", min),
+    "calibration": ("calibration error", min),
+}
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,7 @@ class Summary:
     A: dict[str, NDArray[np.float64]]
     F: dict[str, NDArray[np.float64]]
     I: dict[str, NDArray[np.float64]]  # noqa: E741 - the paper's name
+    more: dict[str, dict[str, NDArray[np.float64]]] = field(default_factory=dict)  # other measures, by MORE
 
 
 def summarise(rows: Sequence[Row]) -> list[Summary]:
@@ -53,7 +62,24 @@ def _summary(rows: list[Row]) -> Summary:
         A={head: metrics.average_accuracy(accuracy[head]) for head in heads},
         F={head: metrics.forgetting(accuracy[head]) for head in heads},
         I={head: np.array([row[head]["I"] for row in rows], dtype=float) for head in heads},
+        more=_more(rows, accuracy),
     )
+
+
+def _more(rows: list[Row], accuracy: dict[str, NDArray[np.float64]]) -> dict[str, dict[str, NDArray[np.float64]]]:
+    """The other measures: what follows from the accuracies, and what all rows have measured beside them."""
+    found: dict[str, dict[str, NDArray[np.float64]]] = {}
+    for head, a in accuracy.items():
+        found.setdefault("learning", {})[head] = metrics.learning_accuracy(a)
+        found.setdefault("incremental", {})[head] = metrics.average_incremental_accuracy(a)
+        found.setdefault("transfer", {})[head] = metrics.backward_transfer(a)
+        if all("within" in row for row in rows):
+            within = np.array([row["within"][head] for row in rows], dtype=float)
+            found.setdefault("gap", {})[head] = metrics.stability_gap(a, within)
+        if all("calibration" in row for row in rows):
+            errors = np.array([row["calibration"][head] for row in rows], dtype=float)
+            found.setdefault("calibration", {})[head] = metrics.average_accuracy(errors)  # after the last task
+    return found
 
 
 def mean_and_deviation(values: NDArray[np.float64]) -> tuple[float, float]:

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
-from rwalk.report.summary import Summary, mean_and_deviation
+from rwalk.report.summary import MORE, Summary, mean_and_deviation
 
+ASKED_FOR = ("gap", "calibration")  # measured only where a run is told to
 TITLES = {"single": "Single-head: which of all classes seen?", "multi": "Multi-head: which class of this task?"}
 
 
@@ -23,10 +24,14 @@ def result_table(summaries: Sequence[Summary], head: str) -> Table:
     table.add_column(f"accuracy A{_sub(tasks)} %  ↑", justify="right")
     table.add_column(f"forgetting F{_sub(tasks)}  ↓", justify="right")
     table.add_column(f"intransigence I{_sub(tasks)}  ↓", justify="right")
+    asked = [name for name in ASKED_FOR if all(name in summary.more for summary in summaries)]
+    for name in asked:
+        table.add_column(f"{MORE[name][0]}  ↓", justify="right")
     columns = [
         _column([summary.A[head] * 100 for summary in summaries], "{:.1f}", best=max),
         _column([summary.F[head] for summary in summaries], "{:.3f}", best=min),
         _column([summary.I[head] for summary in summaries], "{:.3f}", best=min),
+        *(_column([summary.more[name][head] for summary in summaries], "{:.3f}", best=min) for name in asked),
     ]
     for summary, *cells in zip(summaries, *columns, strict=True):
         table.add_row(summary.label, f"{summary.lam:g}" if summary.lam else "–", *cells)

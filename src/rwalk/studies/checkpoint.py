@@ -237,12 +237,12 @@ def _checked_tensors(path: Path, recorded: Any, fleet: Fleet, counters: Mapping[
             tensors = {name: file.get_tensor(name) for name in found}
     except safetensors.SafetensorError as error:
         raise _Damaged(str(error)) from None
-    examples = len(fleet.stream.y) * (1 if fleet.stream.permutations is None else len(fleet.stream.permutations))
+    examples = len(fleet.stream.y) * (1 if fleet.stream.views is None else len(fleet.stream.views))
     for name, tensor in tensors.items():
         if _NUMBERS.fullmatch(name):
             inside = bool(((tensor >= 0) & (tensor < examples)).all())
             _need(inside, f"{name} refers to examples that do not exist")
-        if name.startswith("accuracy."):
+        if name.startswith(("accuracy.", "measured.")):
             fractions = tensor.isnan() | ((tensor >= 0) & (tensor <= 1))
             _need(bool(fractions.all()), f"{name} holds something that is not an accuracy")
     culprit = _unsound(tensors, counters["stopped"])
@@ -259,6 +259,7 @@ def _expected(fleet: Fleet, counters: Mapping[str, Any]) -> dict[str, Form]:
     expected |= {f"buffer.{name}": Form(t.dtype, tuple(t.shape)) for name, t in fleet.net.buffers.items()}
     expected |= {f"held.{name}": Form(t.dtype, tuple(t.shape)) for name, t in fleet.held.items()}
     expected |= {f"accuracy.{head}": Form(torch.float64, (runs, tasks, tasks)) for head in HEADS}
+    expected |= {f"measured.{name}": Form(torch.float64, each.shape) for name, each in fleet.measured.items()}
     for part, state in _states(fleet, counters["task"], counters["step"]).items():
         expected |= {f"{part}.{name}": Form(fleet.theta.dtype, shape) for name, shape in state.items()}
     for number, (task, label) in enumerate(counters["groups"]):
@@ -308,7 +309,7 @@ def _unsound(tensors: Mapping[str, Tensor], stopped: list[str | None]) -> str | 
     """A tensor that is not finite in an active run; accuracies may be NaN, as some are still to be measured."""
     alive = torch.tensor([why is None for why in stopped])
     for name, tensor in tensors.items():
-        if name.startswith("accuracy.") or not tensor.is_floating_point():
+        if name.startswith(("accuracy.", "measured.")) or not tensor.is_floating_point():
             continue
         rows = tensor[alive] if tensor.dim() else tensor
         if not rows.isfinite().all():

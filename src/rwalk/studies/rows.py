@@ -22,6 +22,7 @@ def row_of(spec: RunSpec, outcome: Mapping[str, Any], references: Mapping[str, A
     for head in HEADS:
         row[head] = _measures(np.array(outcome["accuracy"][head], dtype=float), reference[head])
     row["accuracy"] = outcome["accuracy"]
+    row |= {name: outcome[name] for name in ("within", "calibration") if name in outcome}
     row["reference"] = {head: [_number(value) for value in reference[head]] for head in HEADS}
     row["stopped"] = outcome["stopped"]
     row["spec"] = spec.to_json()

@@ -16,7 +16,7 @@ from rwalk import learners, parts
 from rwalk.data import datasets, splits
 from rwalk.data.datasets import Reading
 from rwalk.data.memory import MemorySpec
-from rwalk.data.streams import Stream
+from rwalk.data.streams import Dataset, Stream
 from rwalk.errors import InputError
 from rwalk.learners import Learner, learner
 from rwalk.training import Training
@@ -27,6 +27,13 @@ DT = {"cifar10": 50, "cifar100": 50, "cifar100-pixels": 50}
 NETWORK = {"cifar10": "cnn", "cifar100": "cnn", "cifar100-pixels": "cnn"}
 
 Record = TypeVar("Record")
+# Settings that were added to the second schema later, by the record that they are in.
+LATER = {
+    "": ("measure_every", "calibration"),
+    "stream": ("reading", "scenario", "rotated", "blurry"),
+    "training": ("keep_optimizer",),
+    "memory": ("beside",),
+}
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,9 @@ class StreamSpec:
     permuted          the number of tasks of permuted pixels, instead of a split
     validation        the fraction of the training data to test on; the real test set is not used
     reading           how a folder or a table is read; None for the defaults
+    scenario          task-, domain- or class-incremental (`splits.SCENARIOS`); by default, as the paper trains
+    rotated           the number of tasks of rotated images, instead of a split
+    blurry            the fraction of every task's training examples that its neighbours teach
 
     Data that say themselves in which task an example arrives (folders of folders, a column of a table) are divided
     accordingly, unless a split is given.
@@ -52,35 +62,60 @@ class StreamSpec:
     permuted: int | None = None
     validation: float | None = None
     reading: Reading | None = None
+    scenario: str | None = None
+    rotated: int | None = None
+    blurry: float | None = None
 
     def __post_init__(self) -> None:
         if self.reading == Reading():
             object.__setattr__(self, "reading", None)  # said or not, it is the same stream
 
     def build(self, data: Path | str | None = None, download: bool = True) -> Stream:
+        self.check()
         dataset = datasets.load(self.dataset, data, download=download, reading=self.reading)
+        stream = self._divided(dataset)
+        if self.validation is not None:
+            stream = splits.validation_split(stream, self.validation)
+        return stream if self.blurry is None else splits.blurred(stream, self.blurry, self.order_seed or 0)
+
+    def check(self) -> None:
+        """Refuse what does not go together, before any data are loaded."""
+        splits.check_scenario(self.scenario)
+        if self.permuted is None and self.rotated is None:
+            return
+        how = "permuted" if self.rotated is None else "rotated"
+        if self.permuted is not None and self.rotated is not None:
+            raise InputError("inputs are permuted or rotated, not both: drop one")
+        if self.tasks is not None or self.classes_per_task is not None:
+            raise InputError(f"a {how} stream has all classes in every task: drop the split")
+        if self.scenario not in (None, "domain"):
+            raise InputError(
+                f"a {how} stream is domain-incremental, every task having all classes: drop the scenario"
+            )
+
+    def _divided(self, dataset: Dataset) -> Stream:
         if self.permuted is not None:
-            if self.tasks is not None or self.classes_per_task is not None:
-                raise InputError("a permuted stream has all classes in every task: drop the split")
-            stream = splits.permuted(dataset, self.permuted, self.order_seed or 0)
-        elif dataset.arrivals is not None and self.classes_per_task is None and self.tasks is None:
+            return splits.permuted(dataset, self.permuted, self.order_seed or 0)
+        if self.rotated is not None:
+            return splits.rotated(dataset, self.rotated, self.order_seed or 0)
+        if dataset.arrivals is not None and self.classes_per_task is None and self.tasks is None:
             if self.order_seed is not None:
                 raise InputError("the data say themselves which task comes when: drop order_seed, or give a split")
-            stream = splits.as_it_arrives(dataset)
-        else:
-            size = self.classes_per_task
-            if size is None and self.tasks is None:
-                size = CLASSES_PER_TASK.get(self.dataset, 2)
-            stream = splits.split(dataset, size, self.tasks, self.order_seed)
-        return stream if self.validation is None else splits.validation_split(stream, self.validation)
+            return splits.as_it_arrives(dataset, self.scenario)
+        size = self.classes_per_task
+        if size is None and self.tasks is None:
+            size = CLASSES_PER_TASK.get(self.dataset, 2)
+        return splits.split(dataset, size, self.tasks, self.order_seed, self.scenario)
 
 
 @dataclass(frozen=True)
 class RunSpec:
     """One run: everything its result depends on.
 
-    method     a learner's name; `numbers` are its hyper-parameters (lam, alpha, dt …), the rest being defaults
-    reference  k: not an incremental run, but the reference model a*_k on the union of tasks 0..k
+    method         a learner's name; `numbers` are its hyper-parameters (lam, alpha, dt …), the rest being defaults
+    reference      k: not an incremental run, but the reference model a*_k on the union of tasks 0..k
+    measure_every  measure accuracies within tasks too, every so many steps
+    calibration    measure calibration errors along with the accuracies
     """
 
     stream: StreamSpec = field(default_factory=StreamSpec)
@@ -93,6 +128,8 @@ class RunSpec:
     dtype: str = "float32"
     autocast: bool = False
     reference: int | None = None
+    measure_every: int | None = None
+    calibration: bool = False
 
     def __post_init__(self) -> None:
         """Record what will really be done: plain values, and the replay that the learner prescribes."""
@@ -113,8 +150,17 @@ class RunSpec:
         return tuple(dict.fromkeys(name for name in named if ":" in name))
 
     def to_json(self) -> dict[str, Any]:
-        """All settings, as they are read back: a new row looks like one from a file."""
+        """All settings, as they are read back: a new row looks like one from a file.
+
+        A setting that was added later is named only where it is not at its default: rows that do not use it stay
+        the same, byte for byte.
+        """
         record: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        for place, names in LATER.items():
+            held, part = (getattr(self, place), record[place]) if place else (self, record)
+            for each in fields(held) if held is not None else ():
+                if each.name in names and getattr(held, each.name) == each.default:
+                    del part[each.name]
         return record
 
     @classmethod

@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from rwalk.errors import InputError
 from rwalk.files import parse_json, write_atomically
 from rwalk.metrics import HEADS
@@ -232,7 +234,19 @@ def _fault(row: Any) -> str | None:
             return f"no square accuracy matrix of the {head} head"
     if len({len(accuracy[head]) for head in HEADS} - {0}) != 1:
         return "its heads must have the same tasks"
+    for name, dimensions in (("within", 3), ("calibration", 2)):  # only where they were asked for
+        if name in row and not _is_measured(row[name], len(accuracy[HEADS[0]]), dimensions):
+            return f"no {name} of its tasks"
     return None
+
+
+def _is_measured(values: Any, tasks: int, dimensions: int) -> bool:
+    """Whether these are numbers by head, [task, …, task]."""
+    try:
+        shapes = [np.array(values[head], dtype=float).shape for head in HEADS]
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return False
+    return all(len(shape) == dimensions and shape[0] == shape[-1] == tasks for shape in shapes)
 
 
 def _is_line(line: Any, length: int) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rwalk.engine import exemplars
 from rwalk.losses import Batch
+from rwalk.training import batch_size
 
 if TYPE_CHECKING:
     from rwalk.engine.fleet import Fleet
@@ -23,7 +24,11 @@ class StepInputs:
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         lesson = fleet.lesson
-        self.fixed: Inputs = {"head": lesson.head, "new": lesson.new, "old": lesson.old}
+        self.fixed: Inputs = {"new": lesson.new, "old": lesson.old}
+        if lesson.rivals is not None and "teacher" in fleet.loss_state:
+            self.fixed |= {"rivals": lesson.rivals.groups, "times": lesson.rivals.taught}
+        if fleet.loss.tells_task:
+            self.fixed["task"] = torch.tensor(float(fleet.past + fleet.task)).to(fleet.theta)
         if "teacher" in fleet.loss_state:
             self.fixed["teacher"] = fleet.loss_state["teacher"]
         self.exemplars: Tensor | None = None  # their numbers [R, M], where the loss wants to know them
@@ -38,7 +43,7 @@ class StepInputs:
             kept, draws = self._from_reservoir(draws[0]), draws[1:]
         if self.fleet.augmentation:
             x = self.fleet.augmentation.apply(x, *draws)
-        return {"x": x, "y": y, **self.fixed, **kept}
+        return {"x": x, "y": y, "head": self.fleet.lesson.head_of(y), **self.fixed, **kept}
 
     def _kept(self, index: Tensor) -> Inputs:
         """Which of these examples [R, B] come from the memory, and what is stored beside them."""
@@ -52,10 +57,11 @@ class StepInputs:
         return found
 
     def _from_reservoir(self, place: Tensor) -> Inputs:
-        """The same by places [R, 2B]: where the first half goes, and where the second comes from."""
+        """The same by places [R, B + others]: where the task's own go, and where the others come from."""
         if not self.tells_kept:
             return {}
-        fleet, own = self.fleet, place.shape[1] // 2
+        fleet = self.fleet
+        own = batch_size(len(fleet.lesson.examples), fleet.training.batch)
         found: Inputs = {"is_kept": place < fleet.held["examples"].shape[1]}
         found["is_kept"][:, :own] = False
         for name in fleet.loss.keeps:
@@ -80,4 +86,15 @@ def losses_of(fleet: Fleet, logits: Tensor, inputs: Inputs, taught: Tensor | Non
 def batch_of(inputs: Inputs, taught: Tensor | None) -> Batch:
     """The inputs as a loss sees them."""
     kept = {name.removeprefix(KEPT): each for name, each in inputs.items() if name.startswith(KEPT)}
-    return Batch(inputs["y"], inputs["head"], inputs["new"], inputs["old"], taught, inputs.get("is_kept"), kept)
+    return Batch(
+        inputs["y"],
+        inputs["head"],
+        inputs["new"],
+        inputs["old"],
+        taught,
+        inputs.get("is_kept"),
+        kept,
+        inputs.get("rivals"),
+        inputs.get("times"),
+        inputs.get("task"),
+    )

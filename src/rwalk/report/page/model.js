@@ -122,8 +122,10 @@ const identifying = (each) => IDENTITY.map((name) => each[name]);
 
 function measuresCsv(configurations) {
   const keys = MEASURES.map((measure) => measure.key);
-  return csv([...IDENTITY, "head", "seed", ...keys], configurations.flatMap((each) => each.seeds.map(
-    (seed, i) => [...identifying(each), chosen.head, seed, ...keys.map((key) => each[chosen.head][key][i])])));
+  const more = distinct(configurations.flatMap((each) => Object.keys(each[chosen.head].more)), (key) => key);
+  return csv([...IDENTITY, "head", "seed", ...keys, ...more], configurations.flatMap((each) => each.seeds.map(
+    (seed, i) => [...identifying(each), chosen.head, seed, ...keys.map((key) => each[chosen.head][key][i]),
+                  ...more.map((key) => each[chosen.head].more[key]?.[i])])));
 }
 
 function accuracyCsv(configurations) {

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rwalk.data import splits
 from rwalk.data.streams import Stream
@@ -137,9 +138,24 @@ def train(
             "made": provenance.made(job[run], context.device, data),
             "accuracy": {head: [[_number(v) for v in row] for row in fleet.accuracy[head][run]] for head in HEADS},
             "stopped": fleet.stopped[run],
+            **_measured(fleet, run),
         }
         for run in range(len(job))
     ]
+
+
+def _measured(fleet: Fleet, run: int) -> dict[str, Any]:
+    """What was asked for beside accuracies, as rows have it: {"within": {head: a[k][m][j]}, …}."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, values in fleet.measured.items():
+        kind, head = name.split(".")
+        found.setdefault(kind, {})[head] = _plain(values[run])
+    return found
+
+
+def _plain(values: NDArray[np.float64]) -> Any:
+    """Nested lists; JSON has no NaN."""
+    return np.where(np.isnan(values), None, values).tolist()  # type: ignore[call-overload]
 
 
 def fleet_of(device: str, stream: Stream, job: Sequence[RunSpec]) -> Fleet:
@@ -153,6 +169,7 @@ def fleet_of(device: str, stream: Stream, job: Sequence[RunSpec]) -> Fleet:
         device,
         DTYPES[first.dtype],
         first.autocast,
+        measures=evaluation.Measures(first.measure_every, first.calibration),
     )
 
 

@@ -1,0 +1,1 @@
+"""The field's own yardsticks: published comparisons of methods, run by our code beside the published values."""

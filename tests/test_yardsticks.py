@@ -1,0 +1,120 @@
+"""Yardsticks: cells are runs, published values have sources, and a page says what held."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rwalk import cli
+from rwalk.errors import InputError
+from rwalk.paper.experiments import runs_of
+from rwalk.paper.reproduce import find
+from rwalk.studies.specs import RunSpec
+from rwalk.yardsticks.experiments import EXPERIMENTS, ORDERS, Cell, experiments, spelled_out
+from rwalk.yardsticks.page import Result, lines_of, results_of, write_page
+from rwalk.yardsticks.published import DER_MNIST, SPLIT_MNIST, Value
+
+CELLS = [cell for experiment in EXPERIMENTS.values() for cell in experiment.entries() if isinstance(cell, Cell)]
+
+
+def rows_of(name: str, accuracy: Any, seeds: int = 20) -> dict[str, dict[str, Any]]:
+    """Rows of an experiment whose final accuracies are made up: (cell, seed) → A."""
+    found: dict[str, dict[str, Any]] = {}
+    for cell in EXPERIMENTS[name].entries():
+        for seed in range(seeds):
+            known = cell.run_of(seed).hash()
+            row = found.setdefault(known, {"hash": known, "made": {}})
+            row[cell.head] = {"A": accuracy(cell, seed), "F": 0.0, "I": None}
+    return found
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell.label}, {cell.block}")
+def test_every_cell_is_a_run_that_its_learner_can_make(cell: Cell) -> None:
+    run = cell.run_of(3)
+    assert run.seed == 3 and run.learner() and cell.tuned
+    assert RunSpec.from_json(run.to_json()) == run
+    assert cell.head == ("multi" if cell.block.startswith("task") or "multi-head" in cell.block else "single")
+    if cell.theirs is not None:
+        assert 0 < cell.theirs.mean <= 100 and cell.theirs.source
+
+
+def test_no_published_cell_is_left_out() -> None:
+    named = {(cell.block, cell.label) for cell in CELLS}
+    assert named >= {(scenario, label) for scenario, cells in SPLIT_MNIST.items() for label in cells}
+    assert named >= {(f"{how}, {buffer}", label) for (how, buffer), cells in DER_MNIST.items() for label in cells}
+
+
+def test_seeds_take_the_orders_of_the_classes_in_turn() -> None:
+    runs = [run for run in runs_of(EXPERIMENTS["split-mnist-2022"]) if run.method == "vanilla"]
+    assert len(runs) == 3 * 20
+    assert {run.stream.order_seed for run in runs if run.seed < ORDERS} == set(range(ORDERS))
+    assert len({run.fleet_key() for run in runs}) == 3 * ORDERS, "the seeds of an order are one fleet"
+
+
+def test_heads_of_one_run_are_not_trained_twice() -> None:
+    runs = runs_of(EXPERIMENTS["mammoth-mnist"], 1)
+    assert len(runs) == 18 == len(list(EXPERIMENTS["mammoth-mnist"].entries())) // 2
+
+
+def test_yardsticks_are_found_by_name_and_leave_the_papers_alone() -> None:
+    assert spelled_out(["yardsticks"]) == list(EXPERIMENTS)
+    assert [each.name for each in find(["permuted-mnist"], experiments())] == ["permuted-mnist"]
+    assert not {each.name for each in find([], experiments())} & set(EXPERIMENTS), "all are the paper's"
+    (alone,) = find(["split-mnist-2022"], experiments("class"))
+    assert alone.name == "split-mnist-2022-class" and {cell.block for cell in alone.entries()} == {"class"}
+    with pytest.raises(InputError, match=r"unknown experiment 'split-mnist'.*split-mnist-2022"):
+        find(["split-mnist"], experiments())
+    with pytest.raises(InputError, match="unknown scenario"):
+        experiments("clas")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "held", "reproduced"),
+    [
+        ([90.0, 90.2, 89.8, 90.1], Value(90.5, 0.1, "a table"), "yes", True),
+        ([90.0, 90.2, 89.8, 90.1], Value(94.0, 0.1, "a table"), "**no**", False),
+        ([80.0, 99.0, 85.0, 95.0], Value(85.0, None, "a table"), "undecided", True),
+        ([80.0, 99.0, 85.0, 95.0], Value(30.0, 1.0, "a table"), "**no**", False),
+        ([90.0], Value(94.0, 0.1, "a table"), "undecided", False),
+        ([], Value(94.0, 0.1, "a table"), "", None),
+        ([90.0, 91.0], None, "", None),
+    ],
+)
+def test_a_cell_holds_within_the_margin_with_confidence(
+    ours: list[float], theirs: Value | None, held: str, reproduced: bool | None
+) -> None:
+    cell = Cell("er", RunSpec(), "single", "class", theirs=theirs)
+    result = Result(cell, tuple(ours), len(ours))
+    assert (result.held, result.reproduced) == (held, reproduced)
+
+
+def test_orders_are_the_units_of_a_deviation_not_the_seeds_that_share_one() -> None:
+    rows = rows_of("split-mnist-2022", lambda cell, seed: 0.5 + 0.1 * (seed % ORDERS) + 0.001 * (seed // ORDERS))
+    result = results_of(EXPERIMENTS["split-mnist-2022"], rows)[0]
+    assert len(result.means) == ORDERS and result.seeds == 20
+    assert result.means[0] == pytest.approx(50.15) and result.ours.freedom == ORDERS - 1
+
+
+def test_the_page_shows_every_cell_what_is_unchecked_and_what_was_missed(tmp_path: Path) -> None:
+    def accuracy(cell: Cell, seed: int) -> float:
+        off = 0.2 if cell.label == "er" else 0.0
+        return (cell.theirs.mean / 100 if cell.theirs else 0.5) - off
+
+    text = "\n".join(lines_of(rows_of("mammoth-mnist", accuracy, seeds=10)))
+    assert "In all: 30 of 36 cells reproduced." in text
+    assert "30 of 36 cells reproduced. Not: er (class, 200)" in text and "is unexplained" in text
+    assert "| class, 200 | der++ | 85.6 ± 0.4 † | 85.6 ± 0.0 | +0.0 | yes | 10 |" in text
+    assert "Not run yet: `rwalk reproduce permuted-mnist`." in text
+    (tmp_path / "results").mkdir()
+    assert write_page(tmp_path / "results") == tmp_path / "yardsticks.md"
+    (tmp_path / "docs").mkdir()
+    assert write_page(tmp_path / "results") == tmp_path / "docs" / "yardsticks.md"
+
+
+def test_a_scenario_is_of_yardsticks_alone(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr("sys.argv", ["rwalk", "reproduce", "table1", "--scenario", "class", "--dry-run"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "--scenario is of yardsticks" in capsys.readouterr().err
