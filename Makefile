@@ -20,7 +20,7 @@ test-slow: $(READY)
 
 # Every loader for so many seconds; atheris is installed for this alone.
 SECONDS ?= 60
-LOADERS := record tensors guard classifier rows study npz pickle idx
+LOADERS := record tensors guard classifier rows study npz table pickle idx
 fuzz: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
 	@set -e; for loader in $(LOADERS); do echo "── $$loader"; \

@@ -188,7 +188,7 @@ def test_methods_and_datasets_are_listed(rwalk: Rwalk) -> None:
     assert all(name in listed.out for name in parts())
     listed = rwalk("datasets")
     assert listed.code == 0
-    assert all(name in listed.out for name in ("digits", "mnist", "cifar100", "folder:PATH", "PATH.npz"))
+    assert all(name in listed.out for name in ("digits", "mnist", "cifar100", "FOLDER", "FILE.csv", "FILE.npz"))
 
 
 def test_quiet_and_json_leave_stderr_empty(rwalk: Rwalk) -> None:
@@ -244,7 +244,47 @@ def test_diff_says_what_differs_and_exits_with_1(rwalk: Rwalk) -> None:
     outcome = rwalk("diff", "a", "b")
     assert outcome.code == 1
     assert "setting training.lr: 0.001 → 0.1" in outcome.out
-    assert "row vanilla λ=0 seed 0: single A " in outcome.out
+    assert "row vanilla seed 0: single A " in outcome.out
+
+
+def test_diff_says_how_the_means_of_a_method_differ(rwalk: Rwalk) -> None:
+    options = [*LITTLE[:2], *LITTLE[3:], "--methods=rwalk,vanilla", "--seeds=2", "--steps=3", "--quiet"]
+    for name, lr in (("a", "0.001"), ("b", "0.1")):
+        assert rwalk(*options, f"--lr={lr}", f"--out={name}").code == 0
+    said = rwalk("diff", "a", "b").out
+    rows = {
+        name: [json.loads(line) for line in Path(name, "runs.jsonl").read_text().splitlines()] for name in "ab"
+    }
+    before, after = (np.mean([row["single"]["A"] for row in rows[name][:2]]) for name in "ab")
+    assert f"mean of rwalk λ=1 over 2 rows: single A {before:.4f} → {after:.4f} (" in said
+    assert "mean of vanilla over 2 rows: " in said and "λ=0" not in said
+
+
+def test_what_changes_nothing_is_said(rwalk: Rwalk) -> None:
+    options = [*LITTLE, "--steps=1", "--classes-per-task=10"]
+    said = rwalk(*options, "--methods=vanilla", "--lam=0.1,1", "--out=a").err
+    assert "--lam changes nothing here: vanilla has no λ" in said
+    assert "there is one task, so nothing can be forgotten" in said
+    assert "--lam" not in rwalk(*options, "--methods=vanilla,rwalk", "--lam=1", "--out=b").err
+    assert rwalk(*options, "--methods=vanilla", "--lam=1", "--quiet", "--out=a").err == ""
+
+
+def test_a_device_that_is_not_there_comes_with_a_way_out(rwalk: Rwalk) -> None:
+    refused(rwalk(*LITTLE, "--device=cuda:99"), "device 'cuda:99' cannot be used (", "give cpu, or auto")
+
+
+def test_a_study_of_a_table_says_where_the_classes_are(rwalk: Rwalk) -> None:
+    rows = [f"{i % 7},{i % 4},{'abcd'[i % 4]}" for i in range(40)]
+    Path("t.csv").write_text("\n".join(["length,width,kind", *rows]))
+    outcome = rwalk(*LITTLE, "--dataset=t.csv", "--methods=vanilla", "--steps=1", "--out=t")
+    assert outcome.code == 0 and "the classes are in column 'kind' (--label names another)" in outcome.err
+    assert json.loads(Path("t/study.json").read_text())["runs"][0]["stream"]["reading"]["label"] == "kind"
+    assert rwalk("resume", "t", "--trust=little:Network", "--quiet").code == 0
+    named = rwalk(*LITTLE, "--dataset=t.csv", "--label=kind", "--methods=vanilla", "--steps=1", "--out=t")
+    assert named.code == 0 and "names another" not in named.err  # the same study, spelled out
+    by_task = ["--label=kind", "--task-column=width", "--methods=vanilla", "--steps=1", "--json", "--out=u"]
+    (row,) = json.loads(rwalk(*LITTLE, "--dataset=t.csv", *by_task).out)["rows"]
+    assert len(row["accuracy"]["single"]) == 4
 
 
 # ── code of one's own: a file may name it, the user decides ───────────────────────────────────────────────
@@ -439,7 +479,13 @@ REFUSED = {
     "--augment=little:Network": "is not an Augmentation",
     "--replay=balance": "did you mean 'balanced'",
     "--reference=finale": "did you mean 'final'",
-    "--validation=1.5": "between 0 and 1",
+    "--validation=1.5": "to validate on (--validation) is 1.5: give one between 0 and 1",
+    "--dataset=missing.csv": "there is no file 'missing.csv'",
+    "--dataset=missing.csv --label=a": "there is no file 'missing.csv'",
+    "--size=8": "--size says nothing",
+    "--size=0": "size is 0",
+    "--missing=maybe": "unknown way with missing values 'maybe'",
+    "--label=kind": "--label says nothing",
     "--device=abacus": "device 'abacus' cannot be used",
     "--workers=0": "workers must be at least 1",
     "--checkpoint-every=0": "checkpoint_every must be at least 1, not 0",

@@ -30,13 +30,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import rwalk.data
-from rwalk.data.datasets import describe, load, npz, verified
-from rwalk.data.datasets.folders import read_image
+from rwalk.data.datasets import Reading, describe, load, npz, verified
+from rwalk.data.datasets.images import ImageForm, read_image
 from rwalk.data.datasets.mnist import read_idx
 from rwalk.data.datasets.official import OFFICIAL
 from rwalk.data.datasets.pickles import unpickled
 from rwalk.data.splits import permuted, split
 from rwalk.errors import InputError
+from rwalk.studies.specs import StreamSpec
 
 unhurried = settings(deadline=None)  # a busy machine is no failure
 REAL = Path(os.environ.get("RWALK_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -113,10 +114,15 @@ def md5(content: bytes) -> str:
     return hashlib.md5(content).hexdigest()
 
 
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 def publish(monkeypatch: pytest.MonkeyPatch, name: str, files: Mapping[str, bytes], **changes: object) -> None:
     """Make these the official files of a dataset."""
     sums = {file: md5(content) for file, content in files.items()}
-    official = replace(OFFICIAL[name], files=sums, **{"mirrors": (), **changes})
+    held = {file: sha256(gzip.decompress(content)) for file, content in files.items() if file.endswith(".gz")}
+    official = replace(OFFICIAL[name], files=sums, **{"mirrors": (), "contents": held, **changes})
     monkeypatch.setitem(OFFICIAL, name, official)
 
 
@@ -167,11 +173,14 @@ def dead_mirror() -> str:
 
 def test_describe_names_what_load_knows() -> None:
     assert list(describe()) == [
-        *("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "cifar100-pixels", "folder:PATH", "PATH.npz")
+        *("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "cifar100-pixels"),
+        *("FOLDER", "FILE.csv", "FILE.npz"),
     ]
     assert all(line and "\n" not in line for line in describe().values())
-    with refused("unknown dataset 'mnits'", "did you mean 'mnist'?"):
+    with refused("unknown dataset 'mnits': did you mean 'mnist'? (known: digits"):
         load("mnits")
+    with refused("unknown dataset 'pictures.zip' (known: digits"):
+        load("pictures.zip")
 
 
 def test_digits_are_embedded() -> None:
@@ -278,6 +287,58 @@ def test_real_mnist_damaged(tmp_path: Path) -> None:
             load("mnist", tmp_path, download=False)
 
 
+def repacked(content: bytes, level: int = 1) -> bytes:
+    """The same content in another gzip file: with a time and a name in its header, compressed otherwise."""
+    packed = io.BytesIO()
+    with gzip.GzipFile("somebody's copy", "wb", level, packed, mtime=1_700_000_000) as file:
+        file.write(gzip.decompress(content))
+    assert packed.getvalue() != content
+    return packed.getvalue()
+
+
+def test_a_file_that_was_compressed_again_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = little_mnist()
+    publish(monkeypatch, "mnist", files)
+    write(tmp_path / "again" / "mnist", {name: repacked(content) for name, content in files.items()})
+    plain = {name.removesuffix(".gz"): gzip.decompress(content) for name, content in files.items()}
+    write(tmp_path / "plain" / "mnist", plain)
+    write(tmp_path / "published" / "mnist", files)
+    x = load("mnist", tmp_path / "published", download=False).x
+    for copy in ("again", "plain"):
+        assert torch.equal(load("mnist", tmp_path / copy, download=False).x, x)
+
+
+def test_altered_content_is_refused_however_it_was_compressed(tmp_path: Path, monkeypatch) -> None:
+    files = little_mnist()
+    publish(monkeypatch, "mnist", files)
+    name = "train-images-idx3-ubyte.gz"
+    content = bytearray(gzip.decompress(files[name]))
+    content[100] ^= 1
+    path = write(tmp_path / "mnist", {**files, name: gzip.compress(bytes(content), mtime=0)}) / name
+    with refused(str(path), "truncated or altered"):
+        load("mnist", tmp_path, download=False)
+
+
+def test_a_gzip_file_that_unpacks_to_fill_the_memory_is_refused(tmp_path: Path, monkeypatch) -> None:
+    files = little_mnist()
+    publish(monkeypatch, "mnist", files)
+    monkeypatch.setattr(verified, "LARGEST", 1 << 20)
+    name = "train-images-idx3-ubyte.gz"
+    path = write(tmp_path / "mnist", {**files, name: gzip.compress(bytes(5 << 20))}) / name
+    with refused(str(path), "truncated or altered"):
+        load("mnist", tmp_path, download=False)
+
+
+@needs_mnist
+def test_real_mnist_compressed_again(tmp_path: Path) -> None:
+    files = {path.name: path.read_bytes() for path in (REAL / "mnist").glob("*.gz")}
+    for name, content in files.items():
+        assert sha256(gzip.decompress(content)) == OFFICIAL["mnist"].contents[name]
+    labels = "train-labels-idx1-ubyte.gz"
+    write(tmp_path / "mnist", {**files, labels: repacked(files[labels], level=9)})
+    assert len(load("mnist", tmp_path, download=False).y) == 60_000
+
+
 @needs_cifar
 @pytest.mark.slow
 def test_real_cifar100(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -322,6 +383,21 @@ def test_plain_pixels_are_cifar100_with_its_mean_image(tmp_path: Path, monkeypat
     assert pixels.x.min() >= 0 and torch.equal((pixels.x * 255).round() / 255, pixels.x)
     torch.testing.assert_close(pixels.x - pixels.x.mean(0), centred.x)
     torch.testing.assert_close(pixels.x_test - pixels.x.mean(0), centred.x_test)
+
+
+def test_an_archive_that_was_packed_again_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = little_cifar100()
+    publish(monkeypatch, "cifar100", files, archive=("cifar-100-python.tar.gz", md5(b"as it was published")))
+    again = tar({f"somewhere/else/{name}": content for name, content in reversed(files.items())})
+    write(tmp_path / "zipped", {"cifar-100-python.tar.gz": again})
+    write(tmp_path / "plain", {"cifar-100-python.tar.gz": gzip.decompress(again)})
+    for folder in ("zipped", "plain"):
+        assert load("cifar100", tmp_path / folder, download=False).y.tolist() == [0, 1, 2]
+    altered = tar({**files, "train": files["train"] + b"."})
+    for content in (altered, again[: len(again) // 2], b"", b"no archive"):
+        path = write(tmp_path / "zipped", {"cifar-100-python.tar.gz": content}) / "cifar-100-python.tar.gz"
+        with refused(str(path), "truncated or altered"):
+            load("cifar100", tmp_path / "zipped", download=False)
 
 
 def test_an_archive_that_lacks_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,16 +453,14 @@ def test_no_bytes_make_a_pickle_fail_otherwise(content: bytes) -> None:
     "content",
     [
         b"",
-        gzip.compress(b""),
-        gzip.compress(b"\0\0\x08"),
-        gzip.compress(b"\0\0\x08\3\0\0\0\1"),
-        gzip.compress(struct.pack(">4BI", 0, 0, 8, 1, 3) + b"ab"),
-        gzip.compress(struct.pack(">4BI", 0, 0, 8, 1, 1) + b"ab"),
-        gzip.compress(struct.pack(">4BI", 0, 0, 9, 1, 2) + b"ab"),
-        gzip.compress(struct.pack(">4BI", 1, 0, 8, 1, 2) + b"ab"),
-        gzip.compress(struct.pack(">4B3I", 0, 0, 8, 3, *[2**32 - 1] * 3)),
-        gzip.compress(struct.pack(">4BI", 0, 0, 8, 1, 2) + b"ab")[:-3],
-        struct.pack(">4BI", 0, 0, 8, 1, 2) + b"ab",
+        b"\0\0\x08",
+        b"\0\0\x08\3\0\0\0\1",
+        struct.pack(">4BI", 0, 0, 8, 1, 3) + b"ab",
+        struct.pack(">4BI", 0, 0, 8, 1, 1) + b"ab",
+        struct.pack(">4BI", 0, 0, 9, 1, 2) + b"ab",
+        struct.pack(">4BI", 1, 0, 8, 1, 2) + b"ab",
+        struct.pack(">4B3I", 0, 0, 8, 3, *[2**32 - 1] * 3),
+        gzip.compress(struct.pack(">4BI", 0, 0, 8, 1, 2) + b"ab"),
     ],
 )
 def test_bad_idx_files_are_refused(content: bytes) -> None:
@@ -531,14 +605,87 @@ def test_images_of_many_kinds(mode, colour, suffix, pixel, tmp_path: Path) -> No
         assert image[:, 0, 0].tolist() == pixel
 
 
-def test_images_of_differing_shapes_are_refused(tmp_path: Path) -> None:
+def test_images_of_differing_sizes_are_refused_unless_a_size_is_given(tmp_path: Path) -> None:
     gallery(tmp_path, {"a": 1, "b": 2})
     odd = painted(tmp_path / "b" / "odd.png", size=(5, 4))
-    with refused(str(odd), "[1, 4, 5]", str(tmp_path / "a" / "0.png"), "[1, 4, 6]"):
+    with refused(str(odd), "5 × 4", str(tmp_path / "a" / "0.png"), "6 × 4", "--size 32"):
         load(f"folder:{tmp_path}")
-    painted(odd, (1, 2, 3), "RGB")
-    with refused(str(odd), "[3, 4, 6]", "[1, 4, 6]"):
-        load(f"folder:{tmp_path}")
+    assert load(str(tmp_path), reading=Reading(size=3)).x.shape == (9, 1, 3, 3)
+    with refused("size is 0"):
+        Reading(size=0)
+
+
+def test_images_are_resized_along_their_shorter_side_and_cropped_in_the_middle(tmp_path: Path) -> None:
+    wide = np.zeros((8, 24), np.uint8)
+    wide[:, 8:16] = 200  # the middle square
+    path = tmp_path / "wide.png"
+    Image.fromarray(wide).save(path)
+    assert (read_image(path, ImageForm(1, 8, 8, 8)) == 200).all()
+    assert (read_image(path, ImageForm(3, 4, 4, 4))[:, 1:3, 1:3] == 200).all()
+
+
+def test_grey_images_among_coloured_ones_become_coloured(tmp_path: Path) -> None:
+    gallery(tmp_path, {"a": 51, "b": 102})
+    painted(tmp_path / "b" / "9.png", (255, 0, 51), "RGB")
+    mixed = load(f"folder:{tmp_path}")
+    assert mixed.x.shape[1:] == (3, 4, 6)
+    pixels = {tuple(round(float(v) * 255) for v in x[:, 0, 0]) for x in torch.cat([mixed.x, mixed.x_test])}
+    assert pixels == {(51, 51, 51), (102, 102, 102), (255, 0, 51)}
+
+
+def test_photographs_are_shown_upright(tmp_path: Path) -> None:
+    tall = np.zeros((16, 8), np.uint8)
+    tall[:8] = 255  # light above
+    turned = Image.fromarray(np.rot90(tall, 1).copy())  # as a camera on its side saves it
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned.save(tmp_path / "photo.jpg", exif=exif, quality=95)
+    image = read_image(tmp_path / "photo.jpg")
+    assert image.shape == (1, 16, 8)
+    assert image[0, :7].min() > 200 and image[0, 9:].max() < 50
+
+
+def test_tasks_by_folder_are_recognised_by_their_depth(tmp_path: Path) -> None:
+    for week, classes in {"week10": {"cat": 3, "emu": 4}, "week2": {"cat": 1, "dog": 2}}.items():
+        gallery(tmp_path / week, classes)
+    dataset = load(str(tmp_path))
+    assert dataset.class_names == ("cat", "dog", "emu") and dataset.arrivals.names == ("week2", "week10")
+    stream = StreamSpec(str(tmp_path)).build()
+    assert [task.classes for task in stream.tasks] == [(0, 1), (0, 2)]
+    for task, shades in zip(stream.tasks, ({1, 2}, {3, 4}), strict=True):
+        for index, x in ((task.train, stream.x), (task.test, stream.x_test)):
+            assert {round(float(pixel) * 255) for pixel in x[index][:, 0, 0, 0]} == shades
+        assert (len(task.train), len(task.test)) == (8, 2)  # a fifth of every class of every task
+    assert len(StreamSpec(str(tmp_path), classes_per_task=1).build()) == 3  # a split of one's own goes first
+    validated = StreamSpec(str(tmp_path), validation=0.25).build()
+    assert [(len(task.train), len(task.test)) for task in validated.tasks] == [(6, 2), (6, 2)]
+    with refused("which task comes when"):
+        StreamSpec(str(tmp_path), order_seed=1).build()
+
+
+def test_tasks_below_train_and_test(tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        gallery(tmp_path / part / "1", {"a": 1, "b": 2}, each=3)
+        gallery(tmp_path / part / "2", {"c": 3, "d": 4}, each=2)
+    stream = StreamSpec(f"folder:{tmp_path}").build()
+    assert [(task.classes, len(task.train), len(task.test)) for task in stream.tasks] == [
+        ((0, 1), 6, 6),
+        ((2, 3), 4, 4),
+    ]
+    gallery(tmp_path / "val" / "3", {"a": 1})
+    with refused("test task '3' has no training example"):
+        load(str(tmp_path))
+    shutil.rmtree(tmp_path / "val")
+    gallery(tmp_path / "val", {"a": 1})
+    with refused("differ in depth"):
+        load(str(tmp_path))
+
+
+def test_folders_of_differing_depth_are_refused(tmp_path: Path) -> None:
+    gallery(tmp_path / "week1", {"cat": 1, "dog": 2})
+    gallery(tmp_path, {"emu": 3})
+    with refused(str(tmp_path / "week1"), str(tmp_path / "emu"), "by task and class"):
+        load(str(tmp_path))
 
 
 def test_unreadable_images_are_named(tmp_path: Path) -> None:

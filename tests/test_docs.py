@@ -81,3 +81,31 @@ def test_a_study_of_own_parts_goes_on_only_when_each_is_confirmed(
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", (DOCS / page).read_text()):
         assert link.startswith("http") or (DOCS / link).exists(), f"{page} links to {link}"
+
+
+def test_the_commands_on_the_page_about_files_do_what_it_says(folder: Path, capsys, monkeypatch) -> None:
+    """On real data, in the order of the page: what is forgotten was learned before."""
+    from sklearn.datasets import load_iris
+
+    data = load_iris()
+    rows = [[*x, data.target_names[y]] for x, y in zip(data.data, data.target, strict=True)]
+    header = [*data.feature_names, "species"]
+    for name, chosen in {
+        "january": rows,
+        "february": rows[:60],
+        "withdrawn": rows[30:90],
+        "unknown": rows,
+    }.items():
+        lines = [",".join(map(str, row)) for row in (header, *chosen)]
+        Path(f"{name}.csv").write_text("\n".join(lines))
+    (block,) = (block for block in blocks("console", (DOCS / "files.md").read_text()) if "january" in block)
+    commands = [line.partition("#")[0] for line in block.splitlines() if line.startswith("$ ")]
+    said = []
+    for command in commands:
+        monkeypatch.setattr(sys, "argv", shlex.split(command.removeprefix("$ ")))
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said += capsys.readouterr().out.splitlines()
+        assert not ended.value.code
+    assert len(commands) == 4 and said[1] == block.splitlines()[2]
+    assert said[-1] == "clf.safetensors: 60 examples forgotten; 3 classes: setosa, versicolor, virginica"

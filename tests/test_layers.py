@@ -22,7 +22,7 @@ LAYERS = (
     ("engine",),
     ("labels",),
     ("studies", "classifier"),
-    ("report",),
+    ("report", "models"),
     ("paper",),
     ("cli", "testing"),
     ("__main__",),

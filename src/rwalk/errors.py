@@ -24,6 +24,6 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     names = list(known)
     written = {each.lower(): each for each in names}
     near = get_close_matches(name.lower(), written, n=1)
-    hint = f"did you mean {written[near[0]]!r}? " if near else ""
+    hint = f": did you mean {written[near[0]]!r}?" if near else ""
     listed = ", ".join(each if each.isprintable() else repr(each) for each in names)
-    return InputError(f"unknown {kind} {name!r}: {hint}(known: {listed})")
+    return InputError(f"unknown {kind} {name!r}{hint} (known: {listed})")

@@ -35,6 +35,9 @@ DTYPES = {
 }
 
 
+NOTE = "note"  # the metadata's name for what others than the writer add
+
+
 class Form(NamedTuple):
     """What a file says about a tensor before it is read."""
 
@@ -79,6 +82,36 @@ def read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except InputError:
         raise
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        raise InputError(f"it is damaged or no safetensors file ({shown(error)}): use another copy") from error
+
+
+def annotate(path: Path, note: Mapping[str, Any]) -> None:
+    """Write a note into a file that is there already; whoever does not ask for it does not see it."""
+    found, tensors = read(path)
+    text = json.dumps(note)
+    with replacing(path) as beside:
+        rights = beside.stat().st_mode
+        save_file(tensors, beside, {**found, NOTE: text, f"{NOTE}.sha256": _checksum(text, {})})
+        beside.chmod(rights)
+
+
+def note_of(path: Path) -> dict[str, Any] | None:
+    """The note in a file, if there is one."""
+    found = header(path)
+    if (text := found.get(NOTE)) is None:
+        return None
+    expect(found.get(f"{NOTE}.sha256") == _checksum(text, {}), "its note's checksum")
+    return parsed(text)
+
+
+def header(path: Path) -> dict[str, str]:
+    """The metadata of a file alone."""
+    if not path.is_file():
+        raise InputError("there is no such file: correct the path")
+    try:
+        with safe_open(path, "pt") as file:
+            return file.metadata() or {}
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise InputError(f"it is damaged or no safetensors file ({shown(error)}): use another copy") from error
 

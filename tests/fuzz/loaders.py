@@ -8,7 +8,6 @@ leaves the bytes that led there in a file called crash-….
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 import json
@@ -172,6 +171,13 @@ def npz(data: bytes) -> None:
     datasets.load(str(path))
 
 
+def table(data: bytes) -> None:
+    """A CSV file."""
+    path = FOLDER / "table.csv"
+    path.write_bytes(data)
+    datasets.load(str(path))
+
+
 def pickle(data: bytes) -> None:
     """CIFAR's batches, after their checksum."""
     # C's unpickler allocates the memo it is told to. Only the official bytes ever get there, so let it.
@@ -182,7 +188,7 @@ def pickle(data: bytes) -> None:
 
 def idx(data: bytes) -> None:
     """MNIST's files, after their checksum."""
-    read_idx(gzip.compress(data, 1), "train-images")
+    read_idx(data, "train-images")
 
 
 def arrays() -> bytes:
@@ -199,6 +205,7 @@ LOADERS: dict[str, tuple[Callable[[bytes], None], list[bytes]]] = {
     "rows": (rows, [b'{"hash": "x", "method": "pi", "lam": 1.0, "seed": 0}\n']),
     "study": (study, [json.dumps(little.study(seeds=1).describe()).encode()]),
     "npz": (npz, [arrays()]),
+    "table": (table, [b"age,colour,label\n1,red,a\n2,blue,b\n3,red,a\n4,,b\n"]),
     "pickle": (pickle, [b"\x80\x02}q\x00U\x04dataq\x01]s."]),
     "idx": (idx, [b"\x00\x00\x08\x01\x00\x00\x00\x02ab"]),
 }

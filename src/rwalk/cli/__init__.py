@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from rwalk.cli import listing, reading, reproduce, resume, run
+from rwalk.cli import listing, models, reading, reproduce, resume, run
 from rwalk.cli.run import DEFAULT_METHODS
 
 __all__ = ["DEFAULT_METHODS", "app", "main"]
@@ -24,6 +24,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.command()(models.fit)
+app.command()(models.predict)
+app.command()(models.forget)
+app.command()(models.merge)
 app.command()(run.run)
 app.command()(resume.resume)
 app.command()(reading.diff)

@@ -5,24 +5,62 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rwalk.cli import trust
 from rwalk.cli.display import show
+from rwalk.cli.options import to_stderr
 
 if TYPE_CHECKING:
+    from rwalk.models import Keeper
     from rwalk.studies import Study
     from rwalk.studies.store import Row, Store
 
 
-def run_and_show(study: Study, store: Store, quiet: bool, as_json: bool, track: str = "") -> None:
-    """Run what is missing, and print all rows: as tables, or as JSON."""
-    rows = execute(study, store, show=not (quiet or as_json), track=track)
+def run_and_show(
+    study: Study,
+    store: Store,
+    quiet: bool,
+    as_json: bool,
+    track: str = "",
+    remarks: Sequence[str] = (),
+    keep: str = "",
+) -> None:
+    """Run what is missing, and print all rows: as tables, or as JSON; `keep` says which models stay."""
+    from rwalk.models import Keeper
+
+    keeper = Keeper.of(store.folder, keep)
+    study = replace(study, keep=keeper)
+    rows = execute(study, store, show=not (quiet or as_json), track=track, remarks=remarks, keeper=keeper)
+    models = [] if keeper is None else keeper.settle(rows)
     if as_json:
-        print(json.dumps({"rows": [_public(row) for row in rows], "study": study.describe()}, default=list))
-    else:
-        show(rows, store.folder)
+        said = {"rows": [_public(row) for row in rows], "study": study.describe()}
+        said |= {"models": [str(path) for path in models]} if keeper else {}
+        print(json.dumps(said, default=list))
+        return
+    show(rows, store.folder)
+    if keeper:
+        print(f"{keeper.folder}: {len(models)} kept, for rwalk predict or rwalk.IncrementalClassifier.load")
+
+
+def remarks_on(study: Study, keep: str) -> list[str]:
+    """What is worth knowing before a study begins."""
+    from rwalk.errors import InputError
+    from rwalk.models.kept import refusal
+
+    said = []
+    if any(len(study.stream(stream)) == 1 for stream in {run.stream for run in study.runs}):
+        said.append("there is one task, so nothing can be forgotten: see --classes-per-task, --tasks")
+    if keep:
+        reasons = dict.fromkeys(why for run in study.runs if (why := refusal(run)))
+        if all(refusal(run) for run in study.runs):
+            raise InputError(f"--keep {keep}: none of these models can be kept, for {next(iter(reasons))}")
+        said += [f"not all models are kept: {why}" for why in reasons]
+        if keep == "best" and any(run.stream.validation is None for run in study.runs):
+            said.append("--keep best chooses by test accuracy: with --validation 0.1 it chooses by held-out data")
+    return said
 
 
 def execute(
@@ -33,16 +71,19 @@ def execute(
     only: Collection[str] = (),
     go_on: str = "",
     track: str = "",
+    remarks: Sequence[str] = (),
+    keeper: Keeper | None = None,
 ) -> list[Row]:
     """Run what is missing, with progress displayed; `known` rows of other studies, by hash, are not run again.
 
     `go_on` names the command that resumes after an interruption, if it is not `rwalk resume`; `track` names
-    trackers.
+    trackers; `remarks` are printed once nothing is wrong with the study.
     """
     from contextlib import ExitStack
 
     from rich.console import Console
 
+    from rwalk.models.kept import Pruner
     from rwalk.report.live import Lines, Live
     from rwalk.studies import trackers
     from rwalk.studies.events import Event
@@ -51,6 +92,8 @@ def execute(
     from rwalk.studies.workers import WorkerDied
 
     study.prepare()  # whatever is wrong with it is reported before anything is written
+    for line in remarks if show else ():
+        to_stderr(line)
     wanted = [trackers.find(name.strip())(store.folder) for name in track.split(",") if name.strip()]
     with store.opened(study.describe()), Interrupts() as interrupts, ExitStack() as open_displays:
         there = study.current(store.rows())
@@ -63,8 +106,11 @@ def execute(
         todo = study.missing(there, only)
         console = Console(stderr=True)
         listeners = [open_displays.enter_context(tracker).watch for tracker in wanted]
+        if keeper:
+            keeper.begin()
+            listeners.append(Pruner(keeper, there.values()).watch)
         if show and todo:
-            display: Live | Lines = Live(study, console) if console.is_terminal else Lines(study, _to_stderr)
+            display: Live | Lines = Live(study, console) if console.is_terminal else Lines(study, to_stderr)
             open_displays.enter_context(display)
             listeners.append(display.watch)
 
@@ -73,7 +119,12 @@ def execute(
                 listen(event)
 
         try:
-            return study.execute(store, watch, interrupts, only)
+            rows = study.execute(store, watch, interrupts, only)
+            if keeper and (runs := keeper.lacking(rows)):
+                if show:
+                    to_stderr(f"{len(runs)} finished runs are trained again, for their models were not kept")
+                replace(study, runs=runs, reference="none").execute(stop=interrupts)
+            return rows
         except (KeyboardInterrupt, WorkerDied) as error:
             print(
                 f"rwalk: {str(error) or 'stopped'}; {len(store.rows())} of {len(study.runs)} runs are kept in "
@@ -83,10 +134,6 @@ def execute(
             )
             code = 1 if isinstance(error, WorkerDied) else 128 + (interrupts.caught or 2)
             raise SystemExit(code) from None
-
-
-def _to_stderr(line: str) -> None:
-    print(f"rwalk: {line}", file=sys.stderr, flush=True)
 
 
 def resume_command(study: Study, store: Store) -> str:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rwalk.data.datasets import Reading
 
 Data = Annotated[Path | None, typer.Option(envvar="RWALK_DATA", help="folder with the official dataset files")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto uses cuda if available")]
@@ -19,6 +25,24 @@ ExecutorName = Annotated[
 Track = Annotated[
     str, typer.Option(help="trackers to show the study in, comma-separated: tensorboard, or package.module:Name")
 ]
+Label = Annotated[
+    str | None,
+    typer.Option(help="of a table: the column of classes (default: label, target or class, else the last)"),
+]
+Drop = Annotated[list[str] | None, typer.Option(help="of a table: a column to leave out; repeatable")]
+Missing = Annotated[
+    str, typer.Option(help="of a table: refuse rows with a missing value, fill them (column's mean), or drop them")
+]
+Size = Annotated[
+    int | None, typer.Option(help="of images: resize and crop to squares of so many pixels, if they differ")
+]
+Keep = Annotated[
+    str,
+    typer.Option(
+        help="leave trained models in the study's folder: best (of every method the run of the highest "
+        "single-head accuracy), or all"
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no live display")]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object for scripts instead of tables")]
 
@@ -30,6 +54,22 @@ def chosen_device(name: str) -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def with_label(dataset: str, reading: Reading, tell: Callable[[str], None]) -> Reading:
+    """A table is read with its column of classes named; where nobody named one, which it is is told."""
+    from rwalk.data.datasets.survey import label_of
+    from rwalk.data.datasets.tables import is_table, open_table
+
+    if reading.label is not None or not is_table(dataset):
+        return reading
+    found = label_of(open_table(Path(dataset).expanduser()).columns, reading)
+    tell(f"the classes are in column {found!r} (--label names another)")
+    return replace(reading, label=found)
+
+
+def to_stderr(line: str) -> None:
+    print(f"rwalk: {line}", file=sys.stderr, flush=True)
 
 
 def check_seeds(seeds: int | None) -> None:

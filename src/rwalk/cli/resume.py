@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from rwalk.cli import execute, trust
-from rwalk.cli.options import AsJson, CheckpointEvery, Data, ExecutorName, Quiet, Track, Workers, chosen_device
+from rwalk.cli.options import (
+    AsJson,
+    CheckpointEvery,
+    Data,
+    ExecutorName,
+    Keep,
+    Quiet,
+    Track,
+    Workers,
+    chosen_device,
+)
 
 
 def resume(
@@ -25,6 +35,7 @@ def resume(
     device: Annotated[str, typer.Option(help="the device to resume on (default: where it began)")] = "",
     workers: Workers = None,
     checkpoint_every: CheckpointEvery = None,
+    keep: Keep = "",
     executor: ExecutorName = "local",
     track: Track = "",
     quiet: Quiet = False,
@@ -49,4 +60,4 @@ def resume(
         checkpoint_every=checkpoint_every,
         executor=executor,
     )
-    execute.run_and_show(study, store, quiet, as_json, track)
+    execute.run_and_show(study, store, quiet, as_json, track, execute.remarks_on(study, keep), keep)

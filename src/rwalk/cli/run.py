@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,12 +13,18 @@ from rwalk.cli.options import (
     CheckpointEvery,
     Data,
     Device,
+    Drop,
     ExecutorName,
+    Keep,
+    Label,
+    Missing,
     Quiet,
+    Size,
     Track,
     Workers,
     check_seeds,
     chosen_device,
+    with_label,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +39,8 @@ def run(
     dataset: Annotated[
         str,
         typer.Option(
-            help="digits, mnist, fashion-mnist, cifar10, cifar100, cifar100-pixels, folder:PATH, FILE.npz"
+            help="digits, mnist, fashion-mnist, cifar10, cifar100, cifar100-pixels, a folder of images, a table "
+            "(.csv, .tsv, .parquet), or a FILE.npz"
         ),
     ] = "digits",
     methods: Annotated[
@@ -67,6 +73,13 @@ def run(
     order_seed: Annotated[
         int | None, typer.Option(help="shuffle the classes (or draw the permutations) with this seed")
     ] = None,
+    label: Label = None,
+    task_column: Annotated[
+        str | None, typer.Option(help="of a table: the column that says in which task an example arrives")
+    ] = None,
+    drop: Drop = None,
+    missing: Missing = "refuse",
+    size: Size = None,
     memory: Annotated[int | None, typer.Option(help="exemplars kept per class")] = None,
     memory_total: Annotated[
         int | None, typer.Option(help="exemplars kept in total, shared by the classes seen")
@@ -101,6 +114,7 @@ def run(
     checkpoint_every: CheckpointEvery = None,
     bf16: Annotated[bool, typer.Option("--bf16", help="bfloat16 autocast")] = False,
     out: Annotated[Path | None, typer.Option(help="study folder (default: rwalk-studies/NAME-HASH)")] = None,
+    keep: Keep = "",
     executor: ExecutorName = "local",
     track: Track = "",
     quiet: Quiet = False,
@@ -111,6 +125,7 @@ def run(
     Without any option: digits, five methods, five seeds, in under a minute.
     """
     from rwalk.cli import sweep
+    from rwalk.data.datasets import Reading, is_folder
     from rwalk.errors import InputError
     from rwalk.studies import Study
     from rwalk.studies.specs import NETWORK, RunSpec, StreamSpec
@@ -122,6 +137,8 @@ def run(
     trust.let_import([network, sampler, augment, *names])
     if steps is not None and epochs is not None:
         raise InputError("give --epochs or --steps, not both")
+    remarks: list[str] = []
+    reading = Reading(label, task_column, tuple(drop or ()), missing, size)
     base = RunSpec(
         stream=StreamSpec(
             dataset=dataset,
@@ -130,6 +147,7 @@ def run(
             order_seed=order_seed,
             permuted=permuted,
             validation=validation,
+            reading=with_label(dataset, reading, remarks.append),
         ),
         network=network or NETWORK.get(dataset, "mlp"),
         memory=_memory(memory, memory_total, sampler, replay or USUAL_REPLAY.get(sampler, "balanced")),
@@ -148,15 +166,18 @@ def run(
     runs = sweep.runs(base, names, seeds, lam, penalty, settings or ())
     if replay:
         for name in dict.fromkeys(each.method for each in runs if each.memory != base.memory):
-            print(
-                f"rwalk: --replay {replay} is ignored for {name}, which prescribes its own replay", file=sys.stderr
-            )
+            remarks.append(f"--replay {replay} is ignored for {name}, which prescribes its own replay")
+    if lam and not any("lam" in each.numbers for each in runs):
+        remarks.append(f"--lam changes nothing here: {', '.join(names)} has no λ")
     where = chosen_device(device)
     study = Study(
         tuple(runs), reference, data, where, workers, checkpoint_every=checkpoint_every, executor=executor
     )
-    hashed = f"{Path(dataset.replace(':', '-')).name}-{study.describe()['hash'][:8]}"
-    execute.run_and_show(study, Store(out or Path("rwalk-studies") / hashed), quiet, as_json, track)
+    remarks += execute.remarks_on(study, keep)
+    name = Path(dataset).expanduser().resolve().name if is_folder(dataset) else dataset
+    hashed = f"{Path(name.replace(':', '-')).name}-{study.describe()['hash'][:8]}"
+    store = Store(out or Path("rwalk-studies") / hashed)
+    execute.run_and_show(study, store, quiet, as_json, track, remarks, keep)
 
 
 def _memory(per_class: int | None, total: int | None, sampler: str, replay: str) -> MemorySpec | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from numbers import Integral
 from typing import Any
 
@@ -57,3 +58,13 @@ def _array(values: ArrayLike | Tensor, what: str) -> NDArray[Any]:
 def unit_interval(pixels: NDArray[np.uint8]) -> Tensor:
     """Bytes as float32 in [0, 1]."""
     return torch.from_numpy(pixels.astype(np.float32)).div_(255)
+
+
+def natural_order(text: str) -> list[tuple[int, int, str]]:
+    """A key that sorts as people do: numbers in names count as numbers.
+
+    >>> sorted(["week10", "week9", "march"], key=natural_order)
+    ['march', 'week9', 'week10']
+    """
+    parts = re.split(r"([0-9]{1,18})", text)
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]

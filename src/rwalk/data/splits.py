@@ -10,9 +10,9 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from rwalk.data.checks import whole
+from rwalk.data.checks import present, whole
 from rwalk.data.draws import hold_out, shuffled
-from rwalk.data.streams import Dataset, Stream, Task, until
+from rwalk.data.streams import Dataset, Stream, Task, strata, until
 from rwalk.errors import InputError, unknown
 
 Label = int | str
@@ -62,7 +62,22 @@ def split(
         ),
         class_names=tuple(names[index] for index in used),
         name=f"split-{dataset.name}",
+        form=dataset.form,
     )
+
+
+def as_it_arrives(dataset: Dataset) -> Stream:
+    """The tasks that the data themselves are divided into; a class may arrive in several."""
+    arrivals = dataset.arrivals
+    if arrivals is None:
+        raise InputError(f"{dataset.name} does not say which task an example arrives in: give a split")
+    tasks = []
+    for number in range(len(arrivals.names)):
+        train = (arrivals.train == number).nonzero().flatten()
+        test = (arrivals.test == number).nonzero().flatten()
+        tasks.append(Task(tuple(present(dataset.y[train])), train, test))
+    parts = dataset.x, dataset.y, dataset.x_test, dataset.y_test
+    return Stream(*parts, tuple(tasks), dataset.class_names, f"tasks-{dataset.name}", form=dataset.form)
 
 
 def permuted(dataset: Dataset, tasks: int = 10, seed: int = 0) -> Stream:
@@ -81,6 +96,7 @@ def permuted(dataset: Dataset, tasks: int = 10, seed: int = 0) -> Stream:
         class_names=dataset.class_names,
         name=f"permuted-{dataset.name}",
         permutations=torch.stack(orders),
+        form=dataset.form,
     )
 
 
@@ -115,10 +131,17 @@ def validation_split(stream: Stream, fraction: float = 0.1, seed: int = 0) -> St
     Use it to choose hyper-parameters. An example held out is held out of every task.
     """
     if not 0 < fraction < 1:
-        raise InputError(f"fraction is {fraction}: give the part to hold out, between 0 and 1")
+        raise InputError(
+            f"the part of the training data to validate on (--validation) is {fraction}: give one between 0 and 1"
+        )
     total = len(stream.y)
-    used = torch.unique(torch.cat([task.train for task in stream.tasks]) % total)
-    kept, held = (used[part] for part in hold_out(stream.y[used], fraction, seed, stream.class_names))
+    first = torch.full((total,), -1, device=stream.y.device)  # the task that an example arrives in
+    for number, task in reversed([*enumerate(stream.tasks)]):
+        first[task.train % total] = number
+    used = (first >= 0).nonzero().flatten()
+    task_names = [f"task {number}" for number in range(len(stream))]
+    groups, names = strata(stream.y[used], stream.class_names, first[used], task_names)
+    kept, held = (used[part] for part in hold_out(groups, fraction, seed, names))
     return replace(
         stream,
         x=stream.x[kept],

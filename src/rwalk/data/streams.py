@@ -4,20 +4,40 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from rwalk.data.arrays import as_inputs, as_labels
+from rwalk.data.arrays import as_inputs, as_labels, natural_order
 from rwalk.data.checks import check_examples, check_permutations, check_shapes, check_task
 from rwalk.data.draws import hold_out
 from rwalk.errors import InputError
 
 HELD_OUT = 0.2  # of every class, where a dataset brings no test examples of its own
+
+
+class Form(Protocol):
+    """How inputs were made of files, for whoever reads more such files."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Arrivals:
+    """The task in which every example arrives, where the data themselves say so."""
+
+    names: tuple[str, ...]
+    train: Tensor = field(repr=False)  # numbers of tasks, int64 [N]
+    test: Tensor = field(repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +50,8 @@ class Dataset:
     x_test: Tensor = field(repr=False)
     y_test: Tensor = field(repr=False)
     class_names: tuple[str, ...]
+    arrivals: Arrivals | None = field(default=None, repr=False)
+    form: Form | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_examples(self)
@@ -48,21 +70,31 @@ class Dataset:
         *,
         name: str = "arrays",
         seed: int = 0,
+        arrival: ArrayLike | Tensor | None = None,
+        arrival_test: ArrayLike | Tensor | None = None,
+        form: Form | None = None,
     ) -> Dataset:
         """From arrays or tensors, copied; the labels are any integers or strings.
 
         Inputs of type uint8 are pixels, and become [0, 1]. Without test arrays, a fifth of every class is
-        held out for testing, chosen by `seed`.
+        held out for testing, chosen by `seed`. `arrival` names or numbers the task in which every example arrives;
+        the tasks come in the order of their numbers or names.
         """
         if (x_test is None) != (y_test is None):
             raise InputError("x_test and y_test belong together: give both or neither")
+        if arrival is not None and (x_test is None) != (arrival_test is None):
+            raise InputError("arrival_test belongs to x_test: give the task of every test example too")
         values, columns = np.unique(as_labels(y, "training"), return_inverse=True)
         names = tuple(str(value) for value in values)
         inputs, targets = as_inputs(x, "training"), torch.from_numpy(columns)
+        tasks, task_names = (None, ()) if arrival is None else _numbered(arrival, len(targets), "training")
         if x_test is None or y_test is None:
             check_shapes(inputs, targets, "training")
-            kept, held = hold_out(targets, HELD_OUT, seed, names)
-            return cls(name, inputs[kept], targets[kept], inputs[held], targets[held], names)
+            groups, group_names = strata(targets, names, tasks, task_names)
+            kept, held = hold_out(groups, HELD_OUT, seed, group_names)
+            arrivals = None if tasks is None else Arrivals(task_names, tasks[kept], tasks[held])
+            parts = inputs[kept], targets[kept], inputs[held], targets[held]
+            return cls(name, *parts, names, arrivals, form)
         tested, positions = np.unique(as_labels(y_test, "test"), return_inverse=True)
         column = {label: index for index, label in enumerate(names)}
         if strangers := [str(value) for value in tested if str(value) not in column]:
@@ -70,7 +102,65 @@ class Dataset:
                 f"test label {strangers[0]!r} is never trained: add training examples or drop its tests"
             )
         lookup = torch.tensor([column[str(value)] for value in tested], dtype=torch.int64)
-        return cls(name, inputs, targets, as_inputs(x_test, "test"), lookup[torch.from_numpy(positions)], names)
+        tests = as_inputs(x_test, "test"), lookup[torch.from_numpy(positions)]
+        arrivals = None
+        if tasks is not None and arrival_test is not None:
+            numbers, test_names = _numbered(arrival_test, len(positions), "test")
+            if strange := [each for each in test_names if each not in task_names]:
+                raise InputError(f"test task {strange[0]!r} has no training example: add some or drop its tests")
+            place = torch.tensor([task_names.index(each) for each in test_names])
+            arrivals = Arrivals(task_names, tasks, place[numbers])
+        return cls(name, inputs, targets, *tests, names, arrivals, form)
+
+    @classmethod
+    def from_huggingface(cls, data: Any, **options: Any) -> Dataset:
+        """From a `datasets.Dataset`, or a `DatasetDict` with train and test.
+
+        label        the column of classes; by default the ClassLabel, or one called label, target or class
+        inputs       the column or columns to learn from; by default the image column, or all columns of numbers
+        task_column  the column that says in which task an example arrives
+        size         images are resized and cropped to squares of so many pixels
+        name         of the dataset
+        seed         chooses the test examples where there is no test part
+        """
+        from rwalk.data.datasets.huggingface import read_huggingface
+
+        return read_huggingface(data, **options)
+
+
+def _numbered(arrival: ArrayLike | Tensor, examples: int, part: str) -> tuple[Tensor, tuple[str, ...]]:
+    """Every example's task as a number, and the tasks' names in order."""
+    tasks, places = np.unique(as_labels(arrival, f"{part} arrival"), return_inverse=True)
+    if len(places) != examples:
+        raise InputError(f"{len(places)} tasks for {examples} {part} examples: give one per example")
+    names = [str(task) for task in tasks]
+    order = (
+        range(len(names))
+        if tasks.dtype.kind in "biu"
+        else sorted(range(len(names)), key=lambda place: natural_order(names[place]))
+    )
+    rank = torch.empty(len(names), dtype=torch.int64)
+    rank[torch.tensor([*order])] = torch.arange(len(names))
+    return rank[torch.from_numpy(places)], tuple(names[place] for place in order)
+
+
+def strata(
+    y: Tensor, names: Sequence[str], tasks: Tensor | None, task_names: Sequence[str]
+) -> tuple[Tensor, Sequence[str]]:
+    """What a part is held out of: every class or, where one arrives in several tasks, that class in each of them.
+
+    A class keeps its number in the first of its tasks, so that nothing changes where each has one task.
+    """
+    if tasks is None:
+        return y, names
+    groups, every = y.clone(), list(names)
+    for column in range(len(names)):
+        members = y == column
+        _, *later = torch.unique(tasks[members]).tolist() or [0]
+        for task in later:
+            groups[members & (tasks == task)] = len(every)
+            every.append(f"{names[column]} of {task_names[task]}")
+    return groups, every
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +188,7 @@ class Stream:
     class_names: tuple[str, ...]
     name: str
     permutations: Tensor | None = field(default=None, repr=False)  # [V, D] of the D flattened input positions
+    form: Form | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_examples(self)

@@ -200,8 +200,10 @@ class Fleet:
         for run in (~finite.all(0)).nonzero().flatten().tolist():
             if self.stopped[run] is None:
                 step = first + int(finite[:, run].int().argmin()) + 1
-                lam = self.learners[run].lam
-                self.stopped[run] = (
-                    f"the loss is not finite at step {step} of task {self.task + 1} (λ = {lam:g}, learning rate "
-                    f"= {self.training.lr:g}): lower one of them, or take the proximal penalty"
+                lam, rate = self.learners[run].lam, f"learning rate = {self.training.lr:g}"
+                cure = (
+                    f"(λ = {lam:g}, {rate}): lower one of them, or take the proximal penalty"
+                    if lam
+                    else f"({rate}): lower it"
                 )
+                self.stopped[run] = f"the loss is not finite at step {step} of task {self.task + 1} {cure}"

@@ -81,7 +81,7 @@ def _curves(axes: Any, summaries: Sequence[Summary], values: Sequence[NDArray[np
         there = ~np.isnan(curves).any(0)
         mean = curves[:, there].mean(0)
         spread = curves[:, there].std(0, ddof=1) if len(curves) > 1 else np.zeros_like(mean)
-        label = f"{summary.label} λ={summary.lam:g}" if several else summary.label
+        label = f"{summary.label} λ={summary.lam:g}" if several and summary.lam else summary.label
         look = i if several else STYLE.get(summary.method, 7)
         style = {"color": COLOURS[look % len(COLOURS)], "marker": MARKERS[look % len(MARKERS)], "markersize": 3.5}
         axes.plot(steps[there], mean, label=label, linewidth=1.3, **style)

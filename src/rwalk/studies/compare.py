@@ -37,7 +37,8 @@ def compare(a: Store, b: Store) -> list[str]:
         lines.append(f"made by: {'; '.join(before) or 'nobody yet'} → {'; '.join(after) or 'nobody yet'}")
     elif len(before) > 1:
         lines.append(f"made by, in both: {'; '.join(before)}")
-    return lines + list(_rows(_paired(ours, changed), _paired(theirs, changed)))
+    rows = _paired(ours, changed), _paired(theirs, changed)
+    return [*lines, *_means(*rows), *_rows(*rows)]
 
 
 def _flat(value: Any, name: str = "") -> Flat:
@@ -67,6 +68,27 @@ def _paired(rows: Sequence[Row], changed: set[str]) -> dict[str, Row]:
     return {json.dumps({k: v for k, v in spec.items() if k not in changed}): row for row, spec in specs}
 
 
+def _means(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> Iterator[str]:
+    """Per method and λ: the measures' means over the rows that both studies have, where they differ."""
+    groups: dict[str, list[tuple[Row, Row]]] = {}
+    for key in ours.keys() & theirs.keys():
+        groups.setdefault(_method(ours[key]), []).append((ours[key], theirs[key]))
+    for name, pairs in sorted(groups.items()):
+        changes = [change for head in HEADS for measure in "AFI" if (change := _change(pairs, head, measure))]
+        if len(pairs) > 1 and changes:
+            yield f"mean of {name} over {len(pairs)} rows: {', '.join(changes)}"
+
+
+def _change(pairs: Sequence[tuple[Row, Row]], head: str, measure: str) -> str:
+    """From which mean to which; nothing where it is the same, or not known of every row."""
+    values = np.array([[row[head][measure] for row in pair] for pair in pairs], dtype=float)
+    before, after = values.mean(0)
+    known = np.isfinite(values).all()
+    return (
+        f"{head} {measure} {before:.4f} → {after:.4f} ({after - before:+.2g})" if known and before != after else ""
+    )
+
+
 def _rows(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> Iterator[str]:
     for key in dict.fromkeys([*ours, *theirs]):
         if key not in theirs:
@@ -77,8 +99,12 @@ def _rows(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> Iterator[str]:
             yield f"row {_title(ours[key])}: {distance}"
 
 
+def _method(row: Row) -> str:
+    return f"{row['method']} λ={row['lam']:g}" if row["lam"] else str(row["method"])
+
+
 def _title(row: Row) -> str:
-    return f"{row['method']} λ={row['lam']:g} seed {row['seed']}"
+    return f"{_method(row)} seed {row['seed']}"
 
 
 def _distances(one: Row, other: Row) -> Iterator[str]:

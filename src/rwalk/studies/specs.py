@@ -14,6 +14,7 @@ import numpy as np
 
 from rwalk import learners, parts
 from rwalk.data import datasets, splits
+from rwalk.data.datasets import Reading
 from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Stream
 from rwalk.errors import InputError
@@ -32,12 +33,16 @@ Record = TypeVar("Record")
 class StreamSpec:
     """Which data, and how it is divided into tasks.
 
-    dataset           a name, folder:PATH, or a .npz file
+    dataset           a name, a folder of images, a table (.csv, .parquet …), or a .npz file
     classes_per_task  the number of classes per task; the default is the paper's split
     tasks             or explicit lists of labels
     order_seed        shuffles the classes before they are divided
     permuted          the number of tasks of permuted pixels, instead of a split
     validation        the fraction of the training data to test on; the real test set is not used
+    reading           how a folder or a table is read; None for the defaults
+
+    Data that say themselves in which task an example arrives (folders of folders, a column of a table) are divided
+    accordingly, unless a split is given.
     """
 
     dataset: str = "digits"
@@ -46,13 +51,22 @@ class StreamSpec:
     order_seed: int | None = None
     permuted: int | None = None
     validation: float | None = None
+    reading: Reading | None = None
+
+    def __post_init__(self) -> None:
+        if self.reading == Reading():
+            object.__setattr__(self, "reading", None)  # said or not, it is the same stream
 
     def build(self, data: Path | str | None = None, download: bool = True) -> Stream:
-        dataset = datasets.load(self.dataset, data, download=download)
+        dataset = datasets.load(self.dataset, data, download=download, reading=self.reading)
         if self.permuted is not None:
             if self.tasks is not None or self.classes_per_task is not None:
                 raise InputError("a permuted stream has all classes in every task: drop the split")
             stream = splits.permuted(dataset, self.permuted, self.order_seed or 0)
+        elif dataset.arrivals is not None and self.classes_per_task is None and self.tasks is None:
+            if self.order_seed is not None:
+                raise InputError("the data say themselves which task comes when: drop order_seed, or give a split")
+            stream = splits.as_it_arrives(dataset)
         else:
             size = self.classes_per_task
             if size is None and self.tasks is None:
@@ -112,6 +126,8 @@ class RunSpec:
             stream["tasks"] = tuple(tuple(task) for task in stream["tasks"])
             if not all(isinstance(label, str | int) for task in stream["tasks"] for label in task):
                 raise InputError("a run's tasks must be lists of labels: study.json was altered")
+        if isinstance(stream.get("reading"), Mapping):
+            stream["reading"] = _made(Reading, stream["reading"])
         parts["stream"] = _made(StreamSpec, stream)
         parts["training"] = _made(Training, parts.get("training") or {})
         parts["memory"] = _made(MemorySpec, parts["memory"]) if parts.get("memory") else None

@@ -17,7 +17,7 @@ from rwalk.errors import InputError, first_line, unknown
 from rwalk.studies import provenance
 from rwalk.studies.environment import environment
 from rwalk.studies.events import Finished, RowDone, Started, Stopped, Watch
-from rwalk.studies.executors import DTYPES, Context, Executor, fleet_of
+from rwalk.studies.executors import DTYPES, Context, Executor, Keep, fleet_of
 from rwalk.studies.executors import find as find_executor
 from rwalk.studies.references import ReferenceCache
 from rwalk.studies.rows import row_of
@@ -38,6 +38,8 @@ class Study:
 
     checkpoint_every  steps between checkpoints of a run; by default as often as 2 % of the time allows
     executor          where runs are trained: an executor's name, or `package.module:Name`
+    keep              called with the runs of a fleet, and the fleet, once it has learned all its tasks:
+                      `rwalk.models.Keeper` writes their networks
     """
 
     runs: tuple[RunSpec, ...]
@@ -48,6 +50,7 @@ class Study:
     cache: Path | None = None
     checkpoint_every: int | None = None
     executor: str = "local"
+    keep: Keep | None = None
     _streams: dict[StreamSpec, Stream] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -67,9 +70,8 @@ class Study:
                 raise unknown("dtype", run.dtype, DTYPES)
             run.learner()
             if names.setdefault(run.hash(), run) is not run:
-                raise InputError(
-                    f"{run.method} with λ = {run.lam:g} and seed {run.seed} is listed twice: drop one"
-                )
+                strength = f" with λ = {run.lam:g}" if run.lam else ""
+                raise InputError(f"{run.method}{strength}, seed {run.seed}, is listed twice: drop one")
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any], **where: Any) -> Study:
@@ -224,7 +226,7 @@ class Study:
         for spec in self.runs:
             self.stream(spec.stream)
         checkpoints = store.checkpoints if store else None
-        return Context(self.device, dict(self._streams), checkpoints, self.checkpoint_every)
+        return Context(self.device, dict(self._streams), checkpoints, self.checkpoint_every, self.keep)
 
 
 def runs_of(record: Mapping[str, Any]) -> tuple[RunSpec, ...]:
@@ -252,7 +254,7 @@ def _check_device(name: str) -> None:
             _check_ordinal(device, torch.cuda.device_count())
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {name!r} cannot be used: {first_line(error)}") from None
+        raise InputError(f"device {name!r} cannot be used ({first_line(error)}): give cpu, or auto") from None
 
 
 def _check_ordinal(device: torch.device, count: int) -> None:

@@ -1,6 +1,6 @@
-"""Named datasets, image folders and array files, each read into a `Dataset`.
+"""Named datasets, image folders, tables and array files, each read into a `Dataset`.
 
-An official file is used only when its checksum is the published one, wherever it came from.
+An official file is used only when it holds what was published, wherever it came from and however it is packed.
 """
 
 from __future__ import annotations
@@ -9,30 +9,55 @@ from pathlib import Path
 
 import numpy as np
 
-from rwalk.data.datasets import folders, npz, official, verified
+from rwalk.data.datasets import folders, npz, official, tables, tabular, verified
 from rwalk.data.datasets.optional import optional
+from rwalk.data.datasets.reading import OF_IMAGES, OF_TABLES, Reading
 from rwalk.data.streams import Dataset
 from rwalk.errors import unknown
 
-__all__ = ["Dataset", "describe", "load"]
+__all__ = ["Dataset", "Reading", "describe", "load"]
 
 
-def load(name: str, data: Path | str | None = None, *, seed: int = 0, download: bool = True) -> Dataset:
-    """The dataset of that name, or of `folder:PATH`, or of a `.npz` file; `describe` lists them.
+def load(
+    name: str,
+    data: Path | str | None = None,
+    *,
+    seed: int = 0,
+    download: bool = True,
+    reading: Reading | None = None,
+) -> Dataset:
+    """The dataset of that name, or in that folder or file; `describe` lists them.
 
     Official files are looked for in `data` (or $RWALK_DATA), else downloaded once into the user's cache.
-    `seed` chooses the test examples of datasets that come without any.
+    `seed` chooses the test examples of datasets that come without any. `reading` says how the user's own files are
+    to be read.
     """
-    if name.startswith("folder:"):
-        return folders.read_folder(Path(name.removeprefix("folder:")).expanduser(), seed)
+    how = reading or Reading()
+    known = name == "digits" or name in official.OFFICIAL
+    path = Path(name.removeprefix("folder:")).expanduser()
+    if name.startswith("folder:") or (not known and is_folder(path)):
+        how.only(OF_IMAGES, name, "a folder of images")
+        return folders.read_folder(path, seed, how.size)
+    if tables.is_table(name):
+        how.only(OF_TABLES, name, "a table")
+        return tabular.read_table(path, how, seed)
     if name.endswith(".npz"):
-        return npz.read_npz(Path(name).expanduser(), seed)
+        how.only((), name, "a file of arrays")
+        return npz.read_npz(path, seed)
+    if not known:
+        raise unknown("dataset", name, describe())
+    how.only((), name, "a dataset of ours")
     if name == "digits":
         return _digits(seed)
-    if name in official.OFFICIAL:
-        source = official.OFFICIAL[name]
-        return source.read(name, verified.contents(source, data, download))
-    raise unknown("dataset", name, describe())
+    source = official.OFFICIAL[name]
+    return source.read(name, verified.contents(source, data, download))
+
+
+def is_folder(path: Path | str) -> bool:
+    try:
+        return Path(path).expanduser().is_dir()
+    except (OSError, ValueError):  # no path at all
+        return False
 
 
 def describe() -> dict[str, str]:
@@ -40,8 +65,9 @@ def describe() -> dict[str, str]:
     return {
         "digits": "1,797 handwritten digits, 8 × 8, 10 classes; comes with scikit-learn",
         **{name: source.summary for name, source in official.OFFICIAL.items()},
-        "folder:PATH": "images, one sub-folder per class, with or without train/ and test/ above them",
-        "PATH.npz": "arrays x and y, with or without x_test and y_test",
+        "FOLDER": "images, one sub-folder per class, or one per task with one per class in each",
+        "FILE.csv": "a table with a column of classes (also .tsv, .parquet, .csv.gz)",
+        "FILE.npz": "arrays x and y, with or without x_test and y_test",
     }
 
 

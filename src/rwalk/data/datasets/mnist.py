@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import struct
-import zlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -41,14 +39,13 @@ def read(name: str, files: Mapping[str, bytes]) -> Dataset:
     )
 
 
-def read_idx(packed: bytes, file: str) -> NDArray[np.uint8]:
-    """An array from a gzipped idx file: two zeros, the type, the rank, every size, then the bytes."""
+def read_idx(content: bytes, file: str) -> NDArray[np.uint8]:
+    """An array from an idx file, unpacked: two zeros, the type, the rank, every size, then the bytes."""
     try:
-        content = gzip.decompress(packed)
         *magic, rank = struct.unpack_from(">4B", content)
         sizes = struct.unpack_from(f">{rank}I", content, 4)
-    except (OSError, EOFError, zlib.error, struct.error):
-        raise InputError(f"{file} is not a complete gzipped idx file: download it again") from None
+    except struct.error:
+        raise InputError(f"{file} is not a complete idx file: download it again") from None
     if magic != [0, 0, 8] or not 1 <= rank <= 4 or math.prod(sizes) != len(content) - 4 - 4 * rank or 0 in sizes:
         raise InputError(f"{file} is not the idx file of bytes it claims to be: download it again")
     return np.frombuffer(content[4 + 4 * rank :], np.uint8).reshape(sizes)

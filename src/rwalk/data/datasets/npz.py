@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rwalk.data.streams import Dataset
 from rwalk.errors import InputError
@@ -16,13 +19,20 @@ SUSPICIOUS = 1 << 28
 
 
 def read_npz(path: Path, seed: int) -> Dataset:
+    arrays = arrays_of(path, ("x", "y"), ("x_test", "y_test"))
+    x, y, x_test, y_test = (arrays.get(name) for name in ("x", "y", "x_test", "y_test"))
+    assert x is not None and y is not None
+    return Dataset.from_arrays(x, y, x_test, y_test, name=path.stem, seed=seed)
+
+
+def arrays_of(path: Path, needed: Sequence[str], wanted: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
+    """The arrays of these names: those needed, and those wanted that there are."""
     if not path.is_file():
         raise InputError(f"there is no file {str(path)!r}: correct the path")
     try:
         _check_unpacked_size(path)
         with np.load(path, allow_pickle=False) as archive:
-            keys = [key for key in ("x", "y", "x_test", "y_test") if key in archive]
-            arrays = {key: archive[key] for key in keys}
+            arrays = {key: archive[key] for key in (*needed, *wanted) if key in archive}
     except InputError:
         raise
     except Exception as error:  # a damaged archive may raise anything
@@ -30,9 +40,9 @@ def read_npz(path: Path, seed: int) -> Dataset:
         raise InputError(
             f"{str(path)!r} cannot be read ({reason}): save it again with np.savez, numbers and strings only"
         ) from None
-    if missing := {"x", "y"} - arrays.keys():
+    if missing := set(needed) - arrays.keys():
         raise InputError(f"{str(path)!r} has no array {min(missing)!r}: save it with np.savez(path, x=..., y=...)")
-    return Dataset.from_arrays(**arrays, name=path.stem, seed=seed)
+    return arrays
 
 
 def _check_unpacked_size(path: Path) -> None:

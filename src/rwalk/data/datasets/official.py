@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rwalk.data.datasets import cifar, mnist
@@ -16,11 +16,12 @@ class Official:
 
     name: str
     summary: str
-    files: Mapping[str, str]  # name: md5
+    files: Mapping[str, str]  # name: md5 of the file, as it was published
     folders: tuple[str, ...]  # below the data folder, where people keep them
     mirrors: tuple[str, ...]
     read: Callable[[str, Mapping[str, bytes]], Dataset]
     archive: tuple[str, str] | None = None  # name and md5 of the tar file that holds them all
+    contents: Mapping[str, str] = field(default_factory=dict)  # name: sha256 of what a compressed file holds
 
 
 OFFICIAL = {
@@ -42,6 +43,12 @@ OFFICIAL = {
                 "http://yann.lecun.com/exdb/mnist/",
             ),
             read=mnist.read,
+            contents={
+                "train-images-idx3-ubyte.gz": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+                "train-labels-idx1-ubyte.gz": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+                "t10k-images-idx3-ubyte.gz": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+                "t10k-labels-idx1-ubyte.gz": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+            },
         ),
         Official(
             name="fashion-mnist",
@@ -59,6 +66,11 @@ OFFICIAL = {
                 "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
             ),
             read=mnist.read,
+            # Those of the images are not known here: they are accepted as they were published only.
+            contents={
+                "train-labels-idx1-ubyte.gz": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+                "t10k-labels-idx1-ubyte.gz": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+            },
         ),
         Official(
             name="cifar10",

@@ -1,30 +1,98 @@
-"""The contents of official files: found or downloaded, and verified before anyone parses them."""
+"""The contents of official files: found or downloaded, and verified before anyone parses them.
+
+What is verified is what a file holds: one that was compressed again is as good as the published one.
+"""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rwalk.data.datasets.official import OFFICIAL, Official
 from rwalk.data.datasets.optional import optional
 from rwalk.errors import InputError
 
+GZIP = b"\x1f\x8b"
+LARGEST = 1 << 28  # bytes that a file may hold, unpacked; the largest official one holds 154 MB
+Verified = TypeVar("Verified")
+Verify = Callable[[bytes], Verified | None]  # what a file's bytes hold, if that is what was published
+
 
 def contents(source: Official, data: Path | str | None, download: bool) -> dict[str, bytes]:
-    """The verified contents of every file of the source."""
+    """The verified contents of every file of the source, unpacked."""
     folders = _data_folders(source, data)
-    found = {name: _found(name, md5, folders) for name, md5 in source.files.items()}
+    found = {name: _found(name, partial(_content, source, name), folders) for name in source.files}
     if source.archive is not None and None in found.values():
-        return _unpacked(source, _obtained(source, *source.archive, folders, download))
+        name, md5 = source.archive
+        members = _obtained(source, name, md5, partial(_members, source), folders, download)
+        if missing := source.files.keys() - members.keys():
+            raise InputError(f"{source.name}: its archive lacks {min(missing)}: delete it and download it again")
+        return members
     return {
-        name: _obtained(source, name, source.files[name], folders, download) if content is None else content
+        name: _obtained(source, name, source.files[name], partial(_content, source, name), folders, download)
+        if content is None
+        else content
         for name, content in found.items()
     }
+
+
+def _content(source: Official, name: str, packed: bytes) -> bytes | None:
+    """What an official file holds, whoever compressed it and how; None if it holds something else."""
+    as_published = _md5(packed) == source.files[name]
+    if not name.endswith(".gz"):
+        return packed if as_published else None
+    content = _unzipped(packed)
+    if content is None:
+        return None
+    same = hashlib.sha256(content).hexdigest() == source.contents.get(name)
+    return content if as_published or same else None
+
+
+def _unzipped(packed: bytes) -> bytes | None:
+    """What a gzip file holds, or the file itself if it is none; None where it is damaged or grows too large."""
+    if not packed.startswith(GZIP):
+        return packed
+    try:
+        with gzip.open(io.BytesIO(packed)) as file:
+            content = file.read(LARGEST + 1)
+    except (OSError, EOFError, zlib.error):
+        return None
+    return content if len(content) <= LARGEST else None
+
+
+def _members(source: Official, packed: bytes) -> dict[str, bytes] | None:
+    """The source's files out of an archive; None if it is damaged, or neither the published one nor complete.
+
+    It is read in memory, and nothing an archive says can lead to a write. What counts is what is in it: an archive
+    that was packed again is as good.
+    """
+    members = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+            for member in archive:
+                name = Path(member.name).name
+                if not member.isfile() or name not in source.files or member.size > LARGEST:
+                    continue
+                stream = archive.extractfile(member)
+                content = _content(source, name, stream.read() if stream is not None else b"")
+                if content is not None:
+                    members[name] = content
+    except (tarfile.TarError, OSError, EOFError, zlib.error):
+        return None
+    as_published = source.archive is not None and _md5(packed) == source.archive[1]
+    return members if as_published or members.keys() == source.files.keys() else None
+
+
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
 def _data_folders(source: Official, data: Path | str | None) -> list[Path]:
@@ -38,42 +106,47 @@ def _data_folders(source: Official, data: Path | str | None) -> list[Path]:
     return [root / folder for folder in (*source.folders, ".")]
 
 
-def _found(name: str, md5: str, folders: Sequence[Path], replaceable: bool = False) -> bytes | None:
+def _found(
+    name: str, verify: Verify[Verified], folders: Sequence[Path], replaceable: bool = False
+) -> Verified | None:
     """The verified content of a file in the first folder that has it.
 
     A damaged file is refused or, where a download can replace it, counts as absent.
     """
-    for folder in folders:
-        path = folder / name
+    unpacked = name.removesuffix(".gz")
+    for path in (folder / each for folder in folders for each in dict.fromkeys((name, unpacked))):
         if not path.is_file():
             continue
         try:
-            content = path.read_bytes()
+            packed = path.read_bytes()
         except OSError as error:
             raise InputError(f"{str(path)!r} cannot be read ({error.strerror}): correct its permissions") from None
-        actual = hashlib.md5(content, usedforsecurity=False).hexdigest()
-        if actual == md5:
-            return content
+        verified = verify(packed)
+        if verified is not None:
+            return verified
         # An intact file of the other dataset is neither ours nor damaged.
-        sibling = any(actual == official.files.get(name) for official in OFFICIAL.values())
-        if not sibling and not replaceable:
+        siblings = (official for official in OFFICIAL.values() if name in official.files)
+        altered = path.name == name and all(_content(sibling, name, packed) is None for sibling in siblings)
+        if altered and not replaceable:
             raise InputError(
-                f"{str(path)!r} is truncated or altered (its md5 is {actual}, the official one {md5}): "
+                f"{str(path)!r} is truncated or altered (it does not hold what was published under its name): "
                 "delete it or move it away, and download it again"
             )
     return None
 
 
-def _obtained(source: Official, name: str, md5: str, folders: Sequence[Path], download: bool) -> bytes:
+def _obtained(
+    source: Official, name: str, md5: str, verify: Verify[Verified], folders: Sequence[Path], download: bool
+) -> Verified:
     """The verified content of a file, downloaded into the cache if it is not found."""
-    content = _found(name, md5, folders)
+    content = _found(name, verify, folders)
     if content is not None:
         return content
     cache = cache_folder() / source.name
-    content = _found(name, md5, [cache], replaceable=download)
+    content = _found(name, verify, [cache], replaceable=download)
     if content is None and download:
         download_file(source, name, md5, cache, f" is not in {str(folders[-1])!r}, and" if folders else "")
-        content = _found(name, md5, [cache])
+        content = _found(name, verify, [cache])
     if content is None:
         raise InputError(
             f"{source.name}: no {name} in the data folder or in {str(cache)!r}: allow the download, or put "
@@ -141,20 +214,3 @@ class _Bar:
 
     def close(self) -> None:
         """Closed by its context."""
-
-
-def _unpacked(source: Official, packed: bytes) -> dict[str, bytes]:
-    """The source's files from its archive, read in memory: nothing in an archive can cause a write."""
-    contents = {}
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        for member in archive:
-            name = Path(member.name).name
-            if not member.isfile() or name not in source.files:
-                continue
-            stream = archive.extractfile(member)
-            content = stream.read() if stream is not None else b""
-            if hashlib.md5(content, usedforsecurity=False).hexdigest() == source.files[name]:
-                contents[name] = content
-    if missing := source.files.keys() - contents.keys():
-        raise InputError(f"{source.name}: its archive lacks {min(missing)}: delete it and download it again")
-    return contents

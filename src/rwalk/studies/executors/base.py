@@ -28,6 +28,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 Job = tuple[RunSpec, ...]  # the runs of one fleet
 Outcomes = tuple[Job, list[dict[str, Any]]]  # and an outcome for each of them
 Report = Callable[[Job, Any], None]  # takes the news of a job in progress
+Keep = Callable[[Sequence[RunSpec], Fleet], None]
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Context(NamedTuple):
     streams: dict[StreamSpec, Stream]
     checkpoints: Path | None
     checkpoint_every: int | None
+    keep: Keep | None = None  # told of every fleet that has learned its last task
 
     def identity(self, job: Sequence[RunSpec]) -> str:
         """What a job's results depend on: settings, the code they name, our numerics and the data itself.
@@ -127,6 +129,8 @@ def train(
             {**{head: float(accuracy[head][run, k]) for head in HEADS}, "stopped": fleet.stopped[run]}
             for run in range(len(job))
         ]
+    if context.keep:
+        context.keep(job, fleet)
     data = stream.fingerprint()
     return [
         {

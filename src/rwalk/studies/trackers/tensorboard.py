@@ -56,6 +56,7 @@ class TensorBoard(Tracker):
         """Named so that it can be found in a list; by its hash, so that it is written once."""
         key = run.hash()
         if key not in self._writers:
-            name = f"{run.method.replace(':', '.')} λ={run.lam:g} seed {run.seed} {key[:8]}"
+            strength = f" λ={run.lam:g}" if run.lam else ""
+            name = f"{run.method.replace(':', '.')}{strength} seed {run.seed} {key[:8]}"
             self._writers[key] = self._new(str(self.folder / "tensorboard" / name))
         return self._writers[key]

@@ -1,0 +1,214 @@
+"""`rwalk fit`, `predict`, `forget` and `merge`: a classifier from files, for those who do not program."""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rwalk.cli.options import Drop, Label, Missing, Size, to_stderr
+
+if TYPE_CHECKING:
+    from rwalk.data.datasets import Reading
+    from rwalk.data.portions import Source
+    from rwalk.models import Trained
+
+Files = Annotated[
+    list[Path], typer.Argument(help="tables (.csv, .tsv, .parquet), folders of images by class, or .npz files")
+]
+Model = Annotated[Path, typer.Argument(help="a model that `rwalk fit` wrote")]
+
+
+def fit(
+    data: Files,
+    out: Annotated[Path | None, typer.Option(help="the model to write, such as clf.safetensors")] = None,
+    go_on: Annotated[
+        Path | None, typer.Option("--continue", help="a model to go on with; written back, unless --out is given")
+    ] = None,
+    like: Annotated[
+        Path | None, typer.Option(help="a model to begin like, so that the two can be merged later")
+    ] = None,
+    label: Label = None,
+    drop: Drop = None,
+    missing: Missing = "refuse",
+    size: Size = None,
+    holdout: Annotated[
+        float | None, typer.Option(help="measure the accuracy on this part, 0.2 say, before it is learned too")
+    ] = None,
+) -> None:
+    """Learn a classifier from files of any size.
+
+    More files, and new classes, may follow at any time (--continue): nothing is forgotten.
+    """
+    from rwalk.data.datasets import Reading
+    from rwalk.errors import InputError
+    from rwalk.models import learn
+
+    if go_on and like:
+        raise InputError("give --continue or --like, not both")
+    target = out or go_on
+    if target is None:
+        raise InputError("where is the model to be written? Give --out clf.safetensors")
+    if target.exists() and target != go_on:
+        raise InputError(f"{target} is there already: go on with it (--continue), or choose another --out")
+    reading = Reading(label, None, tuple(drop or ()), missing, size)
+    _check_writable(target)
+    with _told_warnings():
+        trained, source = _begun(data, reading, go_on, like)
+        learned = learn(trained, source, holdout)
+        trained.save(target)
+    if label is None and (found := getattr(trained.form, "label", None)) and not (go_on or like):
+        to_stderr(f"the classes are in column {found!r} (--label names another)")
+    if holdout is not None:
+        share = f"{learned.right / learned.held:.1%}" if learned.held else "unknown"
+        print(f"accuracy {share} on {learned.held:,} examples held out, which were learned after that")
+    print(f"{target}: {learned.examples:,} examples learned; {_classes(trained)}")
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(help="a model that `rwalk fit` wrote, or `rwalk run --keep` left")],
+    data: Files,
+    out: Annotated[Path | None, typer.Option(help="the CSV file to write (default: to the terminal)")] = None,
+    score: Annotated[bool, typer.Option("--score", help="the classes are known: say how many are right")] = False,
+) -> None:
+    """Name the class of every row or image, and how probable it is."""
+    from rwalk.data.datasets import Reading
+    from rwalk.models import load, predictions
+
+    with _told_warnings():
+        trained = load(model)
+        source = _source(data, Reading(), trained, model, labelled=score)
+        total = right = 0
+        with _table(out) as write:
+            write((*source.places, "label", "probability"))
+            for each in predictions(trained, source, score):
+                write((*each.place, each.label, f"{each.probability:.4f}"))
+                total, right = total + 1, right + (each.truth == each.label)
+    if score and total:
+        to_stderr(f"{right:,} of {total:,} are right: accuracy {right / total:.1%}")
+    if out:
+        print(f"{out}: {total:,} predictions")
+
+
+def forget(
+    model: Model,
+    data: Files,
+    out: Annotated[Path | None, typer.Option(help="where to write it (default: back)")] = None,
+) -> None:
+    """Take examples out of a model again.
+
+    It becomes the model that never learned them.
+    """
+    from rwalk.data.datasets import Reading
+    from rwalk.models import load
+
+    forgotten = 0
+    with _told_warnings():
+        trained = load(model)
+        for portion in _source(data, Reading(), trained, model, labelled=True).portions():
+            trained.forget(portion)
+            forgotten += len(portion.x)
+        trained.save(out or model)
+    print(f"{out or model}: {forgotten:,} examples forgotten; {_classes(trained)}")
+
+
+def merge(
+    models: Annotated[list[Path], typer.Argument(help="models that were begun like the first (rwalk fit --like)")],
+    out: Annotated[Path, typer.Option(help="the model to write")],
+) -> None:
+    """Make one model of several.
+
+    It is the one that would have learned from all their files.
+    """
+    from rwalk.errors import InputError
+    from rwalk.models import load
+
+    if len(models) < 2:
+        raise InputError("give two models or more to merge")
+    with _told_warnings():
+        first, *others = (load(path) for path in models)
+        for path, other in zip(models[1:], others, strict=True):
+            try:
+                first.merge(other)
+            except InputError as error:
+                begin = f"begin it with rwalk fit --like {models[0]}"
+                raise InputError(f"{path} cannot be merged with {models[0]} ({error}): {begin}") from None
+        first.save(out)
+    print(f"{out}: {len(models)} models merged; {_classes(first)}")
+
+
+def _begun(data: list[Path], reading: Reading, go_on: Path | None, like: Path | None) -> tuple[Trained, Source]:
+    """What learns, and from what: begun anew, gone on with, or begun like another."""
+    from rwalk.data.portions import source
+    from rwalk.models import Trained, load
+
+    if earlier := go_on or like:
+        known = load(earlier)
+        return known if go_on else known.fresh(), _source(data, reading, known, earlier, labelled=True)
+    found = source(data, reading)
+    return Trained.begun(found.form), found
+
+
+def _source(data: list[Path], reading: Reading, known: Trained, model: Path, labelled: bool) -> Source:
+    """Files in the form that a model knows."""
+    from rwalk.data.datasets import Reading as Usual
+    from rwalk.data.portions import ArrayForm, source
+    from rwalk.errors import InputError
+
+    if reading != Usual():
+        raise InputError(f"{model} says how files are read: leave --label, --drop, --missing and --size out")
+    found = source(data, reading, known.form, labelled)
+    if known.form is None and not isinstance(found.form, ArrayForm):
+        raise InputError(f"{model} does not say how its inputs were made of files: give an .npz file of inputs")
+    return found
+
+
+def _check_writable(target: Path) -> None:
+    """Before hours of learning: is there a place for what is learned?"""
+    from rwalk.errors import InputError
+
+    folder = next(parent for parent in target.absolute().parents if parent.exists())
+    if target.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f"{target} cannot be written there: choose another --out")
+
+
+def _classes(trained: Trained) -> str:
+    names = [str(label) for label in trained.classifier.classes_]
+    shown = ", ".join(name if name.isprintable() else repr(name) for name in names[:10])
+    return f"{len(names):,} classes: {shown}{', …' if len(names) > 10 else ''}"
+
+
+@contextmanager
+def _table(out: Path | None) -> Iterator[Any]:
+    """Writes the rows of a CSV file: all of them or, where something fails, none."""
+    from rwalk.errors import InputError
+    from rwalk.files import replacing
+
+    if out is None:
+        yield csv.writer(sys.stdout, lineterminator="\n").writerow
+        return
+    try:
+        with replacing(out) as beside, open(beside, "w", newline="", encoding="utf-8") as file:
+            yield csv.writer(file, lineterminator="\n").writerow
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _told_warnings() -> Iterator[None]:
+    """Warnings as lines of ours, each once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            yield
+        finally:
+            lines = dict.fromkeys(" ".join(str(each.message).split()) for each in caught)
+    for line in lines:
+        to_stderr(line)

@@ -1,0 +1,164 @@
+"""Images in files: opened with care, and brought to one form."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rwalk.data.datasets.optional import optional
+from rwalk.data.datasets.reading import LARGEST_SIDE
+from rwalk.errors import InputError
+
+# All that is opened, by suffix. Pillow knows more, but some formats start other programs (EPS).
+FORMATS = {
+    ".bmp": "BMP",
+    ".gif": "GIF",
+    ".jpeg": "JPEG",
+    ".jpg": "JPEG",
+    ".pgm": "PPM",
+    ".png": "PNG",
+    ".ppm": "PPM",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+    ".webp": "WEBP",
+}
+GREY = ("1", "L", "LA")
+ORIENTATION = 0x0112  # Exif's number for how a camera was held
+# By that tag's values: what puts an image upright.
+UPRIGHT = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+
+
+@dataclass(frozen=True)
+class ImageForm:
+    """What all images are brought to: grey or coloured, and squares of `size` pixels if there is one."""
+
+    channels: int
+    height: int
+    width: int
+    size: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.channels, self.height, self.width
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "images", "shape": list(self.shape), "size": self.size}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> ImageForm:
+        channels, height, width = record["shape"]
+        sides = [height, width] if record["size"] is None else [height, width, record["size"]]
+        if channels not in (1, 3) or not all(type(side) is int and 0 < side <= LARGEST_SIDE for side in sides):
+            raise ValueError("images of an impossible form")
+        return cls(channels, height, width, record["size"])
+
+
+def is_image(path: Path) -> bool:
+    return path.suffix.lower() in FORMATS and not path.name.startswith(".")
+
+
+def form_of(paths: Sequence[Path], size: int | None = None) -> ImageForm:
+    """The form that all these images can be brought to, from a look at what their files begin with.
+
+    One coloured image makes all of them coloured.
+    """
+    found = [_look_at(path) for path in paths]
+    channels = max(channels for channels, _, _ in found)
+    if size is not None:
+        return ImageForm(channels, size, size, size)
+    first = found[0][1:]
+    for path, (_, *sides) in zip(paths, found, strict=True):
+        if tuple(sides) != first:
+            raise InputError(
+                f"{str(path)!r} has {sides[1]} × {sides[0]} pixels, but {str(paths[0])!r} has "
+                f"{first[1]} × {first[0]}: choose one size for all, --size 32 (in Python size=32)"
+            )
+    return ImageForm(channels, *first)
+
+
+def _look_at(path: Path) -> tuple[int, int, int]:
+    """Channels, height and width."""
+    with opened(path) as image:
+        width, height = image.size
+        if _orientation(image) >= 5:
+            width, height = height, width
+        return 1 if image.mode in GREY else 3, height, width
+
+
+def read_images(paths: Sequence[Path], form: ImageForm) -> NDArray[np.uint8]:
+    """Images as bytes [N, channels, height, width]."""
+    images = np.empty((len(paths), *form.shape), np.uint8)
+    for place, path in enumerate(paths):
+        pixels = read_image(path, form)
+        if pixels.shape != form.shape:
+            raise InputError(
+                f"{str(path)!r} has {pixels.shape[2]} × {pixels.shape[1]} pixels, not {form.width} × "
+                f"{form.height}: resize it, or choose one size for all, --size 32 (in Python size=32)"
+            )
+        images[place] = pixels
+    return images
+
+
+def read_image(path: Path, form: ImageForm | None = None) -> NDArray[np.uint8]:
+    """An image as bytes, [1, height, width] if it is grey, [3, height, width] if not; or of that form."""
+    with opened(path) as image:
+        return pixels_of(image, form)
+
+
+def pixels_of(image: Any, form: ImageForm | None = None) -> NDArray[np.uint8]:
+    """Pillow's image as bytes, upright."""
+    pillow = optional("PIL.Image", "pillow")
+    grey = image.mode in GREY if form is None else form.channels == 1
+    turn = UPRIGHT.get(_orientation(image))
+    shown = image.convert("L" if grey else "RGB")
+    if turn:
+        shown = shown.transpose(pillow.Transpose[turn])
+    if form is not None and form.size is not None:
+        shown = optional("PIL.ImageOps", "pillow").fit(shown, (form.size, form.size), pillow.Resampling.BILINEAR)
+    return np.atleast_3d(np.asarray(shown)).transpose(2, 0, 1)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """The image in a file; whatever is wrong with it, in one line."""
+    pillow = optional("PIL.Image", "pillow")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pillow.DecompressionBombWarning)
+            with pillow.open(path, formats=[FORMATS[path.suffix.lower()]]) as image:
+                if image.mode.startswith(("I", "F")):
+                    raise InputError(
+                        f"{str(path)!r} has more than 8 bits per pixel: convert it, or give an .npz file"
+                    )
+                yield image
+    except InputError:
+        raise
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning):
+        raise InputError(f"{str(path)!r} has more pixels than is safe to unpack: shrink or remove it") from None
+    except Exception:  # a damaged image may raise anything
+        raise InputError(f"{str(path)!r} is not a readable image: repair or remove it") from None
+
+
+def _orientation(image: Any) -> int:
+    """How a photograph has to be turned, as its camera says; other formats would have to be unpacked for it."""
+    if getattr(image, "format", None) not in ("JPEG", "MPO", "TIFF", "WEBP"):
+        return 1
+    try:
+        return int(image.getexif().get(ORIENTATION, 1))
+    except Exception:  # what a camera wrote beside an image does not spoil it
+        return 1

@@ -1,0 +1,201 @@
+"""Files and folders read portion by portion, for those who learn from more than fits into the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rwalk.data.datasets.columns import TableForm, every_row
+from rwalk.data.datasets.folders import check_inside, labelled_images, parts_of
+from rwalk.data.datasets.images import ImageForm, form_of, is_image, read_images
+from rwalk.data.datasets.npz import arrays_of
+from rwalk.data.datasets.reading import OF_IMAGES, OF_TABLES, Reading
+from rwalk.data.datasets.survey import survey
+from rwalk.data.datasets.tables import is_table
+from rwalk.data.draws import shuffled
+from rwalk.data.streams import Form
+from rwalk.errors import InputError
+
+BYTES = 1 << 26  # of images or arrays that are held at a time
+
+
+class Portion(NamedTuple):
+    """Some examples: inputs, classes where they are known, and where each stands."""
+
+    x: NDArray[Any]
+    y: NDArray[Any] | None
+    places: list[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class ArrayForm:
+    """Inputs as a file of arrays has them."""
+
+    shape: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "arrays", "shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> ArrayForm:
+        if not all(type(side) is int and side > 0 for side in record["shape"]):
+            raise ValueError("arrays of an impossible shape")
+        return cls(tuple(record["shape"]))
+
+
+FORMS: dict[str, Any] = {"table": TableForm, "images": ImageForm, "arrays": ArrayForm}
+
+
+def form_from_json(record: Mapping[str, Any]) -> Form:
+    """The form that a record describes; whatever is wrong with it is a ValueError, LookupError or TypeError."""
+    form: Form = FORMS[record["kind"]].from_json(record)
+    return form
+
+
+class Source:
+    """Examples in files, all of one form."""
+
+    form: Form
+    places: tuple[str, ...]  # what the parts of an example's place are called
+
+    def portions(self, labelled: bool = True, mixed: bool = False) -> Iterator[Portion]:
+        """All examples, some at a time; without classes, if those are not asked for.
+
+        Always in the same order, which is that of the files, unless it can be `mixed`.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Tables(Source):
+    """Rows of tables, in their order."""
+
+    paths: tuple[Path, ...]
+    form: TableForm
+    places = ("file", "row")
+
+    def portions(self, labelled: bool = True, mixed: bool = False) -> Iterator[Portion]:
+        for path, _, rows in every_row(self.form, self.paths, labelled):
+            if len(rows.x):
+                yield Portion(rows.x, rows.y, [(str(path), str(number)) for number in rows.numbers.tolist()])
+
+
+@dataclass(frozen=True)
+class Pictures(Source):
+    """Images, their classes the folders they are in."""
+
+    paths: tuple[Path, ...]
+    labels: tuple[str, ...] | None
+    form: ImageForm
+    places = ("file",)
+
+    def portions(self, labelled: bool = True, mixed: bool = False) -> Iterator[Portion]:
+        rows = max(16, BYTES // (4 * int(np.prod(self.form.shape))))
+        order = shuffled(len(self.paths), 0) if mixed else [*range(len(self.paths))]
+        for start in range(0, len(order), rows):
+            chosen = order[start : start + rows]
+            pixels = read_images([self.paths[place] for place in chosen], self.form)
+            y = np.array([self.labels[place] for place in chosen]) if labelled and self.labels else None
+            yield Portion(pixels.astype(np.float32) / 255, y, [(str(self.paths[place]),) for place in chosen])
+
+
+@dataclass(frozen=True)
+class Arrays(Source):
+    """Arrays x and y out of .npz files."""
+
+    paths: tuple[Path, ...]
+    form: ArrayForm
+    places = ("file", "row")
+
+    def portions(self, labelled: bool = True, mixed: bool = False) -> Iterator[Portion]:
+        for path in self.paths:
+            arrays = arrays_of(path, ("x", "y") if labelled else ("x",))
+            x = arrays["x"]
+            if x.shape[1:] != self.form.shape:
+                shapes = f"{list(x.shape[1:])}, not {list(self.form.shape)}"
+                raise InputError(f"the inputs in {str(path)!r} have the shape {shapes}: give files of one form")
+            if labelled and len(arrays["y"]) != len(x):
+                raise InputError(f"{str(path)!r} has {len(x)} inputs but {len(arrays['y'])} labels: give one each")
+            if x.dtype == np.uint8:
+                x = x.astype(np.float32) / 255  # pixels, as everywhere
+            rows = max(16, BYTES // max(1, x[:1].nbytes))
+            for start in range(0, len(x), rows):
+                part = slice(start, start + rows)
+                places: list[tuple[str, ...]] = [(str(path), str(row + 1)) for row in range(len(x))[part]]
+                yield Portion(x[part], arrays["y"][part] if labelled else None, places)
+
+
+def source(
+    given: Sequence[str | Path], reading: Reading, form: Form | None = None, labelled: bool = True
+) -> Source:
+    """The examples in these files and folders: in a form found in them, or in one that is known already."""
+    paths = [path for each in given for path in _expanded(Path(each).expanduser())]
+    kinds = list(dict.fromkeys(_kind(path) for path in paths))
+    if len(kinds) > 1:
+        raise InputError(f"{' and '.join(kinds)} cannot be mixed: give files of one kind")
+    if form is not None and (known := form.to_json()["kind"]) != kinds[0]:
+        raise InputError(f"{str(paths[0])!r} is of the kind {kinds[0]}, where it was {known}: give the same kind")
+    if kinds[0] == "table":
+        reading.only(OF_TABLES, str(paths[0]), "a table")
+        return Tables(tuple(paths), form if isinstance(form, TableForm) else survey(paths, reading))
+    if kinds[0] == "arrays":
+        reading.only((), str(paths[0]), "a file of arrays")
+        shape = arrays_of(paths[0], ("x",))["x"].shape[1:]
+        return Arrays(tuple(paths), form if isinstance(form, ArrayForm) else ArrayForm(shape))
+    reading.only(OF_IMAGES, str(paths[0]), "a folder of images")
+    images, labels = _images(paths, labelled)
+    return Pictures(images, labels, form if isinstance(form, ImageForm) else form_of(images, reading.size))
+
+
+def _expanded(path: Path) -> list[Path]:
+    """The tables in a folder that has tables; anything else as it is."""
+    if not path.is_dir():
+        return [path]
+    return sorted(inner for inner in path.iterdir() if is_table(inner) and not inner.name.startswith(".")) or [
+        path
+    ]
+
+
+def _kind(path: Path) -> str:
+    if not path.exists():
+        raise InputError(f"there is no file or folder {str(path)!r}: correct the path")
+    if path.is_dir() or is_image(path):
+        return "images"
+    if is_table(path):
+        return "table"
+    if path.suffix == ".npz":
+        return "arrays"
+    raise InputError(f"{str(path)!r} is no folder of images, no table (.csv, .tsv, .parquet) and no .npz file")
+
+
+def _images(paths: Sequence[Path], labelled: bool) -> tuple[tuple[Path, ...], tuple[str, ...] | None]:
+    """All images; with their classes, if those are asked for, or if every image has one."""
+    found: list[Path] = []
+    labels: list[str] | None = []
+    for path in paths:
+        if path.is_dir() and (labelled or not _loose(path)):
+            train, test = parts_of(path)
+            for part in (train, test) if test and not labelled else (train,):
+                images = labelled_images(part, path)
+                found += images.paths
+                labels = None if labels is None else [*labels, *images.labels]
+        elif labelled:
+            raise InputError(f"{str(path)!r} is one image, of which no folder says the class: give a folder")
+        else:
+            found += _loose(path) if path.is_dir() else [path]
+            labels = None
+    if not found:
+        raise InputError(f"{str(paths[0])!r} has no image: give another folder")
+    return tuple(found), None if labels is None else tuple(labels)
+
+
+def _loose(folder: Path) -> list[Path]:
+    """Images that lie in a folder itself."""
+    images = sorted(path for path in folder.iterdir() if is_image(path))
+    check_inside(images, folder)
+    return images

@@ -1,0 +1,8 @@
+"""Trained classifiers with what is known of their data: learned from files, applied to files, kept by studies."""
+
+from __future__ import annotations
+
+from rwalk.models.kept import Keeper
+from rwalk.models.trained import Trained, learn, load, predictions
+
+__all__ = ["Keeper", "Trained", "learn", "load", "predictions"]

@@ -1,0 +1,148 @@
+"""A classifier and the form of its inputs, in one file: whoever has more such data can go on from there.
+
+The file is the estimator's own, with a note of the form: `load` of the estimator reads it as it reads any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rwalk import sealed
+from rwalk.classifier import IncrementalClassifier
+from rwalk.classifier.closed_form import METHODS as CLOSED_FORM
+from rwalk.data.portions import Portion, Source, form_from_json
+from rwalk.data.streams import Form
+from rwalk.errors import InputError
+from rwalk.files import replacing
+
+
+@dataclass
+class Trained:
+    """A classifier, and how its inputs are made of files; None where nobody said."""
+
+    classifier: IncrementalClassifier
+    form: Form | None = None
+
+    @classmethod
+    def begun(cls, form: Form) -> Trained:
+        """One that has learned nothing."""
+        return cls(IncrementalClassifier(), form)
+
+    def fresh(self) -> Trained:
+        """One that has learned nothing, but sees inputs in the same way: the two can be merged later."""
+        return Trained(self._closed("begin another").fresh(), self.form)
+
+    def forget(self, portion: Portion) -> None:
+        assert portion.y is not None
+        self._closed("forget").forget(portion.x, portion.y)
+
+    def merge(self, other: Trained) -> None:
+        if self.form != other.form:
+            raise InputError("its inputs are made of other columns or images")
+        self._closed("merge").merge(other._closed("merge"))
+
+    def _closed(self, verb: str) -> IncrementalClassifier:
+        if self.classifier.method not in CLOSED_FORM:
+            raise InputError(f"a trained network cannot {verb}: only a model of `rwalk fit` can")
+        return self.classifier
+
+    def save(self, path: Path) -> None:
+        """All of it or nothing."""
+        try:
+            with replacing(path) as beside:
+                self.classifier.save(beside)
+                if self.form is not None:
+                    sealed.annotate(beside, {"form": self.form.to_json()})
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def load(path: Path) -> Trained:
+    """A classifier from its file."""
+    try:
+        note = sealed.note_of(path)
+        form = None if note is None else form_from_json(note["form"])
+    except InputError as error:
+        raise InputError(f"{path} cannot be loaded: {error}") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is damaged (the form of its inputs): use another copy") from error
+    return Trained(IncrementalClassifier.load(path), form)
+
+
+class Learned(NamedTuple):
+    """How many examples were learned; where a part was held out, how many of it were right before that."""
+
+    examples: int
+    right: int = 0
+    held: int = 0
+
+
+def learn(trained: Trained, source: Source, holdout: float | None = None) -> Learned:
+    """Learn all examples of a source, portion by portion.
+
+    Of every portion a part may be held out: it is predicted once the rest is learned, and then learned as well.
+    """
+    if holdout is not None and not 0 < holdout < 1:
+        raise InputError(f"the part to hold out is {holdout}: give one between 0 and 1")
+    share, examples = holdout or 0.0, 0
+    for portion, held in _divided(source, share):
+        examples += len(portion.x)
+        _learn(trained, portion, ~held)
+    if not examples:
+        raise InputError("there is no example to learn from: give files that hold some")
+    if not share:
+        return Learned(examples)
+    if not hasattr(trained.classifier, "classes_"):
+        raise InputError("every example was held out: hold out less, or give more")
+    right = total = 0
+    for portion, held in _divided(source, share):
+        if held.any():
+            assert portion.y is not None
+            total += int(held.sum())
+            right += int((trained.classifier.predict(portion.x[held]) == portion.y[held]).sum())
+    for portion, held in _divided(source, share):
+        _learn(trained, portion, held)
+    return Learned(examples, right, total)
+
+
+def _divided(source: Source, share: float) -> Iterator[tuple[Portion, NDArray[np.bool_]]]:
+    """Every portion, and which of its examples are held out: the same in every pass.
+
+    Mixed, if that can be: features are made of the first portion, which should show all classes.
+    """
+    for number, portion in enumerate(source.portions(mixed=True)):
+        yield portion, np.random.default_rng([0, number]).random(len(portion.x)) < share
+
+
+def _learn(trained: Trained, portion: Portion, chosen: NDArray[np.bool_]) -> None:
+    if chosen.any():
+        assert portion.y is not None
+        trained.classifier.partial_fit(portion.x[chosen], portion.y[chosen])
+
+
+class Predicted(NamedTuple):
+    """Where an example stands, its class, how probable that is, and which it should be, where that is known."""
+
+    place: tuple[str, ...]
+    label: str
+    probability: float
+    truth: str | None
+
+
+def predictions(trained: Trained, source: Source, labelled: bool = False) -> Iterator[Predicted]:
+    """The class of every example of a source."""
+    for portion in source.portions(labelled):
+        probability = trained.classifier.predict_proba(portion.x)
+        best = probability.argmax(1)
+        labels = trained.classifier.classes_[best].tolist()
+        truths = [None] * len(labels) if portion.y is None else [str(label) for label in portion.y.tolist()]
+        for place, label, row, column, truth in zip(
+            portion.places, labels, probability, best, truths, strict=True
+        ):
+            yield Predicted(place, str(label), float(row[column]), truth)

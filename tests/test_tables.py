@@ -1,0 +1,367 @@
+"""Tables people have: CSV and Parquet files, and datasets of Hugging Face's library."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_iris, load_wine
+
+from rwalk import Dataset
+from rwalk.data.datasets import Reading, columns, load
+from rwalk.data.datasets.columns import TableForm, every_row
+from rwalk.data.datasets.survey import survey
+from rwalk.errors import InputError
+from rwalk.studies.specs import RunSpec, StreamSpec
+
+
+@contextmanager
+def refused(*fragments: str) -> Iterator[None]:
+    with pytest.raises(InputError) as caught:
+        yield
+    message = str(caught.value)
+    assert "\n" not in message
+    for fragment in fragments:
+        assert fragment in message
+
+
+def written(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]], **form: Any) -> Path:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file, **form).writerows([header, *rows] if header else rows)
+    return path
+
+
+@pytest.fixture
+def iris(tmp_path: Path) -> Path:
+    """A real table, as people have it: names of columns and of classes."""
+    data = load_iris()
+    rows = [[*x, data.target_names[y]] for x, y in zip(data.data, data.target, strict=True)]
+    return written(tmp_path / "iris.csv", [*data.feature_names, "species"], rows)
+
+
+PETS = [
+    ["2", "grey", "3.5", "cat"],
+    ["7", "brown", "30.25", "dog"],
+    ["1", "white", "4", "cat"],
+    ["4", "brown", "22", "dog"],
+    ["3", "grey", "2.75", "cat"],
+    ["9", "white", "18", "dog"],
+]
+HEADER = ["age", "colour", "weight", "kind"]
+
+
+# ── as a dataset ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_csv_file_is_a_dataset_whose_inputs_are_standardised(iris: Path) -> None:
+    dataset = load(str(iris))
+    assert dataset.name == "iris" and dataset.class_names == ("setosa", "versicolor", "virginica")
+    assert (dataset.x.shape, dataset.x_test.shape) == ((120, 4), (30, 4))
+    torch.testing.assert_close(dataset.x.mean(0), torch.zeros(4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(dataset.x.std(0, correction=0), torch.ones(4), atol=1e-5, rtol=0)
+    raw = load_iris()
+    plain = Dataset.from_arrays(raw.data, raw.target)
+    mean, deviation = plain.x.mean(0), plain.x.std(0, correction=0)
+    torch.testing.assert_close(dataset.x_test, (plain.x_test - mean) / deviation, atol=1e-4, rtol=1e-4)
+    assert len(StreamSpec(str(iris), classes_per_task=1).build()) == 3
+
+
+def test_what_more_such_files_hold_is_read_as_the_dataset_was(iris: Path) -> None:
+    dataset = load(str(iris))
+    assert isinstance(dataset.form, TableForm)
+    form = TableForm.from_json(dataset.form.to_json())
+    assert form == dataset.form
+    rows = torch.cat([torch.from_numpy(rows.x) for _, _, rows in every_row(form, [iris], labelled=False)]).float()
+    together = torch.cat([dataset.x, dataset.x_test])
+    distances = torch.cdist(together.double(), rows.double()).min(1).values
+    assert distances.max() < 1e-5
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_other_delimiters_marks_and_compression(delimiter: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "pets.csv", HEADER, PETS, delimiter=delimiter)
+    marked = tmp_path / "marked.csv.gz"
+    marked.write_bytes(gzip.compress(b"\xef\xbb\xbf" + path.read_bytes() + b"\r\n\r\n"))
+    for each in (path, marked):
+        dataset = load(str(each))
+        assert dataset.class_names == ("cat", "dog") and dataset.x.shape == (4, 5)  # age, three colours, weight
+
+
+def test_text_becomes_one_input_per_value(tmp_path: Path) -> None:
+    path = written(tmp_path / "pets.csv", HEADER, PETS)
+    form = survey([path], Reading())
+    assert [(column.name, column.values) for column in form.columns] == [
+        ("age", None),
+        ("colour", ("brown", "grey", "white")),
+        ("weight", None),
+    ]
+    ((_, _, rows),) = every_row(form, [path], labelled=True)
+    assert rows.x[:2].tolist() == [[2, 0, 1, 0, 3.5], [7, 1, 0, 0, 30.25]]
+    assert rows.y is not None and rows.y.tolist() == [row[-1] for row in PETS]
+    new = written(tmp_path / "new.csv", HEADER, [["5", "green", "8", "cat"]])
+    with pytest.warns(UserWarning, match="'colour' holds 'green', which was not among its values"):
+        ((_, _, rows),) = every_row(form, [new], labelled=True)
+    assert rows.x.tolist() == [[5, 0, 0, 0, 8]]
+
+
+def test_the_label_is_found_or_named(tmp_path: Path) -> None:
+    assert survey([written(tmp_path / "a.csv", HEADER, PETS)], Reading()).label == "kind"
+    titled = written(tmp_path / "b.csv", ["Target", *HEADER[1:]], PETS)
+    assert survey([titled], Reading(drop=("kind",))).label == "Target"
+    assert survey([titled], Reading(label="colour", drop=("kind",))).label == "colour"
+    with refused("unknown column 'kinds': did you mean 'kind'?"):
+        survey([titled], Reading(label="kinds"))
+    with refused("unknown column 'age'"):
+        survey([titled], Reading(drop=("age",)))
+    with refused("column 'weight' holds numbers with fractions", "--label"):
+        survey([titled], Reading(label="weight"))
+    with refused("column 'kind' cannot be the label and left out"):
+        survey([titled], Reading(label="kind", drop=("kind",)))
+    otherwise_used = Reading(task_column="kind", drop=("weight",))
+    assert survey([written(tmp_path / "c.csv", HEADER, PETS)], otherwise_used).label == "colour"
+
+
+def test_classes_that_are_whole_numbers_stay_numbers(tmp_path: Path) -> None:
+    path = written(tmp_path / "numbers.csv", [], [[i / 10, -i, i % 11] for i in range(44)])
+    form = survey([path], Reading())
+    assert (form.label, form.whole) == ("column3", True)  # a first line of numbers names nothing
+    assert load(str(path)).class_names == tuple(str(i) for i in range(11))
+    ((_, _, rows),) = every_row(form, [path], labelled=True)
+    assert rows.y is not None and rows.y.dtype == np.int64 and len(rows.y) == 44
+    other = written(tmp_path / "other.csv", ["column1", "column2", "column3"], [[1, 2, "x"]])
+    with refused("has the class 'x', where classes were whole numbers"):
+        list(every_row(form, [other], labelled=True))
+
+
+@pytest.mark.parametrize("cell", ["", "NA", "nan", " ? ", "null"])
+def test_missing_values_are_refused_filled_or_dropped(cell: str, tmp_path: Path) -> None:
+    rows = [row[:] for row in PETS]
+    rows[3][2] = cell
+    rows[4][1] = cell
+    path = written(tmp_path / "gaps.csv", HEADER, rows)
+    with refused(f"row 5 of {str(path)!r} has no value in column 'colour'", "--missing fill", "--missing drop"):
+        survey([path], Reading())
+    ((_, _, dropped),) = every_row(survey([path], Reading(missing="drop")), [path], labelled=True)
+    assert dropped.numbers.tolist() == [1, 2, 3, 6] and len(dropped.x) == 4
+    ((_, _, filled),) = every_row(survey([path], Reading(missing="fill")), [path], labelled=True)
+    mean = np.mean([float(row[2]) for row in PETS if row is not PETS[3]])
+    assert filled.x[3].tolist() == [4, 1, 0, 0, pytest.approx(mean)]
+    assert filled.x[4].tolist() == [3, 0, 0, 0, 2.75]
+    rows[0][3] = cell
+    gaps = written(tmp_path / "gaps.csv", HEADER, rows)
+    with refused(f"row 1 of {str(gaps)!r} has no 'kind'"):
+        list(every_row(survey([gaps], Reading(missing="fill")), [gaps], labelled=True))
+    ((_, _, dropped),) = every_row(survey([gaps], Reading(missing="drop")), [gaps], labelled=True)
+    assert dropped.numbers.tolist() == [2, 3, 6]
+
+
+def test_tasks_by_column(tmp_path: Path) -> None:
+    rows = [
+        [i, i % 3, kind, f"week{week}"] for i, (kind, week) in enumerate([("a", 10), ("b", 10), ("b", 9)] * 10)
+    ]
+    path = written(tmp_path / "weeks.csv", ["x", "z", "kind", "week"], rows)
+    spec = StreamSpec(str(path), reading=Reading(label="kind", task_column="week"))
+    stream = spec.build()
+    assert [task.classes for task in stream.tasks] == [(1,), (0, 1)] and stream.x.shape[1:] == (2,)
+    assert [(len(task.train), len(task.test)) for task in stream.tasks] == [(8, 2), (16, 4)]
+    run = RunSpec(spec)
+    assert RunSpec.from_json(run.to_json()) == run and RunSpec.from_json(run.to_json()).hash() == run.hash()
+
+
+def test_reading_as_usual_names_no_new_run() -> None:
+    assert RunSpec(StreamSpec(reading=Reading())).hash() == RunSpec().hash()
+    assert RunSpec(StreamSpec(reading=Reading(size=3))).hash() != RunSpec().hash()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "begins with an empty line"),
+        (b"\n1,2\n", "begins with an empty line"),
+        (b"a,b,a\n1,2,3\n", "two columns called 'a'"),
+        (b"a,b\n1,2\n1,2,3\n", "row 2 of"),
+        (b"a,label\n", "has no rows"),
+        (b"label\nx\n", "no column beside 'label'"),
+        (b"a,b,label\n1,,x\n2,,y\n", "column 'b' is empty"),
+        (b"a,label\ninf,x\n2,y\n", "has infinity in column 'a'"),
+        (b"a,label\n\xff\xfe,x\n", "not text in UTF-8"),
+    ],
+)
+def test_bad_tables_are_one_clear_line(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_bytes(content)
+    with refused(message):
+        load(str(path))
+
+
+def test_free_text_is_refused_by_name(tmp_path: Path) -> None:
+    rows = [[i, f"Mr. {i}", i % 2] for i in range(300)]
+    path = written(tmp_path / "people.csv", ["age", "name", "label"], rows)
+    with refused("column 'name' holds text of more than 100 values", "--drop 'name'"):
+        load(str(path))
+    assert load(str(path), reading=Reading(drop=("name",))).x.shape == (240, 1)
+
+
+def test_a_column_of_numbers_that_turns_out_to_be_text_is_text_throughout(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(columns, "CELLS", 64)  # chunks of 64 rows
+    monkeypatch.setattr("rwalk.data.datasets.survey.CELLS", 64)
+    rows = [[i % 3 if i < 150 else "many", i, i % 2] for i in range(200)]
+    form = survey([written(tmp_path / "late.csv", ["count", "n", "label"], rows)], Reading())
+    assert form.columns[0].values == ("0", "1", "2", "many")
+
+
+def test_options_that_say_nothing_of_the_data_are_refused(iris: Path) -> None:
+    with refused("'digits' is a dataset of ours", "--size"):
+        load("digits", reading=Reading(size=8))
+    with refused("is a table", "--size"):
+        load(str(iris), reading=Reading(size=8))
+    with refused("is a folder of images", "--task-column"):
+        load(f"folder:{iris.parent}", reading=Reading(task_column="species"))
+    with refused("unknown way with missing values 'guess'"):
+        Reading(missing="guess")
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=80))
+def test_no_bytes_make_a_table_fail_otherwise(content: bytes) -> None:
+    path = FUZZED / "fuzzed.csv"
+    path.write_bytes(content)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            load(str(path))
+        except InputError as error:
+            assert "\n" not in str(error)
+
+
+FUZZED = Path()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _folder_to_fuzz_in(tmp_path_factory: pytest.TempPathFactory) -> None:
+    global FUZZED
+    FUZZED = tmp_path_factory.mktemp("fuzzed")
+
+
+# ── Parquet ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_parquet_names_the_package_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with refused("pip install pyarrow"):
+        load(str(tmp_path / "t.parquet"))
+
+
+def test_parquet_holds_what_csv_holds(iris: Path, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    data = load_wine()
+    table = {name: data.data[:, place] for place, name in enumerate(data.feature_names)}
+    rows = [[*x, y] for x, y in zip(data.data.tolist(), data.target.tolist(), strict=True)]
+    text = load(str(written(tmp_path / "wine.csv", [*data.feature_names, "target"], rows)))
+    parquet.write_table(
+        pyarrow.table({**table, "target": data.target}), tmp_path / "wine.parquet", row_group_size=50
+    )
+    binary = load(str(tmp_path / "wine.parquet"))
+    assert torch.equal(text.x, binary.x) and torch.equal(text.y_test, binary.y_test)
+    assert text.class_names == binary.class_names == ("0", "1", "2")
+
+
+def test_parquet_of_many_types(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "types.parquet"
+    table = {
+        "whole": pyarrow.array([1, 2, None, 4], pyarrow.int32()),
+        "sure": pyarrow.array([True, False, True, True]),
+        "colour": pyarrow.array(["red", "blue", "red", None]).dictionary_encode(),
+        "label": pyarrow.array(["x", "y", "x", "y"]),
+    }
+    parquet.write_table(pyarrow.table(table), path)
+    form = survey([path], Reading(missing="fill"))
+    assert [column.values for column in form.columns] == [None, ("False", "True"), ("blue", "red")]
+    ((_, _, rows),) = every_row(form, [path], labelled=True)
+    assert rows.x.tolist() == [
+        [1, 0, 1, 0, 1],
+        [2, 1, 0, 1, 0],
+        [pytest.approx(7 / 3), 0, 1, 0, 1],
+        [4, 0, 1, 0, 0],
+    ]
+    parquet.write_table(pyarrow.table({"when": pyarrow.array([[1]] * 4), "label": table["label"]}), path)
+    with refused("column 'when'", "neither numbers nor text", "--drop when"):
+        load(str(path))
+    parquet.write_table(pyarrow.table({"when": pyarrow.array([[1]] * 4), **table}), path)
+    assert load(str(path), reading=Reading(missing="fill", drop=("when",))).x.shape[1:] == (5,)
+    parquet.write_table(pyarrow.table({"when": pyarrow.array([[1]] * 4), "label": table["label"]}), path)
+    path.write_bytes(path.read_bytes()[:100])
+    with refused(str(path), "cannot be read as a table"):
+        load(str(path))
+
+
+# ── Hugging Face's library ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def hub() -> Any:
+    return pytest.importorskip("datasets")
+
+
+def test_huggingface_features_and_labels(hub: Any) -> None:
+    data = load_iris()
+    names = hub.ClassLabel(names=[*map(str, data.target_names)])
+    table = {"length": data.data[:, 0], "rest": data.data[:, 1:].tolist(), "note": ["?"] * 150, "y": data.target}
+    features = hub.Features(
+        length=hub.Value("float64"), rest=hub.Sequence(hub.Value("float32")), note=hub.Value("string"), y=names
+    )
+    rows = hub.Dataset.from_dict(table, features=features)
+    dataset = Dataset.from_huggingface(rows, name="iris")
+    assert dataset.class_names == ("setosa", "versicolor", "virginica")
+    plain = Dataset.from_arrays(data.data, data.target)
+    torch.testing.assert_close(dataset.x, plain.x)
+    assert torch.equal(dataset.y, plain.y)
+    assert Dataset.from_huggingface(rows, inputs="rest", label="y").x.shape == (120, 3)
+    with refused("unknown column 'rst': did you mean 'rest'?"):
+        Dataset.from_huggingface(rows, inputs="rst")
+    with refused("holds no numbers of one shape"):
+        Dataset.from_huggingface(rows, inputs="note")
+    with refused("no column of length, rest, note says that it names classes"):
+        Dataset.from_huggingface(rows.remove_columns("y"))
+
+
+def test_huggingface_images_of_differing_sizes_with_a_test_part(hub: Any) -> None:
+    from PIL import Image
+
+    def part(sizes: Sequence[int]) -> Any:
+        images = [Image.new("L", (size, size + 1), 10 * size) for size in sizes]
+        columns = {"image": images, "label": [size % 2 for size in sizes], "week": [size // 4 for size in sizes]}
+        features = hub.Features(image=hub.Image(), label=hub.ClassLabel(names=["even", "odd"]),
+                                week=hub.Value("int64"))  # fmt: skip
+        return hub.Dataset.from_dict(columns, features=features)
+
+    data = hub.DatasetDict(train=part(range(2, 8)), test=part([2, 3, 4, 5]))
+    with refused("2 × 3 to 7 × 8 pixels", "size=32"):
+        Dataset.from_huggingface(data)
+    dataset = Dataset.from_huggingface(data, size=4, task_column="week")
+    assert dataset.x.shape == (6, 1, 4, 4) and dataset.class_names == ("even", "odd")
+    assert (dataset.x[:, 0, 0, 0] * 255).round().tolist() == [20, 30, 40, 50, 60, 70]
+    assert dataset.arrivals is not None and dataset.arrivals.names == ("0", "1")
+    assert dataset.arrivals.train.tolist() == [0, 0, 1, 1, 1, 1]
+
+
+def test_what_is_no_dataset_of_theirs_is_refused() -> None:
+    with refused("ndarray is no datasets.Dataset"):
+        Dataset.from_huggingface(np.zeros((3, 2)))
+    with refused("no part 'train' among test"):
+        Dataset.from_huggingface({"test": None})
