@@ -71,5 +71,6 @@ class Mapped(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         floating = {name: getattr(self, name) for name, _ in self.named_buffers(recurse=False)}
-        out: Tensor = self.head(self.kind(**self.fixed, **floating)(x))
+        features = self.kind(**self.fixed, **floating)
+        out: Tensor = self.head(getattr(features, "both_ways", features)(x))
         return out

@@ -42,6 +42,7 @@ class Recipe:
     size: int | None = None
     standardize: bool = True
     seed: int = 0
+    mirror: bool | None = None
 
     def with_seed(self, seed: int) -> Recipe:
         return replace(self, seed=seed)
@@ -74,7 +75,7 @@ class Recipe:
             return BackboneFeatures(self.features, x[:1])
         if kind == "images":
             _check_images(shape)
-            return PatchFeatures.make(x, self.size or PATCHES, self.seed)
+            return PatchFeatures.make(x, self.size or PATCHES, self.seed, mirror=self.mirror)
         return VectorFeatures.make(x, weight, self.size or RANDOM, self.seed, self.standardize)
 
 
