@@ -127,5 +127,5 @@ def test_a_reservoir_that_makes_no_sense_is_refused_in_one_line() -> None:
         with pytest.raises(InputError, match="a reservoir has a total budget"):
             MemorySpec(**{"sampler": "reservoir", "replay": "beside", **wrong})  # type: ignore[arg-type]
     for name in ("icarl", "gem"):
-        with pytest.raises(InputError, match="reservoir"):
+        with pytest.raises(InputError, match=f"{name} does not replay a reservoir"):
             learner(name, SPEC)

@@ -100,6 +100,8 @@ def as_used(part: Any, memory: MemorySpec | None) -> MemorySpec | None:
     if getattr(part, "memoryless", False):
         return None
     own = getattr(part, "replay", None)
+    if memory is not None and memory.is_reservoir and own not in (None, memory.replay):
+        raise InputError(f"{part.name} does not replay a reservoir: run it by itself, with another sampler")
     return memory if memory is None or own in (None, memory.replay) else replace(memory, replay=own)
 
 
