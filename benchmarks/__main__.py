@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks import against, bars, gpu, growth, guard, herding, record, startup, steps
+from benchmarks import against, bars, gpu, growth, guard, herding, losses, record, startup, steps
 from benchmarks.rounds import Missing
 
 SECTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "solo": steps.solo,
+    "losses": losses.bench,
     "fleet": steps.fleet_on_all_cores,
     "guard": guard.bench,
     "herding": herding.bench,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 STEP = {"vanilla": 1.05, "pi": 1.15, "ewc++": 1.12, "rwalk": 1.20}
+LOSS = {"lwf": 1.10, "der++": 1.10, "der++ with a reservoir": 1.10}
 FLEET = 0.65
 GUARD = 1.15
 HERDING = 20.0
@@ -48,6 +49,14 @@ def _solo(solo: Mapping[str, Any]) -> Iterator[Row]:
     for name, value in solo.items():
         if isinstance(value, float) and name not in ("minimal", "minimal_ms"):
             yield at_most(f"{name}: a solo step", value, STEP.get(name), "×")
+
+
+def _losses(losses: Mapping[str, Any]) -> Iterator[Row]:
+    for name, value in losses.items():
+        if name.endswith("_ms"):
+            yield Row(f"{name.removesuffix('_ms')}, a step by hand", f"{value:.2f} ms")
+        elif isinstance(value, float):
+            yield at_most(f"{name}: a step, by that by hand", value, LOSS.get(name), "×")
 
 
 def _fleet(fleet: Mapping[str, Any]) -> Iterator[Row]:
@@ -98,6 +107,7 @@ def _against(against: Mapping[str, Any]) -> Iterator[Row]:
 
 ROWS = {
     "solo": _solo,
+    "losses": _losses,
     "fleet": _fleet,
     "guard": _guard,
     "herding": _herding,

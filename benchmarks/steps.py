@@ -19,6 +19,7 @@ from torch import nn
 
 from benchmarks.rounds import Contender, beside, interleaved, timed
 from rwalk.data import splits, streams
+from rwalk.data.memory import MemorySpec
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.programs import compiler_works
 from rwalk.learners import learner
@@ -64,9 +65,11 @@ def minimal(x: torch.Tensor, y: torch.Tensor, steps: int = STEPS, compiled: bool
     return timed(train, steps)
 
 
-def ours(name: str, stream: streams.Stream, fuse: bool, steps: int = STEPS) -> Contender:
+def ours(
+    name: str, stream: streams.Stream, fuse: bool, steps: int = STEPS, memory: MemorySpec | None = None
+) -> Contender:
     """The fleet's own loop in its second task, where everything is held and observed."""
-    fleet = Fleet(stream, "mlp", [learner(name)], [0], Training(steps=steps), fuse=fuse)
+    fleet = Fleet(stream, "mlp", [learner(name, memory)], [0], Training(steps=steps), fuse=fuse)
     fleet.begin_task()
     fleet.train_task()
     fleet.end_task()

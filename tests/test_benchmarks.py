@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from benchmarks import __main__ as command
-from benchmarks import against, bars, gpu, growth, record
+from benchmarks import against, bars, gpu, growth, losses, record
 from benchmarks.meter import meter
 from benchmarks.rounds import beside, interleaved, ratios
 
@@ -80,6 +80,14 @@ def test_a_gpus_cases_are_measured_on_any_device_and_judged_by_their_bars() -> N
     assert all(0 < spent["ms"] <= spent["slowest_ms"] for spent in found.values())
     slow = {"rwalk: mlp, 1 run": {"ms": 0.23}, "rwalk: cnn, 10 runs": {"ms": 2.4}, "measured": WHEN}
     assert [row.met for row in bars.rows({"gpu": slow})] == [False, True]
+
+
+def test_steps_of_losses_are_measured_against_the_same_arithmetic_by_hand() -> None:
+    found = losses.bench(steps=2, rounds=1, fuse=False)
+    assert set(found) == {"bare lwf_ms", "lwf", "bare der++_ms", "der++", "der++ with a reservoir"}
+    assert min(found.values()) > 0
+    slow = {"bare lwf_ms": 1.0, "lwf": 1.2, "lwf, eager": 3.0, "der++": 1.05, "measured": WHEN}
+    assert [row.met for row in bars.rows({"losses": slow})] == [None, False, None, True]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

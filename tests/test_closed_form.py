@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
 from collections.abc import Iterator
 from itertools import pairwise
@@ -350,6 +351,21 @@ def patch_features_slowly(features: PatchFeatures, image: torch.Tensor) -> torch
         for side in ((answers - 0.25).clamp(min=0), (-answers - 0.25).clamp(min=0))
     ]
     return torch.cat(pooled)
+
+
+def test_images_that_could_be_their_mirror_images_are_taken_for_the_same() -> None:
+    draws = torch.Generator().manual_seed(0)
+    photographs = torch.rand(120, 3, 16, 16, generator=draws)
+    photographs[:, :, 8:] *= 0.5  # darker below: what is above and below may differ, left and right do not
+    writing = photographs + torch.linspace(0, 0.3, 16) * torch.arange(16)[:, None]  # strokes that lean to one side
+    assert float(PatchFeatures.make(photographs, 10, 0).mirrored) == 0.5
+    assert float(PatchFeatures.make(writing, 10, 0).mirrored) == 0
+    assert float(PatchFeatures.make(photographs[:20], 10, 0).mirrored) == 0  # too few to tell
+    both = PatchFeatures.make(photographs, 10, 0)
+    torch.testing.assert_close(both(photographs.double()), both(photographs.double().flip(-1)))
+    one = dataclasses.replace(both, mirrored=torch.zeros(()))
+    mean = (one(photographs.double()) + one(photographs.double().flip(-1))) / 2
+    torch.testing.assert_close(both(photographs.double()), mean)
 
 
 def test_patch_features_are_what_they_say():

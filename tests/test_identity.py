@@ -23,6 +23,7 @@ from rwalk.parts import parts, stack
 from rwalk.report.html import render
 from rwalk.report.results import read
 from rwalk.report.summary import summarise
+from rwalk.solvers import SOLVERS
 from rwalk.studies import Study, numerics, provenance
 from rwalk.studies.compare import compare
 from rwalk.studies.environment import commit
@@ -177,7 +178,9 @@ def trained(name: str, optimizer: str) -> float:
     """One number that any change of what is computed moves; rounding, of six steps in float64, does not."""
     memory = MemorySpec(per_class=3)
     training = Training(steps=6, batch=16, optimizer=optimizer, lr=0.01)
-    numbers = {"lam": 10.0} if name in ("ewc", "ewc++", "pi", "rwalk") else {}
+    numbers = {"lam": 10.0} if name in ("ewc", "ewc++", "ewc-online", "mas", "pi", "rwalk") else {}
+    if name in SOLVERS:
+        numbers = {"size": 16}
     fleet = Fleet(little.stream(), "mlp", [learner(name, memory, **numbers)], [3], training, dtype=torch.float64)
     fleet.train()
     # Of the outputs, not of the parameters: where a gradient is zero but for rounding, Adam makes a step of that.

@@ -16,7 +16,7 @@ LAYERS = (
     ("files", "metrics", "private_torch", "registry", "seeds", "threads", "training"),
     ("sealed", "closed_form"),
     ("methods", "data", "augmentations", "classifiers"),
-    ("losses", "projectors", "guard"),
+    ("losses", "projectors", "solvers", "guard"),
     ("parts", "integrations"),
     ("learners",),
     ("engine",),

@@ -13,6 +13,8 @@ from rwalk import Batch, Fleet, MemorySpec, Training, learner, split
 from rwalk.data import datasets
 from rwalk.engine import evaluation
 from rwalk.losses.derpp import DERpp
+from rwalk.losses.er import ER
+from rwalk.losses.er_ace import ERACE
 from rwalk.losses.lwf import LwF
 
 RUNS, SIZE, CLASSES = 2, 5, 6
@@ -108,3 +110,53 @@ def test_exemplars_are_kept_with_the_logits_of_their_tasks_end() -> None:
     fleet.end_task()
     for group, kept in zip(fleet.memory.groups, before, strict=False):
         assert torch.equal(group.stored["logits"], kept), "as they were then, whatever the network says by now"
+
+
+def test_er_is_the_mean_over_new_and_kept_alike() -> None:
+    logits = draws(RUNS, SIZE, CLASSES, seed=4)
+    batch = a_batch()._replace(head=torch.zeros(CLASSES, dtype=torch.float64))
+    expected = []
+    for run in range(RUNS):
+        wrong = [-math.log(softmax(logits[run, i].tolist())[int(batch.y[run, i])]) for i in range(SIZE)]
+        expected.append(sum(wrong) / SIZE)
+    torch.testing.assert_close(ER()(logits, batch), torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kept", [[[1, 0, 1, 0, 1], [0, 0, 0, 1, 1]], None], ids=["with exemplars", "without"])
+def test_er_ace_is_caccias_sum(kept: list[list[int]] | None) -> None:
+    """New examples against the classes among the new, kept ones against all classes seen: 0 to 4."""
+    logits = draws(RUNS, SIZE, CLASSES, seed=5)
+    head = torch.where(columns(0, 1, 2, 3, 4), 0.0, -torch.inf).double()
+    is_kept = None if kept is None else torch.tensor(kept, dtype=torch.bool)
+    y = torch.tensor([[0, 4, 2, 4, 1], [4, 4, 4, 3, 0]])
+    batch = a_batch(is_kept=is_kept)._replace(head=head, y=y)
+    expected = []
+    for run in range(RUNS):
+        old = [i for i in range(SIZE) if kept is not None and kept[run][i]]
+        new = [i for i in range(SIZE) if i not in old]
+        present = sorted({int(y[run, i]) for i in new})
+        total = 0.0
+        for group, classes in ((new, present), (old, [0, 1, 2, 3, 4])):
+            for i in group:
+                p = softmax([float(logits[run, i, c]) for c in classes])
+                total -= math.log(p[classes.index(int(y[run, i]))]) / len(group)
+        expected.append(total)
+    torch.testing.assert_close(ERACE()(logits, batch), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_replay_keeps_what_training_alone_forgets() -> None:
+    """Single-head, each example once, in batches of ten, from a reservoir: as the field tries it."""
+    digits = split(datasets.load("digits"), classes_per_task=2)
+    reservoir = MemorySpec(total=100, sampler="reservoir", replay="beside")
+    learners = {
+        "vanilla": learner("vanilla"),
+        "er": learner("er", reservoir),
+        "er-ace": learner("er-ace", reservoir),
+        "der++": learner("der++", reservoir, alpha=1.0, beta=1.0),
+    }
+    kept = {}
+    for name, one in learners.items():
+        fleet = Fleet(digits, "mlp", [one] * 3, [0, 1, 2], Training(batch=10, optimizer="sgd", lr=0.1))
+        fleet.train()
+        kept[name] = fleet.accuracy["single"][:, -1].mean()
+    assert min(kept["er"], kept["er-ace"], kept["der++"]) > kept["vanilla"] + 0.1, kept

@@ -243,7 +243,7 @@ def test_batches_are_full_of_known_examples_and_depend_on_the_generator_alone(
     current, kept = lesson
     before = torch.get_rng_state()
     plan = epoch(current, kept, replay, batch, drawn(seed))
-    examples = sum(map(len, current))
+    examples = sum(map(len, kept if replay == "alone" else current))
     width = batch_size(examples, batch) * (2 if replay == "beside" else 1)
     assert plan.shape == (steps_per_epoch(examples, batch), width)
     assert torch.isin(plan, torch.cat([*current, *kept])).all()
@@ -345,7 +345,7 @@ def test_a_loss_that_asks_is_told_which_examples_are_kept(stream: Stream, runs: 
         assert fleet.memory is not None
         own = [{int(n) for group in fleet.memory.groups for n in group.examples[run]} for run in range(runs)]
         told = [[int(n) in own[run] for n in index[run]] for run in range(runs)]
-        expected.append(torch.tensor(told) if fleet.task else None)
+        expected.append(torch.tensor(told) if fleet.memory.groups else None)
         return take(index)
 
     fleet.execution.step = watched  # type: ignore[method-assign]
@@ -353,7 +353,7 @@ def test_a_loss_that_asks_is_told_which_examples_are_kept(stream: Stream, runs: 
     for batch, told in zip(Telling.seen, expected, strict=True):
         assert batch.kept == {}
         if told is None:
-            assert batch.is_kept is None, "nothing is kept before the first task has ended"
+            assert batch.is_kept is None, "nothing is kept yet"
         else:
             assert batch.is_kept is not None and batch.is_kept.equal(told)
             if replay == "beside":

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from rwalk.errors import InputError
 from rwalk.methods import EWC, METHODS, PI, EWCpp, Method, RWalk, Vanilla
 from rwalk.methods.base import normalized
+from rwalk.methods.ewc_online import EWCOnline
+from rwalk.methods.mas import MAS
 from rwalk.parts import stack
 
 R, P, STEPS = 3, 17, 23
@@ -25,6 +27,8 @@ ALL = [
     PI(lam=2.0),
     RWalk(lam=2.0, dt=4),
     RWalk(lam=2.0, dt=4, penalty="proximal"),
+    MAS(lam=2.0),
+    EWCOnline(lam=2.0, gamma=0.7),
 ]
 HOLDING = [method for method in ALL if not isinstance(method, Vanilla)]
 names = [f"{method.name}-{i}" for i, method in enumerate(ALL)]

@@ -478,4 +478,6 @@ def test_what_cannot_be_kept_is_said(rwalk: Rwalk) -> None:
     refused(rwalk(*KEPT, "--keep=some"), "unknown choice of models to keep 'some'")
     refused(rwalk(*KEPT, "--permuted=2", "--keep=best"), "permuted streams show inputs in many ways")
     refused(rwalk(*KEPT, "--methods=der++", "--memory=2", "--keep=best"), "der++ stores logits")
+    refused(rwalk(*KEPT, "--methods=ridge", "--keep=best"), "ridge trains no network")
+    refused(rwalk(*KEPT, "--methods=joint", "--keep=best"), "joint learns from the data of all tasks")
     assert not Path("study").exists()

@@ -333,7 +333,8 @@ def test_the_network_is_yours(standardize: bool) -> None:
     before = classifier.predict_proba(x)
     module = classifier.network_
     assert not module.training
-    assert np.allclose(module(torch.from_numpy(x)).softmax(1).detach(), before, atol=1e-6)
+    logits = classifier._sharpness() * module(torch.from_numpy(x))
+    assert np.allclose(logits.softmax(1).detach(), before, atol=1e-6)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.zero_()
@@ -609,6 +610,16 @@ def test_every_lam_goes_on_as_if_it_were_alone() -> None:
     for lam, one in alone.items():
         expected = one._knowledge.theta[0]
         assert torch.allclose(auto._knowledge.theta[LAMS.index(lam)], expected, atol=1e-4)
+
+
+def test_probabilities_are_calibrated_by_what_is_held_out() -> None:
+    """Classes that overlap, learned for long: the softmax alone is far surer than it is right."""
+    draws = np.random.default_rng(0)
+    y = draws.integers(0, 3, 3000)
+    x = (np.eye(3)[y] + draws.normal(size=(3000, 3))).astype(np.float32)
+    classifier = quick(epochs=None).partial_fit(x[:1500], y[:1500])
+    sure, right = classifier.predict_proba(x[1500:]).max(1), classifier.predict(x[1500:]) == y[1500:]
+    assert abs(sure.mean() - right.mean()) < 0.05
 
 
 def test_judges_are_never_trained_on() -> None:

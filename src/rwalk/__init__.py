@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rwalk.losses import Batch, Loss
     from rwalk.methods import EWC, PI, EWCpp, Method, RWalk, Vanilla
     from rwalk.projectors import Projector
+    from rwalk.solvers import Solver
     from rwalk.studies import Study
     from rwalk.training import Training
 
@@ -49,6 +50,7 @@ __all__ = [
     "Projector",
     "RWalk",
     "Sampler",
+    "Solver",
     "Stream",
     "Study",
     "Training",
@@ -73,6 +75,7 @@ _HOMES = {
     "rwalk.data.samplers": ("Sampler",),
     "rwalk.losses": ("Batch", "Loss"),
     "rwalk.projectors": ("Projector",),
+    "rwalk.solvers": ("Solver",),
     "rwalk.augmentations": ("Augmentation",),
     "rwalk.studies": ("Study",),
     "rwalk.data.splits": ("from_arrays", "permuted", "split"),

@@ -1,4 +1,4 @@
-"""The parts that learners are made of: methods, losses and projectors; by name, and stacked for a fleet."""
+"""The parts that learners are made of: methods, losses, projectors, solvers; by name, and stacked for a fleet."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from rwalk.losses import LOSSES, Loss
 from rwalk.methods import METHODS, Method
 from rwalk.projectors import PROJECTORS, Projector
 from rwalk.registry import imported
+from rwalk.solvers import SOLVERS, Solver
 
-Part = Method | Loss | Projector
+Part = Method | Loss | Projector | Solver
 ORDER = ("vanilla", "ewc", "ewc++", "pi", "rwalk", "icarl", "icarl-hb1", "gem", "a-gem")
 SomePart = TypeVar("SomePart")
 
@@ -24,7 +25,7 @@ SomePart = TypeVar("SomePart")
 @cache
 def parts() -> dict[str, type[Part]]:
     """All our named parts, oldest first, so that colours in reports do not change."""
-    found: dict[str, type[Part]] = {**METHODS, **LOSSES, **PROJECTORS}
+    found: dict[str, type[Part]] = {**METHODS, **LOSSES, **PROJECTORS, **SOLVERS}
     return {name: found[name] for name in [*ORDER, *sorted(found.keys() - set(ORDER))]}
 
 
@@ -35,8 +36,8 @@ def find(name: str) -> type[Part]:
     if ":" not in name:
         raise unknown("method", name, [*parts(), "package.module:Name"])
     kind = imported(name, "method")
-    if not (isinstance(kind, type) and issubclass(kind, Method | Loss | Projector)):
-        raise InputError(f"method {name!r} is neither a Method nor a Loss nor a Projector of rwalk: make it one")
+    if not (isinstance(kind, type) and issubclass(kind, Part)):
+        raise InputError(f"method {name!r} is no Method, Loss, Projector or Solver of rwalk: make it one")
     return kind
 
 
@@ -82,7 +83,7 @@ def stack(each: Sequence[SomePart], like: Tensor, columns: bool = False) -> Some
 
 def per_run(kind: type[Any]) -> frozenset[str]:
     """The hyper-parameters in which the runs of one fleet may differ: the numeric ones of methods and losses."""
-    if issubclass(kind, Projector):
+    if issubclass(kind, Projector | Solver):
         return frozenset()
     types = get_type_hints(kind)  # not the fields' own: those are strings in some modules, types in others
     return frozenset(each.name for each in fields(kind) if types[each.name] in (float, float | Tensor))

@@ -34,6 +34,7 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
     size          random features of vectors, or patches of images; None for a good number
     ridge         how strongly weights are held back, relative to a feature's variance; None to have it chosen
     standardize   scale every column of a vector by the first examples; off, the map depends on the seed alone
+    mirror        take images and their mirror images for the same; None to have it seen from the first ones
     warm_up       examples the map is made of: fewer are held as they are until more have come
     dtype         "float64", exact to about ten digits; "float32", twice as fast; None: float64 for vectors,
                   float32 for images and networks. The sums are float64 either way
@@ -61,14 +62,15 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
         size: int | None = None,
         ridge: float | None = None,
         standardize: bool = True,
+        mirror: bool | None = None,
         warm_up: int = 100,
         dtype: str | None = None,
         device: str | torch.device = "cpu",
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:
         super().__init__(
-            network=network, features=features, size=size, ridge=ridge, standardize=standardize, warm_up=warm_up,
-            dtype=dtype, device=device, random_state=random_state,
+            network=network, features=features, size=size, ridge=ridge, standardize=standardize, mirror=mirror,
+            warm_up=warm_up, dtype=dtype, device=device, random_state=random_state,
         )  # fmt: skip
         self.method = method
 

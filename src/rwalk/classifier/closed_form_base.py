@@ -37,6 +37,7 @@ class ClosedForm(ArrayEstimator):
         size: int | None = None,
         ridge: float | None = None,
         standardize: bool = True,
+        mirror: bool | None = None,
         warm_up: int = 100,
         dtype: str | None = None,
         device: str | torch.device = "cpu",
@@ -47,6 +48,7 @@ class ClosedForm(ArrayEstimator):
         self.size = size
         self.ridge = ridge
         self.standardize = standardize
+        self.mirror = mirror
         self.warm_up = warm_up
         self.dtype = dtype
         self.device = device
@@ -166,7 +168,11 @@ class ClosedForm(ArrayEstimator):
         size = None if self.size is None else int(self.size)
         return Model(
             Recipe(
-                self.features if self.network is None else self.network, size, bool(self.standardize), self._seed()
+                self.features if self.network is None else self.network,
+                size,
+                bool(self.standardize),
+                self._seed(),
+                None if self.mirror is None else bool(self.mirror),
             ),
             shape,
             columns,

@@ -27,7 +27,7 @@ FORMAT = "rwalk.closed_form/1"
 # Every tensor of a map by its dimensions: equal letters are equal sizes, figures are themselves.
 DIMENSIONS = {
     "vectors": {"centre": "d", "scale": "d", "slopes": "dr", "offsets": "r", "waves": "df", "mixing": "dm"},
-    "images": {"filters": "kcss", "offsets": "k", "faint": "", "grid": ""},
+    "images": {"filters": "kcss", "offsets": "k", "faint": "", "grid": "", "mirrored": ""},
 }
 SUMS = {"gram": "t", "total": "D", "cross": "DC", "targets": "C", "squares": "C", "weight": "", "counts": "C"}
 HELD = ("x", "y", "weight")
@@ -129,6 +129,7 @@ def _restored_map(model: Model, stored: Any, tensors: Mapping[str, Tensor]) -> F
         _fits(parts, DIMENSIONS[kind], known)
         expect(bool((parts["scale"] > 0).all()) if kind == "vectors" else float(parts["faint"]) > 0, "a scale")
         expect(kind == "vectors" or 0 < int(parts["grid"]) <= min(model.shape[1:]), "the grid")
+        expect(kind == "vectors" or float(parts["mirrored"]) in (0.0, 0.5), "whether images are mirrored")
         features = KINDS[kind](**parts)
     if fingerprint(features) != stored["fingerprint"]:
         raise InputError("the features are others than those it was trained with: give the same network")

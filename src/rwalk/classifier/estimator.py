@@ -55,6 +55,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     size           random features of vectors, or patches of images; None for a good number
     ridge          how strongly weights are held back, relative to a feature's variance; None to have it chosen
     standardize    scale every column of a vector by the first examples; off, the map depends on the seed alone
+    mirror         take images and their mirror images for the same; None to have it seen from the first ones
     warm_up        examples the feature map is made of: fewer are held as they are until more have come
     dtype          "float64", "float32", or None for what suits the features
 
@@ -92,6 +93,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         size: int | None = None,
         ridge: float | None = None,
         standardize: bool = True,
+        mirror: bool | None = None,
         warm_up: int = 100,
         dtype: str | None = None,
         lam: float | str | None = None,
@@ -111,6 +113,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.size = size
         self.ridge = ridge
         self.standardize = standardize
+        self.mirror = mirror
         self.warm_up = warm_up
         self.dtype = dtype
         self.lam = lam

@@ -38,6 +38,7 @@ class Knowledge:
     scale: State = field(default_factory=dict)  # what inputs are brought to scale by; nothing, if they are not
     judges: dict[int, Tensor] = field(default_factory=dict)  # inputs never trained on, by class, to choose λ by
     best: int = 0  # the run that is used
+    sharpness: float = 1.0  # what its logits are multiplied by to be probabilities
 
     def moved(self, moves: Sequence[int], total: int) -> Knowledge:
         """The same with class c at column moves[c] of `total`; its tensors stay, `take_up` moves them."""

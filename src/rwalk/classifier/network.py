@@ -26,6 +26,7 @@ from rwalk.classifier.lessons import Call, Knowledge, Scaling, stream_of, take_u
 from rwalk.classifier.trials import LAMS, HeldOut, longest, with_judges, with_lam, without
 from rwalk.closed_form.features.vectors import moments
 from rwalk.data.memory import MemorySpec
+from rwalk.data.samplers import RESERVOIR
 from rwalk.engine import networks
 from rwalk.engine.fleet import Fleet, Progress
 from rwalk.engine.networks import Factory
@@ -159,23 +160,26 @@ class NetworkClassifier(ArrayClassifier):
         if recipe.memory is None:
             past = replace(past, exemplars={})
         call = Call(x, columns_of(labels, every), past)
+        held_out: HeldOut | None
 
         if self.lam == "auto":
-            fleet, run, rest = self._with_every_lam(call, recipe, moves)
+            fleet, run, rest, held_out = self._with_every_lam(call, recipe, moves)
         else:
             rest, held_out = without(call) if self.epochs is None else (call, None)
             fleet, run = self._trained(rest, [recipe], moves, held_out), 0
         if reason := fleet.stopped[run]:
             raise InputError(reason)
         before = replace(rest.past, exemplars=past.exemplars)  # those held out are kept like the others
+        if held_out is not None:
+            before = replace(before, sharpness=held_out.sharpness(fleet, run))
         self._become(every, tuple(x.shape[1:]), before.after(fleet, rest.inputs, run))
         self.lam_ = fleet.learners[run].lam
         if self.verbose:
             self._say(len(labels), fleet)
         return self
 
-    def _with_every_lam(self, call: Call, recipe: Learner, moves: list[int]) -> tuple[Fleet, int, Call]:
-        """One fleet with a run for every λ, the run that the judges prefer, and what was learned from.
+    def _with_every_lam(self, call: Call, recipe: Learner, moves: list[int]) -> tuple[Fleet, int, Call, HeldOut]:
+        """One fleet with a run for every λ, the run that the judges prefer, what was learned from, and the judges.
 
         Every run goes on with its own λ, from call to call: what is best now may not be in the long run.
         """
@@ -183,9 +187,9 @@ class NetworkClassifier(ArrayClassifier):
         rest, judges = with_judges(call, recipe.memory.quota(len(call.past.last_seen)))
         enough = judges if self.epochs is None else None
         if not call.past.tasks:  # there is nothing to hold yet: all would be the same
-            return self._trained(rest, [with_lam(recipe, 1.0)], moves, enough), 0, rest
+            return self._trained(rest, [with_lam(recipe, 1.0)], moves, enough), 0, rest, judges
         fleet = self._trained(rest, [with_lam(recipe, lam) for lam in LAMS], moves, enough)
-        return fleet, judges.best_run(fleet), rest
+        return fleet, judges.best_run(fleet), rest, judges
 
     def _trained(self, call: Call, recipes: list[Learner], moves: list[int], held_out: HeldOut | None) -> Fleet:
         """A fleet that has learned the call, with as many runs as there are recipes."""
@@ -237,6 +241,9 @@ class NetworkClassifier(ArrayClassifier):
         scores = self._by_exemplars(x) if by_exemplars else self._logits(x)
         unseen = torch.tensor(self._knowledge.last_seen) < 0
         return scores.double().masked_fill(unseen, -torch.inf)
+
+    def _sharpness(self) -> float:
+        return self._knowledge.sharpness
 
     def _logits(self, x: Tensor) -> Tensor:
         device = next(self._network.parameters()).device
@@ -322,6 +329,8 @@ class NetworkClassifier(ArrayClassifier):
     def _learner(self) -> Learner:
         memory = None
         if self.memory is not None or self.memory_total is not None:
+            if self.sampler == RESERVOIR:
+                raise InputError("the classifier chooses exemplars class by class: take another sampler")
             memory = MemorySpec(whole(self.memory), whole(self.memory_total), self.sampler)
         made = learner("vanilla" if self.method is None else self.method, memory)
         if self.lam == "auto" and memory is None:
@@ -330,6 +339,10 @@ class NetworkClassifier(ArrayClassifier):
             raise InputError(f"lam={self.lam!r} is unknown: give a number, 'auto' or None")
         if self.lam is not None and not isinstance(self.lam, str):
             made = with_lam(made, self.lam)
+        if made.solver is not None:
+            raise InputError(f"{made.solver.name} trains no network: set method='closed-form'")
+        if made.loss.everything:
+            raise InputError(f"{made.loss.name} learns from all data together: call fit with all of them")
         if made.loss.keeps:
             raise InputError(
                 f"{made.loss.name} stores {', '.join(made.loss.keeps)}, which the classifier cannot yet"

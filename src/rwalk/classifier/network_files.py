@@ -53,6 +53,7 @@ def write(path: Path, saved: Saved) -> None:
         "tasks": known.tasks,
         "last_seen": known.last_seen,
         "best": known.best,
+        "sharpness": known.sharpness,
     }
     tensors = {"theta": known.theta}
     tensors |= {f"method.{name}": each for name, each in known.method.items()}
@@ -73,7 +74,7 @@ def read(path: Path, names: Sequence[str], given: Mapping[str, Any]) -> Saved:
         raise InputError(f"it is not a classifier that this version can read: its format is not {FORMAT}")
     record = sealed.unsealed(metadata, tensors)
     if metadata["format"] == FIRST:
-        record["best"] = 0
+        record["best"], record["sharpness"] = 0, 1.0
         record["params"] = {"lam": None, "standardize": False, **record["params"]}
     shape = records.checked_shape(record["shape"])
     return Saved(
@@ -140,6 +141,8 @@ def _checked_knowledge(
         expect(each.shape == (shape[0], *(1 for _ in shape[1:])) and each.dtype == torch.float32, name)
         expect(bool(each.isfinite().all()) and (name == "centre" or bool((each > 0).all())), name)
     expect(tensors["theta"].ndim == 2 and len(tensors["theta"]) in (1, len(LAMS)), "theta")
+    sharp = record["sharpness"]
+    expect(isinstance(sharp, float) and 0 < sharp < 100, "the sharpness")
     expect(is_whole(record["best"], 0, len(tensors["theta"])), "the best run")
     return Knowledge(
         seed, tasks, last_seen, exemplars, tensors["theta"], method, buffer, scale, judges, record["best"]

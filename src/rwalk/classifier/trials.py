@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from rwalk.classifier.lessons import Call
 from rwalk.engine.fleet import Fleet
@@ -23,6 +25,7 @@ PATIENCE = 4  # looks without progress before it is enough
 PROGRESS = 0.01  # of the loss: less is none
 LEARNED = 0.1  # a loss below which progress is measured by this one
 AT_MOST = 1000  # examples looked at
+CALIBRATED_BY = 50  # examples at least
 STEPS, PASSES, SOON, MOST = 200, 20, 2, 5000  # see `longest`
 
 
@@ -31,8 +34,8 @@ class HeldOut:
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x, y
-        self.best: Tensor | None = None
-        self.waited = torch.zeros(0)
+        self.least = math.inf
+        self.waited = 0
 
     def __len__(self) -> int:
         return len(self.x)
@@ -40,19 +43,17 @@ class HeldOut:
     def __call__(self, fleet: Fleet) -> bool:
         if not len(self) or fleet.step % EVERY:
             return False
-        loss = self.losses(fleet)
-        if self.best is None:
-            self.best, self.waited = loss, torch.zeros_like(loss)
-            return False
-        better = loss < self.best - PROGRESS * self.best.clamp(min=LEARNED)
-        self.waited = torch.where(better, 0, self.waited + 1)
-        self.best = torch.where(better, loss, self.best)
-        return bool((self.waited >= PATIENCE).all())
+        loss = float(self.losses(fleet).min())  # of several runs the best counts
+        if loss < self.least - PROGRESS * max(self.least if self.least < math.inf else 0.0, LEARNED):
+            self.least, self.waited = loss, 0
+        else:
+            self.waited += 1
+        return self.waited >= PATIENCE
 
     def losses(self, fleet: Fleet) -> Tensor:
         """The mean over classes of their mean cross entropy, per run [R]."""
         logits, y, share = self._outputs(fleet)
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
+        loss = cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
         return (loss.view_as(y).nan_to_num(torch.inf) * share).sum(1)
 
     def best_run(self, fleet: Fleet) -> int:
@@ -61,6 +62,17 @@ class HeldOut:
         right = ((logits.argmax(-1) == y) * share).sum(1).tolist()
         losses = self.losses(fleet).tolist()
         return max(range(fleet.runs), key=lambda run: (round(right[run], 9), -losses[run]))
+
+    def sharpness(self, fleet: Fleet, run: int) -> float:
+        """What logits are multiplied by to be most probable here: networks are surer than they should be."""
+        if len(self) < CALIBRATED_BY or fleet.learner.classifier.needs_exemplars:
+            return 1.0
+        logits, y, share = self._outputs(fleet)
+        factors = torch.logspace(-1.5, 0.5, 81).tolist()
+        losses = [
+            (cross_entropy(factor * logits[run], y[run], reduction="none") * share).sum() for factor in factors
+        ]
+        return float(factors[int(torch.stack(losses).argmin())])
 
     @torch.no_grad()
     def _outputs(self, fleet: Fleet) -> tuple[Tensor, Tensor, Tensor]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rwalk.data.memory import MemorySpec
 
 DEFAULT_METHODS = "vanilla,ewc,ewc++,pi,rwalk"
+USUAL_REPLAY = {"reservoir": "beside"}
 DEFAULT_EPOCHS = {"digits": 20}  # small data needs several passes; 1 everywhere else
 
 
@@ -84,12 +85,16 @@ def run(
         int | None, typer.Option(help="exemplars kept in total, shared by the classes seen")
     ] = None,
     sampler: Annotated[
-        str, typer.Option(help="uniform, plane, entropy, mof, plane-top, entropy-top, or package.module:NAME")
+        str,
+        typer.Option(
+            help="uniform, plane, entropy, mof, plane-top, entropy-top, reservoir, or package.module:NAME"
+        ),
     ] = "mof",
     replay: Annotated[
         str,
         typer.Option(
-            help="how exemplars are replayed: balanced (default), concat, half, beside; some methods prescribe it"
+            help="how exemplars are replayed: balanced (default), concat, half, beside (a reservoir's); some "
+            "methods prescribe it"
         ),
     ] = "",
     penalty: Annotated[str, typer.Option(help="gradient (the paper) or proximal (stable for any λ)")] = "gradient",
@@ -145,7 +150,7 @@ def run(
             reading=with_label(dataset, reading, remarks.append),
         ),
         network=network or NETWORK.get(dataset, "mlp"),
-        memory=_memory(memory, memory_total, sampler, replay or "balanced"),
+        memory=_memory(memory, memory_total, sampler, replay or USUAL_REPLAY.get(sampler, "balanced")),
         training=Training(
             epochs=DEFAULT_EPOCHS.get(dataset, 1) if epochs is None else epochs,
             steps=steps,

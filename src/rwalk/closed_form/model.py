@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rwalk.closed_form.features import FeatureMap, Recipe, fingerprint, placed
+from rwalk.closed_form.features import LOOKED_AT, FeatureMap, Recipe, fingerprint, placed
 from rwalk.closed_form.lda import discriminants
 from rwalk.closed_form.probability import sharpness
 from rwalk.closed_form.ridge import Solution, freedom, solve
@@ -22,7 +22,6 @@ from rwalk.closed_form.statistics import Centred, Statistics
 from rwalk.errors import InputError
 
 ROWS = 2048  # whose features are computed at a time
-LOOKED_AT = 20_000  # examples a map is made of, at most
 MOST_LEVERAGE = 0.95  # beyond it, an approximation by the mean has no meaning
 
 STILL_KNOWN = (

@@ -1,7 +1,8 @@
 """Which examples each step sees: pure functions from pools of example indices to batches [steps, B].
 
 Batches of exemplars "beside" the new examples are twice as wide, once there are exemplars: [steps, 2B].
-`current` is the task's training data by class, `kept` the exemplars of earlier tasks by class.
+`current` is the task's training data by class, `kept` the exemplars of earlier tasks by class, and of the task too
+where exemplars alone are trained on.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from torch import Generator, Tensor
 
 from rwalk.training import batch_size, steps_per_epoch
 
-Replay = Literal["balanced", "concat", "half", "beside", "none"]
+Replay = Literal["balanced", "concat", "half", "beside", "alone", "none"]
 REPLAYS = {
     "balanced": "every batch holds all classes seen in equal parts",
     "concat": "task data and exemplars are one dataset",
     "half": "half of every batch is exemplars",
     "beside": "as many exemplars follow the task's own examples in every batch, all equally likely (ER, DER)",
+    "alone": "exemplars of this task and of all before it, and nothing else (GDumb)",
     "none": "exemplars are not trained on (GEM only constrains with them)",
 }
 
@@ -28,6 +30,8 @@ def epoch(
     current: Sequence[Tensor], kept: Sequence[Tensor], replay: Replay, batch: int, generator: Generator
 ) -> Tensor:
     """The batches of one epoch."""
+    if replay == "alone":
+        current, kept = kept, ()
     examples = sum(len(pool) for pool in current)
     size, steps = batch_size(examples, batch), steps_per_epoch(examples, batch)
     if not kept or replay == "none":

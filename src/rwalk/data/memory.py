@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -17,8 +18,9 @@ class MemorySpec:
 
     per_class  m exemplars per class; or
     total      a fixed budget shared by all classes seen (iCaRL's rule: every class shrinks as classes arrive)
-    sampler    which examples: uniform, plane, entropy, mof, …
-    replay     how batches mix them in: balanced, concat, half, beside, none
+    sampler    which examples, at their task's end: uniform, plane, entropy, mof, …; or "reservoir": any of all
+               examples seen, as they pass, to be replayed beside the others from the next step on
+    replay     how batches mix them in: balanced, concat, half, beside, alone, none
     """
 
     per_class: int | None = None
@@ -35,6 +37,26 @@ class MemorySpec:
         samplers.check_name(self.sampler)
         if self.replay not in REPLAYS:
             raise unknown("replay", self.replay, REPLAYS)
+        if self.is_reservoir and (self.total is None or self.replay != "beside"):
+            raise InputError(
+                "a reservoir has a total budget and is replayed beside the task's own examples: set memory_total "
+                "and replay='beside', or take another sampler"
+            )
+
+    @property
+    def is_reservoir(self) -> bool:
+        """Whether examples are kept as they pass, not class by class at a task's end."""
+        return self.sampler == samplers.RESERVOIR
+
+    @property
+    def is_all(self) -> bool:
+        """Whether exemplars are all that is learned from: they are chosen before a task is learned, not after."""
+        return self.replay == "alone"
+
+    def size(self, held: Sequence[int]) -> int:
+        """Exemplars kept of classes that have so many examples each."""
+        quota = self.quota(len(held))
+        return sum(min(quota, each) for each in held)
 
     def quota(self, groups: int) -> int:
         """The number of exemplars per class, for so many classes."""

@@ -22,6 +22,8 @@ from rwalk.registry import imported
 
 __all__ = ["SAMPLERS", "Sampler", "entropy", "find", "mean_of_features", "plane_distance", "select", "uniform"]
 
+RESERVOIR = "reservoir"  # no choice among a class's examples: see reservoir.py
+
 COARSE = 2e-3
 """How far two products in float32, even in TF32, may be apart, relative to the lengths of the vectors."""
 
@@ -140,8 +142,8 @@ SAMPLERS = {
 
 def check_name(name: str) -> None:
     """Refuse a name that cannot be a sampler's; a user's own sampler is imported only when it is used."""
-    if not isinstance(name, str) or (name not in SAMPLERS and ":" not in name):
-        raise unknown("sampler", str(name), [*SAMPLERS, "package.module:NAME"])
+    if not isinstance(name, str) or (name not in (*SAMPLERS, RESERVOIR) and ":" not in name):
+        raise unknown("sampler", str(name), [*SAMPLERS, RESERVOIR, "package.module:NAME"])
 
 
 def find(name: str) -> Sampler:
@@ -149,6 +151,8 @@ def find(name: str) -> Sampler:
     check_name(name)
     if name in SAMPLERS:
         return SAMPLERS[name]
+    if name == RESERVOIR:
+        raise InputError("a reservoir does not choose among the examples of a class: it keeps them as they pass")
     found = imported(name, "sampler")
     if not isinstance(found, Sampler):
         raise InputError(f"sampler {name!r} is not an rwalk.Sampler: make it one")

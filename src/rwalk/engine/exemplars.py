@@ -10,6 +10,7 @@ from torch import Tensor
 from rwalk import seeds
 from rwalk.data import samplers
 from rwalk.data.memory import Group
+from rwalk.engine import reservoirs
 from rwalk.engine.evaluation import outputs
 from rwalk.engine.vectors import Networks, head_weight
 from rwalk.errors import InputError
@@ -17,6 +18,14 @@ from rwalk.learners import Learner
 
 if TYPE_CHECKING:
     from rwalk.engine.fleet import Fleet
+
+
+def keep(fleet: Fleet, before: bool) -> None:
+    """Remember what the learner remembers of a task: before it is learned, or after."""
+    if fleet.learner.reservoir and not before:
+        reservoirs.close_task(fleet)
+    if fleet.memory and fleet.memory.spec.is_all == before:
+        fleet.memory.keep(chosen(fleet))
 
 
 def chosen(fleet: Fleet) -> list[Group]:
@@ -50,7 +59,8 @@ def _stored(fleet: Fleet, examples: Tensor) -> dict[str, Tensor]:
 
 def check_features(learner: Learner, net: Networks) -> None:
     """Refuse a network without the features that the sampler or the classifier needs."""
-    sampled = learner.memory is not None and "features" in samplers.find(learner.memory.sampler).needs
+    memory = learner.memory
+    sampled = memory is not None and not memory.is_reservoir and "features" in samplers.find(memory.sampler).needs
     if (sampled or learner.classifier.needs_exemplars) and not net.has_features:
         raise InputError(
             "the network's features cannot be found: give it a last nn.Linear with one output per class, or use "

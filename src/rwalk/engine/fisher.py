@@ -29,9 +29,18 @@ def of_examples(fleet: Fleet, x: Tensor, y: Tensor) -> Tensor:
 def of_task(fleet: Fleet) -> Tensor:
     """The Fisher of the task's data at θ, eq. (1): mean squared gradient, in evaluation mode.
 
-    In shuffled batches, as a user's own loader would provide: gradients of one class add up, those of several
-    classes partly cancel.
+    Or whatever the method takes of them, and of whatever gradients. In shuffled batches, as a user's own loader
+    would provide: gradients of one class add up, those of several classes partly cancel.
     """
+
+    def differentiated(logits: Tensor, labels: Tensor) -> Tensor:
+        """Of logits [R, B, C] a number per run [R]; of one example's [1, C] a number."""
+        if fleet.method.of_outputs:
+            return logits.where(fleet.lesson.head == 0, 0).square().sum(-1).mean(-1)
+        if logits.dim() == 2:
+            return F.cross_entropy(logits + fleet.lesson.head, labels)
+        return heads.cross_entropy(logits + fleet.lesson.head, labels)
+
     fisher = torch.zeros_like(fleet.theta)
     examples = fleet.lesson.examples
     draws = [seeds.generator(seed, "fisher", fleet.past + fleet.task) for seed in fleet.seeds]
@@ -39,9 +48,10 @@ def of_task(fleet: Fleet) -> Tensor:
     for index in orders.to(fleet.theta.device).split(fleet.training.batch, dim=1):
         x, y = fleet.stream.batch(index)
         if fleet.method.fisher == "example":
-            square = of_examples(fleet, x, y)
+            with torch.enable_grad():
+                square = example_squares(fleet.net, x, differentiated, y, fleet.method.in_pass)
         else:
-            losses = heads.cross_entropy(fleet.net.forward(x, train=False) + fleet.lesson.head, y)
-            square = fleet.net.gradient(losses).square()
+            losses = differentiated(fleet.net.forward(x, train=False), y)
+            square = fleet.method.in_pass(fleet.net.gradient(losses).square())
         fisher.add_(square, alpha=index.shape[1] / len(examples))
     return fisher

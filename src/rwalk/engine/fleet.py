@@ -18,7 +18,8 @@ from torch import Tensor
 from rwalk import augmentations
 from rwalk.data.memory import Memory
 from rwalk.data.streams import Stream
-from rwalk.engine import evaluation, execution, exemplars, fisher, networks
+from rwalk.engine import evaluation, execution, exemplars, fisher, networks, reservoirs
+from rwalk.engine.execution import solved
 from rwalk.engine.late import LateLosses
 from rwalk.engine.lessons import Lesson, batches_of, lesson_of
 from rwalk.engine.optimizer import OPTIMIZERS, Optimizer
@@ -107,6 +108,8 @@ class Fleet:
             self.augmentation.check(tuple(stream.shape))
         self.learners = list(learners)
         self.learner = first
+        if first.solver is not None:
+            network = first.solver.network
         build = networks.builder(network, tuple(stream.shape), stream.classes)
         self.net = Networks(
             build, seeds, device, dtype, lambda module: networks.head_of(module, stream.classes), autocast
@@ -117,9 +120,10 @@ class Fleet:
         self.loss = stack([each.loss for each in learners], self.theta)
         self.method = stack([each.method for each in learners], self.theta, columns=plan.compiled)
         self.optimizer: Optimizer = OPTIMIZERS[training.optimizer](self.theta, training.lr, plan.compiled)
-        self.memory = None if first.memory is None else Memory(first.memory)
+        self.memory = None if first.memory is None or first.memory.is_reservoir else Memory(first.memory)
         self.state: State = self.method.start(self.theta)
         self.loss_state: State = {}
+        self.held: State = reservoirs.empty(self) | solved.empty(self)  # of any type, allocated once
         self.task = 0
         self.step = 0
         shape = (self.runs, len(stream), len(stream))
@@ -147,10 +151,13 @@ class Fleet:
                     checkpoints.save(self)
 
     def begin_task(self) -> None:
+        self.lesson = lesson_of(self)
         if self.step == 0:
             self.optimizer.restart()
+            exemplars.keep(self, before=True)
+            if self.loss.afresh:
+                self.net.restart()
             self.loss.begin_task(self.loss_state, self.theta, self.past + self.task)
-        self.lesson = lesson_of(self)
         self.execution.begin_task()
 
     def train_task(
@@ -178,8 +185,7 @@ class Fleet:
         self.execution.end_task()
         importance = fisher.of_task(self) if self.method.data_pass else None
         self.method.consolidate(self.state, self.theta, importance)
-        if self.memory:
-            self.memory.keep(exemplars.chosen(self))
+        exemplars.keep(self, before=False)
         measured = evaluation.evaluate(self, self.stream, self.task)
         alive = np.array([reason is None for reason in self.stopped])
         for head, values in measured.items():

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rwalk import seeds
 from rwalk.data import batches
+from rwalk.engine import reservoirs
 from rwalk.losses import heads
 from rwalk.training import steps_per_epoch
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 class Lesson:
     """A task, as a fleet learns it."""
 
-    pools: list[Tensor]  # its training examples, class by class, on the CPU
+    pools: list[Tensor]  # its training examples (or all so far, if all are learned again) by class, on the CPU
+    size: int  # examples that an epoch passes over
     steps: int
     head: Tensor  # of the classes that are trained [C]: 0, −∞ for the others
     new: Tensor  # which classes are its own [C]
@@ -35,16 +37,19 @@ class Lesson:
 
 def lesson_of(fleet: Fleet) -> Lesson:
     """The current task of a fleet."""
-    stream, task = fleet.stream, fleet.stream.tasks[fleet.task]
-    labels = stream.labels(task.train)
-    replays = fleet.memory is not None and fleet.memory.spec.replay != "none"
+    stream, learner, task = fleet.stream, fleet.learner, fleet.stream.tasks[fleet.task]
+    again = learner.loss.everything
+    replays = learner.memory is not None and learner.memory.replay != "none"
     seen = stream.seen(fleet.task)
     new = mask_of(fleet, task.classes) == 0
+    examples = torch.cat([each.train for each in stream.tasks[: fleet.task + 1]]) if again else task.train
+    labels = stream.labels(examples)
     return Lesson(
-        pools=[task.train[labels == label].cpu() for label in task.classes],
-        steps=fleet.training.steps_of(len(task.train)),
-        # All classes seen, if the batches contain exemplars of the old ones; otherwise the task's classes alone.
-        head=mask_of(fleet, seen if replays else task.classes),
+        pools=[examples[labels == label].cpu() for label in (seen if again else task.classes)],
+        size=learner.examples(stream, fleet.task),
+        steps=learner.steps(fleet.training, stream, fleet.task),
+        # All classes seen, if the batches contain examples of the old ones; otherwise the task's classes alone.
+        head=mask_of(fleet, seen if again or replays else task.classes),
         new=new,
         old=(mask_of(fleet, seen) == 0) & ~new,
     )
@@ -54,28 +59,33 @@ def mask_of(fleet: Fleet, classes: tuple[int, ...]) -> Tensor:
     return heads.mask(classes, fleet.stream.classes, fleet.theta)
 
 
-def batches_of(fleet: Fleet) -> Iterator[tuple[Tensor, ...]]:
-    """The inputs of every step from `fleet.step` on: indices [R, B], and the draws of an augmentation [R, B, k].
+def batches_of(fleet: Fleet, start: int | None = None) -> Iterator[tuple[Tensor, ...]]:
+    """What every step from `start` (or where the fleet is) on is given, depending on (seed, task, epoch) alone:
 
-    They depend on (seed, task, epoch) alone.
+    indices [R, B]; places in a reservoir [R, B], where there is one; the draws of an augmentation [R, B, k].
     """
-    per_epoch = steps_per_epoch(len(fleet.lesson.examples), fleet.training.batch)
-    while fleet.step < fleet.lesson.steps:
-        epoch, offset = divmod(fleet.step, per_epoch)
+    per_epoch = steps_per_epoch(fleet.lesson.size, fleet.training.batch)
+    step = fleet.step if start is None else start
+    while step < fleet.lesson.steps:
+        epoch, offset = divmod(step, per_epoch)
         drawn = [_epoch(fleet, run, seed, epoch) for run, seed in enumerate(fleet.seeds)]
         plans = [torch.stack(each, dim=1).to(fleet.theta.device) for each in zip(*drawn, strict=True)]
-        here = slice(offset, offset + fleet.lesson.steps - fleet.step)
+        here = slice(offset, offset + fleet.lesson.steps - step)
         yield from zip(*(plan[here] for plan in plans), strict=True)
+        step += per_epoch - offset
 
 
 def _epoch(fleet: Fleet, run: int, seed: int, epoch: int) -> list[Tensor]:
     """The draws of one run, each [steps, B, …]."""
     where = (fleet.past + fleet.task, epoch)
-    kept = [] if fleet.memory is None else fleet.memory.of_run(run)
-    replay = "none" if fleet.memory is None else fleet.memory.spec.replay
-    generator = seeds.generator(seed, "order", *where)
-    order = batches.epoch(fleet.lesson.pools, kept, replay, fleet.training.batch, generator)
-    if fleet.augmentation is None:
-        return [order]
-    steps, batch = order.shape
-    return [order, fleet.augmentation.draw(steps, batch, seeds.generator(seed, "augment", *where))]
+    if fleet.learner.reservoir:
+        drawn = reservoirs.epoch(fleet, run, epoch)
+    else:
+        kept = [] if fleet.memory is None else fleet.memory.of_run(run)
+        replay = "none" if fleet.memory is None else fleet.memory.spec.replay
+        generator = seeds.generator(seed, "order", *where)
+        drawn = [batches.epoch(fleet.lesson.pools, kept, replay, fleet.training.batch, generator)]
+    if fleet.augmentation is not None:
+        steps, batch = drawn[0].shape
+        drawn.append(fleet.augmentation.draw(steps, batch, seeds.generator(seed, "augment", *where)))
+    return drawn

@@ -15,7 +15,7 @@ from rwalk.methods.base import State
 if TYPE_CHECKING:
     from rwalk.engine.fleet import Fleet
 
-SECTIONS = ("optimizer", "method", "loss", "buffer", "accuracy")
+SECTIONS = ("optimizer", "method", "loss", "buffer", "accuracy", "held")
 
 
 @dataclass
@@ -28,6 +28,7 @@ class Snapshot:
     loss: State
     buffer: State
     accuracy: State  # by head
+    held: State  # what a reservoir holds, or the sums of a solver
     task: int
     step: int
     stopped: list[str | None]
@@ -77,6 +78,7 @@ def take(fleet: Fleet) -> Snapshot:
         loss=copied(fleet.loss_state),
         buffer=copied(fleet.net.buffers),
         accuracy=copied({head: torch.from_numpy(each) for head, each in fleet.accuracy.items()}),
+        held=copied(fleet.held),
         task=fleet.task,
         step=fleet.step,
         stopped=list(fleet.stopped),
@@ -94,6 +96,7 @@ def restore(fleet: Fleet, snapshot: Snapshot) -> None:
         fleet.optimizer.state[name].copy_(vector)
     fleet.state = {name: vector.to(fleet.theta, copy=True) for name, vector in snapshot.method.items()}
     fleet.loss_state = {name: vector.to(fleet.theta, copy=True) for name, vector in snapshot.loss.items()}
+    fleet.held = {name: each.to(fleet.held[name].device, copy=True) for name, each in snapshot.held.items()}
     for name, buffer in snapshot.buffer.items():
         fleet.net.buffers[name].copy_(buffer)
     if fleet.memory:

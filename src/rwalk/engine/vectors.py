@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from rwalk.engine.batched import BatchWell
 from rwalk.errors import InputError
+
+Begun = tuple[nn.Module, Tensor, dict[str, Tensor]]  # a network, all their θ [R, P], what lies beside it [R, …]
 
 
 @dataclass(frozen=True)
@@ -83,18 +86,14 @@ class Networks:
         tap: Callable[[nn.Module], nn.Module | None] = lambda module: None,
         autocast: bool = False,
     ) -> None:
-        rows, buffers = [], []
-        for seed in seeds:
-            with seeded(seed):
-                module = build().to(dtype)
-            self.layout = Layout.of(module)
-            rows.append(torch.cat([p.detach().reshape(-1) for p in self.layout.pick(module)]))
-            buffers.append(_untrained(module))
+        self._begin = partial(_begun, build, seeds, dtype)
+        module, theta, buffers = self._begin()
+        self.layout = Layout.of(module)
         self.device = torch.device(device)
         self.autocast = autocast
         self.module = module.to(self.device)
-        self.theta = torch.stack(rows).to(self.device)
-        self.buffers = {name: torch.stack([each[name] for each in buffers]).to(self.device) for name in buffers[0]}
+        self.theta = theta.to(self.device)
+        self.buffers = {name: buffer.to(self.device) for name, buffer in buffers.items()}
         self._features: Tensor | None = None
         self.head = tap(self.module)
         self.has_features = self.head is not None
@@ -117,6 +116,13 @@ class Networks:
         for name, held in _untrained(self.module).items():
             self.buffers[name] = self.buffers[name].contiguous()
             held.set_(self.buffers[name][0])  # type: ignore[call-overload]
+
+    def restart(self) -> None:
+        """Begin anew, as the seeds say."""
+        _, theta, buffers = self._begin()
+        self.theta.detach().copy_(theta)
+        for name, buffer in buffers.items():
+            self.buffers[name].copy_(buffer)
 
     @property
     def runs(self) -> int:
@@ -229,8 +235,14 @@ def preserved(buffers: Mapping[str, Tensor]) -> Iterator[None]:
             buffer.copy_(before[name])
 
 
-def example_squares(net: Networks, x: Tensor, loss: Callable[[Tensor, Tensor], Tensor], y: Tensor) -> Tensor:
-    """Mean over the batch of squared per-example gradients [R, P]: the Fisher as eq. (1) defines it.
+def example_squares(
+    net: Networks,
+    x: Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    y: Tensor,
+    of: Callable[[Tensor], Tensor] = lambda square: square,
+) -> Tensor:
+    """Mean over the batch of (a function of) squared per-example gradients [R, P]: the Fisher of eq. (1).
 
     In evaluation mode: a single example has no batch statistics, and measuring the Fisher must neither draw random
     numbers nor update the running statistics.
@@ -244,13 +256,24 @@ def example_squares(net: Networks, x: Tensor, loss: Callable[[Tensor, Tensor], T
 
     def run_squares(row: Tensor, buffers: dict[str, Tensor], xs: Tensor, ys: Tensor) -> Tensor:
         gradients: Tensor = per_example(row, buffers, xs, ys)
-        return gradients.square().mean(0)
+        return of(gradients.square()).mean(0)
 
     rows = [
         run_squares(net.theta[r].detach(), {k: v[r] for k, v in net.buffers.items()}, x[r], y[r])
         for r in range(net.runs)
     ]
     return torch.stack(rows)
+
+
+def _begun(build: Callable[[], nn.Module], seeds: Sequence[int], dtype: torch.dtype) -> Begun:
+    """A network per seed."""
+    rows, beside = [], []
+    for seed in seeds:
+        with seeded(seed):
+            module = build().to(dtype)
+        rows.append(torch.cat([p.detach().reshape(-1) for p in Layout.of(module).pick(module)]))
+        beside.append(_untrained(module))
+    return module, torch.stack(rows), {name: torch.stack([each[name] for each in beside]) for name in beside[0]}
 
 
 def _channels_last(x: Tensor) -> Tensor:

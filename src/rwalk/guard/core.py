@@ -185,13 +185,15 @@ class Guard:
         """A task ended: what it needed is important from now on.
 
         EWC asks for a pass over the task's data: give the loss of each batch, in a generator, so that one graph
-        lives at a time: `guard.consolidate(criterion(model(x), y) for x, y in loader)`. The model is in
+        lives at a time: `guard.consolidate(criterion(model(x), y) for x, y in loader)`. MAS looks at outputs, not
+        at labels: `guard.consolidate(model(x).square().sum(1).mean() for x, _ in loader)`. The model is in
         evaluation mode meanwhile.
         """
         if self.method.data_pass and losses is None:
+            each = "model(x).square().sum(1).mean()" if self.method.of_outputs else "criterion(model(x), y)"
             raise InputError(
                 f"{self.method.name} measures importance in a pass over the task's data: "
-                "guard.consolidate(criterion(model(x), y) for x, y in loader)"
+                f"guard.consolidate({each} for x, y in loader)"
             )
         if isinstance(losses, Tensor):
             raise InputError(measure.WANTS_LOSSES)

@@ -60,7 +60,10 @@ def reduced(numbers: list[float], groups: Iterable[Group], op: Literal["MIN", "S
 def data_fisher(
     model: nn.Module, guarded: Sequence[Piece], method: Method, losses: Iterable[Tensor]
 ) -> dict[Piece, Tensor]:
-    """Mean over the batches of the squared gradients, eq. (1); the model is left as it was."""
+    """Mean over the batches of the squared gradients, eq. (1), or of what the method takes of them.
+
+    The model is left as it was.
+    """
     gradients = {parameter: parameter.grad for parameter in model.parameters()}
     modes = {module: module.training for module in model.modules()}
     total: dict[Piece, Tensor] = {}
@@ -93,6 +96,7 @@ def _add_squares(total: dict[Piece, Tensor], guarded: Sequence[Piece], method: M
     for piece in guarded:
         square = piece.square_of_gradient()
         if square is not None:
+            square = method.in_pass(square)
             if not piece.started:
                 piece.start(method)
             total[piece] = total[piece].add_(square) if piece in total else square

@@ -48,6 +48,9 @@ class Loss:
     tells_kept    whether it treats exemplars differently: then `Batch.is_kept` says which examples are exemplars
     keeps         what the memory stores with an exemplar: "logits" or "features", as they are at its task's end;
                   `Batch.kept` returns it, and `Batch.is_kept` says where
+    everything    whether it learns from the data of all tasks so far
+    memoryless    whether it has no use for exemplars
+    afresh        whether every task begins with a new network
     classifier    how examples are finally classified
     """
 
@@ -57,6 +60,9 @@ class Loss:
     needs_memory: ClassVar[bool] = False
     tells_kept: ClassVar[bool] = False
     keeps: ClassVar[tuple[str, ...]] = ()
+    everything: ClassVar[bool] = False
+    memoryless: ClassVar[bool] = False
+    afresh: ClassVar[bool] = False
     classifier: ClassVar[Classifier] = Logits()
 
     def begin_task(self, state: State, theta: Tensor, task: int) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from rwalk.data.batches import Replay
 from rwalk.losses.base import Batch, Loss
-from rwalk.losses.heads import cross_entropy
+from rwalk.losses.heads import cross_entropy, each_cross_entropy, mean_over
 from rwalk.methods.base import Number, require
 
 
@@ -18,7 +17,9 @@ from rwalk.methods.base import Number, require
 class DERpp(Loss):
     """Cross entropy on new examples + α · squared distance of exemplars to their logits + β · their cross entropy.
 
-    The logits are those at the end of an exemplar's task.
+    With a reservoir, as published, the logits are those of the step in which an example came in; with exemplars
+    chosen at a task's end, those at that end. Either way one draw of exemplars serves both terms: the authors draw
+    twice.
 
     alpha  α
     beta   β; 0 is DER
@@ -40,11 +41,10 @@ class DERpp(Loss):
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         if batch.is_kept is None:
             return cross_entropy(logits + batch.head, batch.y)
-        wrong = F.cross_entropy((logits + batch.head).flatten(0, 1), batch.y.flatten(), reduction="none")
-        wrong = wrong.view(batch.y.shape)
+        wrong = each_cross_entropy(logits + batch.head, batch.y)
         moved = (logits - batch.kept["logits"]).square().mean(-1)
         kept = batch.is_kept
-        return _mean(wrong, ~kept) + self.alpha * _mean(moved, kept) + self.beta * _mean(wrong, kept)
+        return mean_over(wrong, ~kept) + self.alpha * mean_over(moved, kept) + self.beta * mean_over(wrong, kept)
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,3 @@ class DER(DERpp):
     summary: ClassVar[str] = "dark experience replay: exemplars kept with their logits alone"
 
     beta: Number = 0.0
-
-
-def _mean(values: Tensor, where: Tensor) -> Tensor:
-    """The mean over some of the examples of a batch, [R, B] → [R]; 0 if there are none."""
-    return (values * where).sum(-1) / where.sum(-1).clamp(min=1)

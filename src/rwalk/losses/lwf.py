@@ -17,6 +17,9 @@ from rwalk.methods.base import Number, require
 class LwF(Taught):
     """Cross entropy on the task's labels, and λ T² times that of the old outputs to those before the task.
 
+    T² keeps the gradient's size as T grows (Hinton et al. 2015); the paper does without, so its weight of 1 is
+    λ = 1/T² here.
+
     lam          λ
     temperature  T softens both distributions, so that unlikely classes count too
     """

@@ -39,7 +39,9 @@ class Method:
     name: ClassVar[str]
     summary: ClassVar[str]
     wants: ClassVar[frozenset[str]] = frozenset()  # of every step: "move", "square", both or nothing
-    data_pass: ClassVar[bool] = False  # wants the Fisher of the task's data at its end
+    data_pass: ClassVar[bool] = False  # wants importance measured in a pass over the task's data at its end
+    of_outputs: ClassVar[bool] = False  # in that pass, of the outputs' squared length instead of the loss
+    grows: ClassVar[bool] = False  # has more springs with every task
 
     lam: Number = 0.0
     penalty: Literal["gradient", "proximal"] = "gradient"
@@ -86,6 +88,10 @@ class Method:
         `fisher` is given to methods that asked for a pass over the data; `ranges`, of the vectors in `scales`, if
         θ is a piece of a network whose last window has been scored already.
         """
+
+    def in_pass(self, square: Tensor) -> Tensor:
+        """What `consolidate` gets the mean of: a function of the squared gradients of batches, or of examples."""
+        return square
 
     def springs(self, state: State) -> list[Spring]:
         """What holds θ; nothing until the first `consolidate`."""

@@ -22,6 +22,7 @@ class EWC(Method):
     name: ClassVar[str] = "ewc"
     summary: ClassVar[str] = "elastic weight consolidation: one Fisher per task, memory grows with the tasks"
     data_pass: ClassVar[bool] = True
+    grows: ClassVar[bool] = True
 
     lam: Number = 1e6  # a batch's squared gradient is tiny at a minimum
 

@@ -23,6 +23,7 @@ from rwalk.engine.fleet import Fleet
 from rwalk.engine.snapshots import Snapshot
 from rwalk.errors import InputError, unknown
 from rwalk.files import parse_json, replacing, write_atomically
+from rwalk.solvers import Solver
 from rwalk.studies.events import Event, RowDone
 from rwalk.studies.specs import RunSpec
 
@@ -136,9 +137,17 @@ class Pruner:
 
 def refusal(spec: RunSpec) -> str | None:
     """Why the estimator could not take up this run's network; None if it can."""
-    loss = spec.learner().loss
-    if loss.keeps:
-        return f"{spec.method} stores {', '.join(loss.keeps)} beside its exemplars, which the classifier cannot"
+    made = spec.learner()
+    if made.solver is not None:
+        return f"{spec.method} trains no network"
+    if made.loss.everything:
+        return f"{spec.method} learns from the data of all tasks, which the classifier does not have"
+    if made.loss.keeps:
+        return (
+            f"{spec.method} stores {', '.join(made.loss.keeps)} beside its exemplars, which the classifier cannot"
+        )
+    if made.memory is not None and (made.memory.is_reservoir or made.memory.is_all):
+        return "the classifier chooses exemplars class by class, at the end of a call"
     if spec.stream.permuted is not None:
         return "permuted streams show inputs in many ways, the classifier in one"
     return None if spec.dtype == "float32" else "the classifier computes in float32"
@@ -160,10 +169,11 @@ def write(path: Path, spec: RunSpec, fleet: Fleet, run: int, now: Snapshot) -> N
 
 def as_classifier(spec: RunSpec) -> NetworkClassifier:
     """The estimator that would have learned as this run did, as far as it has the settings."""
-    memory = spec.memory
+    memory, part = spec.memory, parts.made(spec.method, dict(spec.numbers))
+    assert not isinstance(part, Solver), "what trains no network is not kept"
     return NetworkClassifier(
         standardize=False,  # the run saw its inputs as they are
-        method=parts.made(spec.method, dict(spec.numbers)),
+        method=part,
         memory=memory.per_class if memory else None,
         memory_total=memory.total if memory else None,
         sampler=memory.sampler if memory else "mof",

@@ -38,7 +38,7 @@ ASSUMED_SPEED = 1e8  # bytes per second, until the first save has shown the real
 LARGEST_RECORD = 1 << 24  # bytes; a record is counters, a few thousand at most
 
 _NAME = re.compile(r"(\d{4,})-(\d{8,})\.json")
-_NUMBERS = re.compile(r"exemplars\.\d+")
+_NUMBERS = re.compile(r"exemplars\.\d+|held\.examples")
 
 
 class Checkpointer:
@@ -89,7 +89,7 @@ class Checkpointer:
         if self.every is not None:
             return fleet.step % self.every == 0  # a task's end is step 0 of the next
         if self._next_at is None:
-            self._next_at = self._planned(cost=fleet.theta.nbytes * (3 + len(fleet.state)) / ASSUMED_SPEED)
+            self._next_at = self._planned(cost=_size(fleet) / ASSUMED_SPEED)
         return time.monotonic() >= self._next_at
 
     def save(self, fleet: Fleet) -> None:
@@ -111,6 +111,11 @@ class Checkpointer:
     def _planned(self, cost: float) -> float:
         """When all checkpoints so far and one more, at this cost, are within their share of the time."""
         return self._begun + max(AT_LEAST, (self._spent + cost) / SHARE)
+
+
+def _size(fleet: Fleet) -> int:
+    """About how many bytes a checkpoint has."""
+    return fleet.theta.nbytes * (3 + len(fleet.state)) + sum(each.nbytes for each in fleet.held.values())
 
 
 def save(folder: Path, fleet: Fleet, identity: str) -> None:
@@ -204,11 +209,12 @@ def _checked_counters(counters: Any, fleet: Fleet) -> dict[str, Any]:
     task, step, stopped = counters["task"], counters["step"], counters["stopped"]
     tasks = fleet.stream.tasks
     _need(_is_count(task, len(tasks)), "its task is not one of the stream's")
-    last = fleet.training.steps_of(len(tasks[task].train)) if task < len(tasks) else 0
+    last = fleet.learner.steps(fleet.training, fleet.stream, task) if task < len(tasks) else 0
     _need(_is_count(step, last), "its step is not one of the task's")
     reasons = isinstance(stopped, list) and all(isinstance(why, str | None) for why in stopped)
     _need(reasons and len(stopped) == fleet.runs, "it does not say which runs have stopped")
-    kept = range(task) if fleet.memory else ()
+    chosen = task + 1 if fleet.memory and fleet.memory.spec.is_all and step else task
+    kept = range(chosen) if fleet.memory else ()
     groups = [[k, label] for k in kept for label in tasks[k].classes]
     _need(counters["groups"] == groups, "its exemplars are not of the classes seen")
     return dict(counters)
@@ -251,6 +257,7 @@ def _expected(fleet: Fleet, counters: Mapping[str, Any]) -> dict[str, Form]:
     expected = {"theta": vector}
     expected |= {f"optimizer.{name}": Form(t.dtype, tuple(t.shape)) for name, t in fleet.optimizer.state.items()}
     expected |= {f"buffer.{name}": Form(t.dtype, tuple(t.shape)) for name, t in fleet.net.buffers.items()}
+    expected |= {f"held.{name}": Form(t.dtype, tuple(t.shape)) for name, t in fleet.held.items()}
     expected |= {f"accuracy.{head}": Form(torch.float64, (runs, tasks, tasks)) for head in HEADS}
     for part, state in _states(fleet, counters["task"], counters["step"]).items():
         expected |= {f"{part}.{name}": Form(fleet.theta.dtype, shape) for name, shape in state.items()}

@@ -162,7 +162,7 @@ class Study:
         stream = self.stream(spec.stream)
         if spec.reference is not None:
             stream = splits.union(stream, spec.reference)
-        return sum(spec.training.steps_of(len(task.train)) for task in stream.tasks)
+        return sum(spec.learner().steps(spec.training, stream, k) for k in range(len(stream)))
 
     def execute(
         self,

@@ -24,10 +24,7 @@ from rwalk.data.memory import MemorySpec
 from rwalk.data.samplers import SAMPLERS, Sampler
 from rwalk.engine.networks import NETWORKS, Factory
 from rwalk.errors import InputError
-from rwalk.losses import Loss
-from rwalk.methods import Method
 from rwalk.parts import Part
-from rwalk.projectors import Projector
 from rwalk.registry import imported
 from rwalk.testing.augmentations import checks_of_augmentation
 from rwalk.testing.claims import Check
@@ -40,7 +37,7 @@ __all__ = ["check_augmentation", "check_learner", "check_network", "check_sample
 
 
 def check_learner(part: str | Part | type[Part], memory: MemorySpec | None = None) -> None:
-    """Check a method, a loss or a projector: by name, by `package.module:Name`, a class or an instance.
+    """Check a method, a loss, a projector or a solver: by name, by `package.module:Name`, a class or an instance.
 
     If it needs exemplars, it is tried with a small memory, unless one is given.
     """
@@ -88,7 +85,7 @@ def _checks_for(part: Any) -> Callable[..., Iterator[Check]]:
     if isinstance(kind, Sampler):
         return checks_of_sampler
     kind = kind if isinstance(kind, type) else type(kind)
-    if issubclass(kind, Method | Loss | Projector):
+    if issubclass(kind, Part):
         return _learner
     if issubclass(kind, Augmentation):
         return checks_of_augmentation

@@ -1,4 +1,4 @@
-"""What must hold for a learner, whichever part defines it: a method, a loss or a projector."""
+"""What must hold for a learner, whichever part defines it: a method, a loss, a projector or a solver."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from rwalk.methods import Method
 from rwalk.parts import Part, per_run
 from rwalk.projectors import Projector
 from rwalk.registry import imported
+from rwalk.solvers import Solver
 from rwalk.studies.executors.base import fleets
 from rwalk.studies.specs import RunSpec
 from rwalk.testing import settings
@@ -37,6 +38,7 @@ from rwalk.testing.trials import (
 from rwalk.training import Training
 
 MEMORY = MemorySpec(per_class=3, sampler="uniform")
+FEATURES = 12  # of a solver
 SHORT = Training(steps=2, batch=8)
 
 
@@ -53,8 +55,10 @@ class Subject:
     def of(cls, given: str | Part | type[Part], memory: MemorySpec | None = None) -> Subject:
         part = parts.find(given) if isinstance(given, str) else given
         part = part() if isinstance(part, type) else part
-        if not isinstance(part, Method | Loss | Projector):
-            raise InputError(f"{given!r} is neither a Method nor a Loss nor a Projector of rwalk: make it one")
+        if not isinstance(part, Part):
+            raise InputError(f"{given!r} is no Method, Loss, Projector or Solver of rwalk: make it one")
+        if isinstance(part, Solver) and part.size is None:
+            part = replace(part, size=FEATURES)
         if memory is None and (isinstance(part, Projector | Loss) and (part.needs_memory or _uses_memory(part))):
             memory = MEMORY
         name = given if isinstance(given, str) else _name_of(type(part))
@@ -188,4 +192,6 @@ def _found(subject: Subject) -> Any:
 def _part_of(made: Learner, subject: Subject) -> Any:
     if isinstance(subject.part, Method):
         return made.method
+    if isinstance(subject.part, Solver):
+        return made.solver
     return made.loss if isinstance(subject.part, Loss) else made.projector

@@ -17,6 +17,7 @@ from rwalk.errors import InputError, unknown
 
 KINDS = {kind.kind: kind for kind in (VectorFeatures, PatchFeatures)}  # those a file can hold
 SMALLEST_IMAGE = 16  # pixels along a side; smaller images are taken as vectors
+LOOKED_AT = 20_000  # examples a map is made of, at most
 RANDOM, PATCHES = 2000, 800  # features of vectors, patches of images, unless told otherwise
 
 
@@ -41,6 +42,7 @@ class Recipe:
     size: int | None = None
     standardize: bool = True
     seed: int = 0
+    mirror: bool | None = None
 
     def with_seed(self, seed: int) -> Recipe:
         return replace(self, seed=seed)
@@ -59,15 +61,27 @@ class Recipe:
         kind = self.kind(shape)
         return kind == "images" or (kind == "vectors" and self.standardize)
 
+    def blank(self, shape: Sequence[int]) -> FeatureMap:
+        """A map of inputs of this shape as it is before it is made: of the right form, without content."""
+        kind = self.kind(shape)
+        if kind == "images":
+            _check_images(shape)
+            return PatchFeatures.blank(shape, self.size or PATCHES)
+        return VectorFeatures.blank(torch.Size(shape).numel(), self.size or RANDOM)
+
     def make(self, x: Tensor, weight: Tensor) -> FeatureMap:
         kind, shape = self.kind(x.shape[1:]), tuple(x.shape[1:])
         if isinstance(self.features, nn.Module):
             return BackboneFeatures(self.features, x[:1])
         if kind == "images":
-            if len(shape) != 3:
-                raise InputError(f"images have shape [channels, height, width], not {list(shape)}: reshape them")
-            return PatchFeatures.make(x, self.size or PATCHES, self.seed)
+            _check_images(shape)
+            return PatchFeatures.make(x, self.size or PATCHES, self.seed, mirror=self.mirror)
         return VectorFeatures.make(x, weight, self.size or RANDOM, self.seed, self.standardize)
+
+
+def _check_images(shape: Sequence[int]) -> None:
+    if len(shape) != 3:
+        raise InputError(f"images have shape [channels, height, width], not {list(shape)}: reshape them")
 
 
 def placed(features: Any, dtype: torch.dtype, device: torch.device) -> FeatureMap:

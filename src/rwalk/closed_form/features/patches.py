@@ -4,11 +4,16 @@ Coates & Ng ("The importance of encoding versus training with sparse coding and 
 patches, normalised in contrast and whitened; a dictionary of their most common directions by spherical k-means;
 what a patch shares with each direction beyond a threshold, on either side, summed over parts of the image.
 The dictionary is learned without labels, from the images the map is made of.
+
+Photographs are as likely as their mirror images; writing is not. Where the images cannot be told from their mirror
+images, both are looked at and the features are the mean of the two: what a class looks like need not be learned
+twice.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -23,6 +28,8 @@ ROUNDS = 10  # of k-means
 FAINT = 0.0025  # of the images' variance: contrast far below it is noise, and is not amplified
 WHITENING = 0.1  # variance added before whitening, for directions that hardly occur
 THRESHOLD = 0.25
+LOOKED_AT, LOOKED_WITH, FEWEST = 600, 100, 50  # images, patches, and images at least, to see whether to mirror
+TOLD_APART = 0.65  # of the images, from their mirror images: writing is, photographs are not
 AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 28}  # numbers in the largest intermediate result: caches are small
 
 
@@ -34,12 +41,13 @@ class PatchFeatures:
     offsets: Tensor  # [patches]: what the mean of all normalised patches answers
     faint: Tensor  # []: variance added to a patch's
     grid: Tensor  # []: parts of the image along each side
+    mirrored: Tensor  # []: the mirror image's share of the features, 0 or ½
 
     kind = "images"
 
     @classmethod
-    def make(cls, x: Tensor, patches: int, seed: int, grid: int = 2) -> Self:
-        """A dictionary of so many patches of these images."""
+    def make(cls, x: Tensor, patches: int, seed: int, grid: int = 2, mirror: bool | None = None) -> Self:
+        """A dictionary of so many patches of these images; whether to `mirror` is seen from them, if not said."""
         draw = generator(seed, "closed-form", "patches", *x.shape[1:], patches)
         x = x.double()
         faint = FAINT * x.var(dim=(0, 2, 3), correction=0).mean().clamp(min=1e-12)
@@ -50,9 +58,25 @@ class PatchFeatures:
         offsets = filters @ mean
         filters = filters - filters.mean(1, keepdim=True)  # a patch's own mean is taken out here
         c, side = x.shape[1], SIDE
-        return cls(filters.reshape(-1, c, side, side), offsets, faint, torch.tensor(grid))
+        share = x.new_zeros(())
+        plain = cls(filters.reshape(-1, c, side, side), offsets, faint, torch.tensor(grid), share)
+        mirror = looks_mirrored(plain, x) if mirror is None else mirror
+        return replace(plain, mirrored=share + 0.5 if mirror else share)
+
+    @classmethod
+    def blank(cls, shape: Sequence[int], patches: int, grid: int = 2) -> Self:
+        """One that `make` would make of such images, without content."""
+        filters = torch.zeros(patches, shape[0], SIDE, SIDE)
+        return cls(filters, torch.zeros(patches), torch.ones(()), torch.tensor(grid), torch.zeros(()))
 
     def __call__(self, x: Tensor) -> Tensor:
+        return self.both_ways(x) if self.mirrored else self._plain(x)
+
+    def both_ways(self, x: Tensor) -> Tensor:
+        """The same, without a look at the share: for maps of several runs at once."""
+        return self._plain(x).lerp(self._plain(x.flip(-1)), self.mirrored)
+
+    def _plain(self, x: Tensor) -> Tensor:
         positions = (x.shape[2] - SIDE + 1) * (x.shape[3] - SIDE + 1)
         at_once = AT_ONCE.get(x.device.type, AT_ONCE["cpu"])
         images = max(1, at_once // (positions * len(self.filters)))
@@ -63,13 +87,35 @@ class PatchFeatures:
         beyond = F.softshrink(answers, THRESHOLD)
         grid = int(self.grid)
         difference = F.adaptive_avg_pool2d(beyond, grid)
-        above = F.adaptive_avg_pool2d(beyond.clamp_(min=0), grid)
+        above = F.adaptive_avg_pool2d(beyond.relu_(), grid)
         return torch.cat([above, above - difference], dim=1).flatten(1)
 
     @property
     def blocks(self) -> list[int]:
         """Every feature by itself: a rare patch is to be held back no more than a common one."""
         return [1] * (2 * len(self.filters) * int(self.grid) ** 2)
+
+
+def looks_mirrored(features: PatchFeatures, x: Tensor) -> bool:
+    """Whether these images could as well be their mirror images.
+
+    A linear classifier learns on one half of them to tell which is which, and is asked about the other half.
+    """
+    some = x[:: -(-len(x) // LOOKED_AT)]
+    if len(some) < FEWEST:
+        return False
+    few = replace(features, filters=features.filters[:LOOKED_WITH], offsets=features.offsets[:LOOKED_WITH])
+    difference = few(some) - few(some.flip(-1))
+    halves = difference[::2], difference[1::2]
+    right = 0
+    for learned, asked in (halves, halves[::-1]):
+        scale = learned.std(0).clamp(min=1e-12)
+        learned, asked = learned / scale, asked / scale
+        kernel = learned @ learned.T / learned.shape[1]
+        kernel.diagonal().add_(0.1)
+        weights = torch.linalg.solve(kernel, torch.ones(len(learned), 1, dtype=kernel.dtype, device=kernel.device))
+        right += int((asked @ (learned.T @ weights) > 0).sum())
+    return right < TOLD_APART * len(difference)
 
 
 def _contrast(x: Tensor, faint: Tensor) -> Tensor:

@@ -49,6 +49,14 @@ class VectorFeatures:
         spread = moments(_drawn_in((x - centre) / scale), weight)[1].square().sum() if standardize else d
         return cls(centre, scale, slopes, offsets, waves / max(float(spread), 1e-12) ** 0.5, mixing)
 
+    @classmethod
+    def blank(cls, d: int, size: int) -> Self:
+        """One that `make` would make of vectors of d numbers, without content."""
+        waves, mixtures = size // 4, size if d > size else 0
+        rectified = size - 2 * waves
+        shapes = ((d, rectified), (rectified,), (d, waves), (d, mixtures))
+        return cls(torch.zeros(d), torch.ones(d), *(torch.zeros(shape) for shape in shapes))
+
     def __call__(self, x: Tensor) -> Tensor:
         z = _drawn_in((x.flatten(1) - self.centre) / self.scale)
         phase = z @ self.waves

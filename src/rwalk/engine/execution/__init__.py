@@ -41,15 +41,16 @@ class Execution(Protocol):
 def plan_of(fleet: Fleet, asked: bool | None) -> Plan:
     """What to compile for a fleet that is being built."""
     method, kind = fleet.learner.method, fleet.theta.device.type
-    examples = [len(task.train) for task in fleet.stream.tasks]
     facts = Facts(
         cuda=fleet.theta.is_cuda,
         runs=fleet.theta.shape[0],
         parameters=fleet.theta.shape[1],
-        steps=sum(fleet.training.steps_of(each) for each in examples),
+        steps=sum(fleet.learner.steps(fleet.training, fleet.stream, k) for k in range(len(fleet.stream))),
         observes=bool(method.wants),
-        grows=method.data_pass,
-        one_gradient=fleet.learner.projector is None and not method.observes_examples,
+        grows=method.grows,
+        one_gradient=fleet.learner.projector is None
+        and fleet.learner.solver is None
+        and not method.observes_examples,
         gains_from_recording=networks.gains_from_recording(fleet.net.module),
     )
     plan = choose(facts, asked, lambda: compiler_works("cuda" if kind == "cuda" else "cpu"))
@@ -60,6 +61,10 @@ def plan_of(fleet: Fleet, asked: bool | None) -> Plan:
 
 def made(fleet: Fleet, plan: Plan) -> Execution:
     """The execution that a plan names; each kind is imported only where it is used."""
+    if fleet.learner.solver is not None:
+        from rwalk.engine.execution.solved import Solved
+
+        return Solved(fleet)
     if fleet.theta.is_cuda:
         from rwalk.engine.execution.captured import Captured
 

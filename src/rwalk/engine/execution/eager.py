@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rwalk.engine import constraints, fisher, walk
-from rwalk.engine.execution.inputs import Inputs, StepInputs, batch_of
+from rwalk.engine.execution.inputs import Inputs, StepInputs, losses_of
 
 if TYPE_CHECKING:
     from rwalk.engine.fleet import Fleet
@@ -86,4 +86,4 @@ class Eager:
         if "teacher" in inputs:
             with torch.no_grad():
                 taught = self.fleet.net.forward(inputs["x"], theta=inputs["teacher"], train=False)
-        return self.fleet.loss(logits, batch_of(inputs, taught))
+        return losses_of(self.fleet, logits, inputs, taught)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rwalk.engine.fleet import Fleet
 
 Inputs = dict[str, Tensor]
-KEPT = "kept."
+KEPT, STORE = "kept.", "store."
 
 
 class StepInputs:
@@ -27,14 +27,18 @@ class StepInputs:
         if "teacher" in fleet.loss_state:
             self.fixed["teacher"] = fleet.loss_state["teacher"]
         self.exemplars: Tensor | None = None  # their numbers [R, M], where the loss wants to know them
-        if (fleet.loss.tells_kept or fleet.loss.keeps) and fleet.memory and fleet.memory.groups:
+        self.tells_kept = bool(fleet.loss.tells_kept or fleet.loss.keeps)
+        if self.tells_kept and fleet.memory and fleet.memory.groups:
             self.exemplars, self.stored = exemplars.recalled(fleet)
 
     def of(self, index: Tensor, *draws: Tensor) -> Inputs:
         x, y = self.fleet.stream.batch(index)
+        kept = self._kept(index)
+        if self.fleet.learner.reservoir:
+            kept, draws = self._from_reservoir(draws[0]), draws[1:]
         if self.fleet.augmentation:
             x = self.fleet.augmentation.apply(x, *draws)
-        return {"x": x, "y": y, **self.fixed, **self._kept(index)}
+        return {"x": x, "y": y, **self.fixed, **kept}
 
     def _kept(self, index: Tensor) -> Inputs:
         """Which of these examples [R, B] come from the memory, and what is stored beside them."""
@@ -46,6 +50,31 @@ class StepInputs:
             here = place.reshape(*place.shape, *(1 for _ in each.shape[2:])).expand(*place.shape, *each.shape[2:])
             found[KEPT + name] = each.gather(1, here)
         return found
+
+    def _from_reservoir(self, place: Tensor) -> Inputs:
+        """The same by places [R, 2B]: where the first half goes, and where the second comes from."""
+        if not self.tells_kept:
+            return {}
+        fleet, own = self.fleet, place.shape[1] // 2
+        found: Inputs = {"is_kept": place < fleet.held["examples"].shape[1]}
+        found["is_kept"][:, :own] = False
+        for name in fleet.loss.keeps:
+            every = place[..., None].expand(*place.shape, fleet.held[name].shape[2])
+            found |= {KEPT + name: fleet.held[name].gather(1, every), STORE + name: fleet.held[name]}
+        if fleet.loss.keeps:
+            found["into"] = place[:, :own]
+        return found
+
+
+def losses_of(fleet: Fleet, logits: Tensor, inputs: Inputs, taught: Tensor | None) -> Tensor:
+    """Losses [R]; and what a reservoir stores beside examples that come in is stored."""
+    losses = fleet.loss(logits, batch_of(inputs, taught))
+    if "into" in inputs:
+        with torch.no_grad():
+            into, store = inputs["into"][..., None].expand(-1, -1, logits.shape[2]), inputs[STORE + "logits"]
+            store.scatter_(1, into, logits.detach()[:, : into.shape[1]])
+            store[:, -1] = 0  # who went nowhere
+    return losses
 
 
 def batch_of(inputs: Inputs, taught: Tensor | None) -> Batch:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rwalk.engine.execution.inputs import Inputs, batch_of
+from rwalk.engine.execution.inputs import Inputs, losses_of
 from rwalk.engine.programs import Function, program
 
 if TYPE_CHECKING:
@@ -47,6 +47,6 @@ def gradient(
         if "teacher" in inputs:  # after the network itself, whose running statistics it shares
             with torch.no_grad():
                 taught = net.pure_outputs(net.layout.split(inputs["teacher"]), buffers, inputs["x"])
-        return fleet.loss(logits, batch_of(inputs, taught))
+        return losses_of(fleet, logits, inputs, taught)
 
     return net.pure_gradient(loss, parameters, buffers, inputs["x"])

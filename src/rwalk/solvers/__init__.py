@@ -1,0 +1,13 @@
+"""Learners without a gradient: features that never change, sums of them, and weights that are solved for.
+
+One file each. A file that is put here is found by itself, under the name that its solver has.
+"""
+
+from __future__ import annotations
+
+from rwalk.registry import discovered
+from rwalk.solvers.base import Solver
+
+SOLVERS: dict[str, type[Solver]] = discovered(__name__, Solver)
+
+__all__ = ["SOLVERS", "Solver"]

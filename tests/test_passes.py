@@ -1,0 +1,115 @@
+"""Methods that look at a task's data once more at its end, against passes written out example by example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import little
+from rwalk import Fleet, Guard, InputError, Training, learner, seeds
+from rwalk.methods.ewc_online import EWCOnline
+from rwalk.methods.mas import MAS
+
+BATCH = 7
+Scalar = Callable[[Tensor, Tensor], Tensor]  # of logits and labels
+
+
+def trained(name: str, **numbers: object) -> list[tuple[Tensor, dict[str, Tensor], list[list[Tensor]]]]:
+    """After every task: θ, the method's state, and the task's examples in the batches that its pass takes."""
+    one = learner(name, **numbers)
+    fleet = Fleet(little.stream(), "mlp", [one], [4], Training(steps=4, batch=BATCH), dtype=torch.float64)
+    found = []
+    for task in range(len(fleet.stream)):
+        fleet.begin_task()
+        fleet.train_task()
+        fleet.end_task()
+        draw = seeds.generator(4, "fisher", task)
+        examples = fleet.lesson.examples
+        order = examples[torch.randperm(len(examples), generator=draw)]
+        found.append((fleet.theta.clone(), dict(fleet.state), [list(part) for part in order.split(BATCH)]))
+        fleet.task, fleet.step = fleet.task + 1, 0
+    return found
+
+
+def slow_pass(theta: Tensor, batches: list[list[Tensor]], task: int, scalar: Scalar, term: str) -> Tensor:
+    """Σ over batches of their share times a function of the batch's gradient."""
+    stream = little.stream()
+    module = nn.Sequential(*_mlp_like(stream.shape.numel(), stream.classes)).double()
+    nn.utils.vector_to_parameters(theta[0], module.parameters())
+    own = list(stream.tasks[task].classes)
+    total = torch.zeros_like(theta[0])
+    count = sum(len(batch) for batch in batches)
+    for batch in batches:
+        numbers = torch.stack(batch)
+        logits = module(stream.x[numbers].double())[:, own]
+        labels = torch.tensor([own.index(int(label)) for label in stream.y[numbers]])
+        grads = torch.autograd.grad(scalar(logits, labels), list(module.parameters()))
+        grad = torch.cat([each.flatten() for each in grads])
+        total += len(batch) / count * (grad.abs() if term == "size" else grad.square())
+    return total
+
+
+def _mlp_like(inputs: int, classes: int) -> list[nn.Module]:
+    """The paper's MLP, as `networks.py` makes it."""
+    fleet = Fleet(little.stream(), "mlp", [learner("vanilla")], [0])
+    widths = [shape[0] for shape in fleet.net.layout.shapes if len(shape) == 2]
+    layers: list[nn.Module] = []
+    for width in widths:
+        layers += [nn.Linear(inputs, width), nn.ReLU()]
+        inputs = width
+    return layers[:-1]
+
+
+def squared_length(logits: Tensor, labels: Tensor) -> Tensor:
+    return logits.square().sum(1).mean()
+
+
+@pytest.mark.parametrize("fisher", ["batch", "example"])
+def test_mas_is_the_mean_size_of_the_outputs_gradient(fisher: str) -> None:
+    """Ω = Σ_tasks mean |∂‖f(x)‖²/∂θ|: of every example, or of batches; labels are not looked at."""
+    omega: Tensor | float = 0.0
+    for task, (theta, state, batches) in enumerate(trained("mas", fisher=fisher)):
+        if fisher == "example":
+            batches = [[example] for batch in batches for example in batch]
+        omega = omega + slow_pass(theta, batches, task, squared_length, "size")
+        torch.testing.assert_close(state["importance"][0], omega)
+        assert state["anchor"].equal(theta)
+        elsewhere = theta + 0.3
+        expected = 2.0 * (omega * (elsewhere - theta)[0] ** 2).sum()
+        torch.testing.assert_close(MAS(lam=2.0).cost(state, elsewhere)[0], expected)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.4, 0.0])
+def test_online_ewc_is_schwarzs_recursion(gamma: float) -> None:
+    """F* ← γ F* + F, the penalty ½ λ Σ F* (θ − θ*)² around the last task's end alone."""
+    fisher: Tensor | float = 0.0
+    for task, (theta, state, batches) in enumerate(trained("ewc-online", gamma=gamma)):
+        fisher = gamma * fisher + slow_pass(theta, batches, task, F.cross_entropy, "square")
+        elsewhere = theta + 0.3
+        expected = 0.5 * 5.0 * (fisher * (elsewhere - theta)[0] ** 2).sum()
+        torch.testing.assert_close(EWCOnline(lam=5.0).cost(state, elsewhere)[0], expected)
+
+
+def test_online_ewc_needs_as_much_memory_after_many_tasks_as_after_one() -> None:
+    (_, first, _), *_, (_, last, _) = trained("ewc-online")
+    assert first.keys() == last.keys() == {"importance", "anchor"}
+
+
+def test_a_guard_holds_what_outputs_depend_on() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, method=MAS(lam=1.0))
+    x = torch.randn(8, 3, dtype=torch.float64)
+    with pytest.raises(InputError, match=r"guard.consolidate\(model\(x\).square\(\).sum\(1\).mean\(\) for x"):
+        guard.consolidate()
+    guard.consolidate(model(part).square().sum(1).mean() for part in x.split(4))
+    expected = [torch.autograd.grad(model(part).square().sum(1).mean(), model.weight)[0] for part in x.split(4)]
+    omega = sum(each.abs() for each in expected) / 2
+    with torch.no_grad():
+        model.weight += 0.5
+    assert guard.penalty() == pytest.approx(0.25 * float(omega.sum()))
