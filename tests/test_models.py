@@ -20,10 +20,11 @@ from PIL import Image
 from sklearn.datasets import load_digits, load_wine
 
 import little
-from rwalk import Fleet, IncrementalClassifier, MemorySpec, Training, cli, models, sealed
+from rwalk import Fleet, IncrementalClassifier, MemorySpec, Training, cli, models, parts, sealed
 from rwalk.data.datasets import Reading, columns
 from rwalk.data.portions import source
 from rwalk.errors import InputError
+from rwalk.models.kept import refusal
 from rwalk.studies.executors import fleet_of
 from rwalk.studies.specs import RunSpec, StreamSpec
 
@@ -402,6 +403,20 @@ def test_every_run_of_a_fleet_is_kept_as_its_own(tmp_path: Path, quiet: None) ->
         np.testing.assert_array_equal(classifier.exemplars_[0], fleet.stream.x[first])
 
 
+@pytest.mark.parametrize("method", parts.parts())
+def test_every_method_is_kept_or_refused_beforehand(tmp_path: Path, method: str, quiet: None) -> None:
+    memory, training = MemorySpec(per_class=3), Training(steps=2)
+    spec = RunSpec(StreamSpec("digits", classes_per_task=5), method=method, memory=memory, training=training)
+    if refusal(spec):
+        return
+    fleet = fleet_of("cpu", spec.stream.build(), (spec,))
+    fleet.train()
+    keeper = models.Keeper(tmp_path / "models", "all")
+    keeper((spec,), fleet)
+    row = {"spec": spec.to_json(), "accuracy": {"single": fleet.accuracy["single"][0].tolist()}}
+    assert_measures_as_its_row(keeper.path_of(spec), row)
+
+
 def test_workers_keep_models_too(rwalk: Rwalk, quiet: None) -> None:
     options = ["run", "--steps=5", "--reference=none", "--methods=vanilla,rwalk", "--quiet", "--keep=best"]
     assert rwalk(*options, "--seeds=2", "--workers=2", "--out=many").code == 0
@@ -479,5 +494,7 @@ def test_what_cannot_be_kept_is_said(rwalk: Rwalk) -> None:
     refused(rwalk(*KEPT, "--permuted=2", "--keep=best"), "permuted streams show inputs in many ways")
     refused(rwalk(*KEPT, "--methods=der++", "--memory=2", "--keep=best"), "der++ stores logits")
     refused(rwalk(*KEPT, "--methods=ridge", "--keep=best"), "ridge trains no network")
-    refused(rwalk(*KEPT, "--methods=joint", "--keep=best"), "joint learns from the data of all tasks")
+    refused(rwalk(*KEPT, "--methods=joint", "--keep=best"), "joint learns from all data together")
+    reservoir = ("--memory-total=9", "--sampler=reservoir", "--replay=beside")
+    refused(rwalk(*KEPT, "--methods=er", *reservoir, "--keep=best"), "a reservoir keeps examples as they pass")
     assert not Path("study").exists()

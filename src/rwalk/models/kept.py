@@ -137,17 +137,16 @@ class Pruner:
 
 def refusal(spec: RunSpec) -> str | None:
     """Why the estimator could not take up this run's network; None if it can."""
-    made = spec.learner()
-    if made.solver is not None:
+    learner = spec.learner()
+    if learner.solver is not None:
         return f"{spec.method} trains no network"
-    if made.loss.everything:
-        return f"{spec.method} learns from the data of all tasks, which the classifier does not have"
-    if made.loss.keeps:
-        return (
-            f"{spec.method} stores {', '.join(made.loss.keeps)} beside its exemplars, which the classifier cannot"
-        )
-    if made.memory is not None and (made.memory.is_reservoir or made.memory.is_all):
-        return "the classifier chooses exemplars class by class, at the end of a call"
+    if learner.loss.everything:
+        return f"{spec.method} learns from all data together, the classifier only from what is new"
+    if learner.reservoir is not None:
+        return "a reservoir keeps examples as they pass, the classifier class by class"
+    if learner.loss.keeps:
+        stored = ", ".join(learner.loss.keeps)
+        return f"{spec.method} stores {stored} beside its exemplars, which the classifier cannot"
     if spec.stream.permuted is not None:
         return "permuted streams show inputs in many ways, the classifier in one"
     return None if spec.dtype == "float32" else "the classifier computes in float32"
@@ -169,11 +168,12 @@ def write(path: Path, spec: RunSpec, fleet: Fleet, run: int, now: Snapshot) -> N
 
 def as_classifier(spec: RunSpec) -> NetworkClassifier:
     """The estimator that would have learned as this run did, as far as it has the settings."""
-    memory, part = spec.memory, parts.made(spec.method, dict(spec.numbers))
-    assert not isinstance(part, Solver), "what trains no network is not kept"
+    memory = spec.memory
+    method = parts.made(spec.method, dict(spec.numbers))
+    assert not isinstance(method, Solver), "refused: it trains no network"
     return NetworkClassifier(
         standardize=False,  # the run saw its inputs as they are
-        method=part,
+        method=method,
         memory=memory.per_class if memory else None,
         memory_total=memory.total if memory else None,
         sampler=memory.sampler if memory else "mof",
