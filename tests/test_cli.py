@@ -643,7 +643,7 @@ def test_a_cuda_device_that_does_not_exist_is_refused_before_the_driver_is_asked
     """What a driver says about it, and when, differs between machines; how many devices it has does not."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     line = rwalk("run", "--device=cuda:99", "--out=out")
-    refused(line, f"device 'cuda:99' cannot be used: this machine has {said}\n")
+    refused(line, f"device 'cuda:99' cannot be used (this machine has {said}): give cpu, or auto\n")
     assert not Path("out").exists()
 
 
