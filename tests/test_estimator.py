@@ -238,3 +238,12 @@ def test_what_a_search_holds_out_is_not_learned() -> None:
 def test_searches_that_cannot_be(grid: Any, stream: Any, options: Any, match: str) -> None:
     with pytest.raises(InputError, match=match):
         rwalk.stream_search(IncrementalClassifier(size=5), grid, stream, **options)
+
+
+def test_wrong_input_is_one_line() -> None:
+    x, y = table(40)
+    with pytest.raises(InputError, match=r"unknown method 'closedform'.*did you mean 'closed-form'"):
+        IncrementalClassifier(method="closedform").partial_fit(x, y)
+    x[3, 3] = np.nan
+    with pytest.raises(InputError, match=r"^Input X contains NaN: fill in or leave out what is missing$"):
+        IncrementalClassifier().partial_fit(x, y)

@@ -24,7 +24,10 @@ def one_line() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise InputError(" ".join(str(error).split())) from error
+        message = " ".join(str(error).split())
+        if "contains NaN" in message:  # scikit-learn goes on to recommend other estimators
+            message = f"{message.partition('.')[0]}: fill in or leave out what is missing"
+        raise InputError(message) from error
 
 
 def array(values: Any) -> Any:

@@ -22,13 +22,13 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from rwalk import sealed
+from rwalk import parts, sealed
 from rwalk.classifier import closed_form_files, records
 from rwalk.classifier.arrays import margins
 from rwalk.classifier.closed_form import METHODS, ClosedFormClassifier
 from rwalk.classifier.network import NetworkClassifier
 from rwalk.engine.networks import Factory
-from rwalk.errors import InputError
+from rwalk.errors import InputError, unknown
 from rwalk.losses import Loss
 from rwalk.methods import Method
 from rwalk.projectors import Projector
@@ -238,8 +238,12 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return "_inner" in self.__dict__
 
     def _kind(self) -> type[ClosedFormClassifier] | type[NetworkClassifier]:
-        closed = isinstance(self.method, str) and self.method in METHODS
-        return ClosedFormClassifier if closed else NetworkClassifier
+        if isinstance(self.method, str):
+            if self.method in METHODS:
+                return ClosedFormClassifier
+            if ":" not in self.method and self.method not in (known := parts.parts()):
+                raise unknown("method", self.method, [*METHODS, *known])
+        return NetworkClassifier
 
     def _made(self) -> ClosedFormClassifier | NetworkClassifier:
         """A new one, of the family that `method` names."""

@@ -141,7 +141,7 @@ class NetworkClassifier(ArrayClassifier):
 
         A call that fails leaves the classifier as it was.
         """
-        if self.memory is None and self.memory_total is None and not self._warned:
+        if self._learner().memory is None and not self._warned:
             self._warned = True
             warnings.warn(WITHOUT_MEMORY, stacklevel=2)
         return self._learn(X, y, classes, afresh=not hasattr(self, "classes_"))
