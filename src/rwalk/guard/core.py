@@ -21,12 +21,10 @@ from torch.optim import Optimizer
 
 from rwalk.errors import InputError, unknown
 from rwalk.guard import files, measure, selection, watch
-from rwalk.guard.following import Following, Pieces
-from rwalk.guard.pieces import Piece
-from rwalk.guard.selection import Params, some
-from rwalk.guard.shards import Group
+from rwalk.guard.following import Following, check_is_alone
+from rwalk.guard.learned import Learned, Pieces
+from rwalk.guard.selection import Params
 from rwalk.methods import METHODS, Method, RWalk
-from rwalk.methods.base import Ranges
 
 
 class Guard:
@@ -64,15 +62,12 @@ class Guard:
         offload: Literal["cpu"] | None = None,
         hooks: bool = True,
     ) -> None:
-        self.method = _method(method)
-        _check_arguments(model, optimizer, self.method, dtype, offload)
+        method = _method(method)
+        _check_arguments(model, optimizer, method, dtype, offload)
         self.model = model
-        self.tasks = 0  # consolidated so far
-        self._steps = 0  # observed in the current task
         self._params = params if params is None or isinstance(params, str) or callable(params) else tuple(params)
-        self._dtype = dtype
-        self._offload = None if offload is None else torch.device(offload)
         self._hooked = hooks
+        self._learned = Learned(method, dtype, None if offload is None else torch.device(offload))
         self._following: Following | None = None  # the optimizer, step by step
         self.attach(optimizer)
 
@@ -80,14 +75,24 @@ class Guard:
         return f"Guard({self.method}, {len(self.names)} parameters, {self.tasks} tasks)"
 
     @property
+    def method(self) -> Method:
+        """The method, with the λ it has now."""
+        return self._learned.method
+
+    @property
+    def tasks(self) -> int:
+        """The number of tasks consolidated so far."""
+        return self._learned.tasks
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The parameters guarded, under the names they have in the model without wrappers."""
-        return tuple(piece.name for piece in self._guarded())
+        return tuple(piece.name for piece in self._learned.guarded)
 
     @property
     def nbytes(self) -> int:
         """What the guard holds now, on this rank; docs/guard.md says how much it can become."""
-        return sum(piece.nbytes for piece in self._guarded())
+        return sum(piece.nbytes for piece in self._learned.guarded)
 
     # ── the optimizer ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -98,12 +103,12 @@ class Guard:
         """
         model = self.model if model is None else model
         optimizer = selection.followed(optimizer, self.method, self._hooked)
-        pieces = self._matched(model, optimizer)
-        following = Following(self, optimizer, pieces, self.method, self._matched_again, self._observed)
-        following.check_is_alone()
+        pieces = self._learned.matched(selection.selected(model, self._params), optimizer)
+        check_is_alone(self, pieces)
         self.detach()
-        self.model, self.optimizer, self._following = model, optimizer, following
-        following.begin(self._hooked)
+        self.model, self.optimizer, self._learned.pieces = model, optimizer, pieces
+        self._following = Following(self, optimizer, self._learned, self._matched_again, dict, self._observed)
+        self._following.begin(self._hooked)
 
     def detach(self) -> None:
         """Stop guarding; `attach` goes on."""
@@ -111,31 +116,7 @@ class Guard:
             self._following.end()
 
     def _matched_again(self) -> Pieces:
-        return self._matched(self.model, self.optimizer)
-
-    def _matched(self, model: nn.Module, optimizer: Optimizer) -> Pieces:
-        """The guarded parameters of a model; they may have been replaced, have grown or be new."""
-        chosen = selection.selected(model, self._params)
-        held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        if held.isdisjoint(chosen.values()):
-            raise InputError(
-                f"the optimizer holds none of the {len(chosen)} parameters to guard ({some(chosen)}): "
-                "make it from the parameters of this very model, then guard.attach(optimizer)"
-            )
-        known = {piece.name: piece for piece in self._guarded()}
-        pieces: dict[nn.Parameter, Piece | None] = {}
-        for name, parameter in chosen.items():
-            piece = known.pop(name, None) or Piece(name, parameter, self._dtype, self._offload)
-            pieces[parameter] = piece.of(parameter, self.method)
-        lost = [name for name, piece in known.items() if piece.started]
-        if lost:
-            watch.warn(
-                f"{some(lost)} left the model: its importance is gone; keep the module in the model to keep it"
-            )
-        return pieces | {parameter: None for parameter in held if parameter not in pieces}
-
-    def _guarded(self) -> list[Piece]:
-        return [] if self._following is None else self._following.guarded
+        return self._learned.matched(selection.selected(self.model, self._params), self.optimizer)
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -153,32 +134,17 @@ class Guard:
 
     def _observed(self) -> None:
         """A step is over."""
-        self._steps += 1
-        if self.method.window and self._steps % self.method.window == 0:
-            self._score()
-        if self._steps % watch.EVERY == 0 and self._pulls() and not watch.are_finite(self._started()):
-            raise self._not_finite("parameters are no numbers any more")
-
-    def _score(self) -> None:
-        if self.method.window:
-            for piece in self._started():
-                piece.score(self.method)
-
-    def _pulls(self) -> bool:
-        return any(self.method.springs(piece.state) for piece in self._started())
-
-    def _not_finite(self, what: str) -> InputError:
-        return watch.not_finite(what, self.method, self.optimizer, self._pulls())
+        learned = self._learned
+        learned.stepped()
+        if learned.steps % watch.EVERY == 0 and learned.holds() and not watch.are_finite(learned.started):
+            raise watch.not_finite("parameters are no numbers any more")
 
     # ── a task ────────────────────────────────────────────────────────────────────────────────────────────────
 
     @torch.no_grad()
     def penalty(self) -> float:
         """The penalty's value now, for logging; where parameters are sharded, all ranks must ask for it."""
-        costs: dict[tuple[Group, ...], float] = {}
-        for piece in self._started():
-            costs[piece.groups] = costs.get(piece.groups, 0.0) + piece.cost(self.method)
-        return sum(measure.reduced([cost], groups, "SUM")[0] for groups, cost in costs.items())
+        return self._learned.penalty()
 
     @torch.no_grad()
     def consolidate(self, losses: Iterable[Tensor] | None = None) -> None:
@@ -188,6 +154,7 @@ class Guard:
         lives at a time: `guard.consolidate(criterion(model(x), y) for x, y in loader)`. The model is in
         evaluation mode meanwhile.
         """
+        learned = self._learned
         if self.method.data_pass and losses is None:
             raise InputError(
                 f"{self.method.name} measures importance in a pass over the task's data: "
@@ -197,53 +164,21 @@ class Guard:
             raise InputError(measure.WANTS_LOSSES)
         if losses is not None and not self.method.data_pass:
             raise InputError(f"{self.method.name} measured while training: call consolidate() without losses")
-        if not self.method.data_pass and not (self._steps and self._started()):
+        if not self.method.data_pass and not (learned.steps and learned.started):
             raise InputError(
                 "no guarded parameter took a step since the last task, so nothing is known of this one: train "
                 "with the guarded optimizer (guard.attach(optimizer) for a new one); a trained model needs EWC"
             )
         fishers = {}
         if losses is not None:
-            fishers = measure.data_fisher(self.model, self._guarded(), self.method, losses)
-        self._score()  # what is left of the last window; the ranges must see it
-        ranges = self._ranges(fishers.values())
-        for piece in fishers or self._started():
-            piece.consolidate(self.method, fishers.get(piece), ranges)
-        self.tasks += 1
-        self._begin_task(steps=0)
-
-    def _started(self) -> list[Piece]:
-        """The pieces that ever had a gradient; the others hold no memory."""
-        return [piece for piece in self._guarded() if piece.started]
-
-    def _begin_task(self, steps: int) -> None:
-        assert self._following is not None
-        self._steps = steps
-        self._following.may_overshoot = True
-
-    def _ranges(self, fishers: Iterable[Tensor]) -> Ranges:
-        """Extrema of the vectors to normalise, over the whole network; and a look at all that was measured."""
-        measured = measure.all_of_it(self._guarded(), self.method, fishers)
-        if not measured.finite:
-            raise self._not_finite("a gradient of this task was not finite, so what it measured is not either")
-        if measured.penalty == 0 and self._steps and self._pulls():
-            watch.warn(
-                "the penalty stayed exactly 0 through the whole task, so nothing was protected: set lam above 0, "
-                "and let params= select parameters that every task trains"
-            )
-        return measured.ranges
+            fishers = measure.data_fisher(self.model, learned.guarded, self.method, losses)
+        learned.consolidate(fishers)
 
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> dict[str, Any]:
         """All that was learned, for a checkpoint of your own; of sharded parameters, called on all ranks."""
-        tensors = {
-            f"{vector}/{piece.name}": tensor
-            for piece in self._started()
-            for vector, tensor in piece.whole_state().items()
-        }
-        method = files.description(self.method)
-        return {"method": method, "tasks": self.tasks, "steps": self._steps, "tensors": tensors}
+        return self._learned.state_dict()
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -251,33 +186,15 @@ class Guard:
 
         Whatever cannot be right is refused before anything changes.
         """
-        pieces = {piece.name: piece for piece in self._guarded()}
-        vectors = files.checked(state, self.method, pieces)
-        restored = [
-            pieces[name].restored(saved, pieces[name].parameter, self.method) for name, saved in vectors.items()
-        ]
+        vectors = files.checked(state, self.method, {piece.name: piece for piece in self._learned.guarded})
         assert self._following is not None
         self._following.forget_failed_step(at_once=False)
-        self._following.pieces = {**self._following.pieces, **{piece.parameter: piece for piece in restored}}
-        self.tasks = state["tasks"]
-        self._begin_task(state["steps"])
-        self._check_loaded(vectors)
-
-    def _check_loaded(self, vectors: Mapping[str, object]) -> None:
-        free = [p.name for p in self._guarded() if p.parameter.requires_grad and p.name not in vectors]
-        if vectors and free:
-            watch.warn(f"nothing was saved for {some(free)}: they start free")
-        moved = [piece.name for piece in self._started() if not piece.is_at_anchor(self.method)]
-        if self._steps == 0 and moved:
-            watch.warn(
-                f"the model is not where its last task left it ({some(moved)}): load its weights before the "
-                "guard's, or it will be pulled towards weights it never had"
-            )
+        self._learned.load(state, vectors)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one checked file, all of it or nothing; the model's weights are yours to save."""
         state = self.state_dict()
-        sharded = any(piece.groups for piece in self._guarded())
+        sharded = any(piece.groups for piece in self._learned.guarded)
         try:
             if not sharded or dist.get_rank() == 0:
                 files.write(Path(path), state)

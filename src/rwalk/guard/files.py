@@ -131,7 +131,7 @@ def _check_numbers(piece: Piece, vectors: Mapping[str, Tensor]) -> None:
     expect(not empty or 0 in piece.parameter.shape, f"the shape of {piece.name}'s vectors")
     for name, vector in vectors.items():
         # In the precision they will be used in: what is finite in float64 need not be in float32.
-        if not piece.in_working_precision(vector).isfinite().all():
+        if not vector.to(piece.storage.worked_in).isfinite().all():
             raise InputError(
                 f"{name}/{piece.name} is not finite: it was saved after a gradient was not; take an older copy"
             )

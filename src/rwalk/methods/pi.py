@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rwalk.methods.base import Method, Number, Ranges, State, require
+from rwalk.methods.base import Default, Method, Number, Ranges, State, require
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class PI(Method):
     summary: ClassVar[str] = "path integral (synaptic intelligence): importance from the optimisation path"
     wants: ClassVar[frozenset[str]] = frozenset({"move"})
 
-    lam: Number = 1.0
+    lam: Number = Default(1.0, proximal=1e2)
     xi: Number = 1e-3
 
     def __post_init__(self) -> None:

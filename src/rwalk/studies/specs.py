@@ -128,6 +128,8 @@ class RunSpec:
         Asked for many times per run: a study of thousands would spend its time on it.
         """
         usual = parts.defaults(self.method)
+        if self.numbers.get("penalty") == "proximal":
+            usual.pop("lam", None)  # that form has a λ of its own: the gradient form's, if given, is unusual
         numbers = {
             name: float(value) if isinstance(usual.get(name), float) and type(value) is int else value
             for name, value in self.numbers.items()
