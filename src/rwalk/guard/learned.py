@@ -91,6 +91,36 @@ class Learned:
         self.tasks += 1
         self.steps = 0
 
+    def begin(self, fishers: Mapping[Piece, Tensor]) -> None:
+        """Of a model that was trained elsewhere nothing is known but its Fisher: that is its first task."""
+        for piece, fisher in fishers.items():
+            if not piece.started:
+                piece.start(self.method)
+            piece.begin(self.method, fisher)
+        self.consolidate(fishers)
+
+    def hold_all(self, share: float) -> None:
+        """Add this share of the mean importance to every parameter's.
+
+        What a few examples do not show to be important may be so all the same; and what is held by nothing at all
+        is out of any λ's reach.
+        """
+        sums = {piece: measure.importance(piece, self.method) for piece in self.started}
+        groups = dict.fromkeys(group for piece in sums for group in piece.groups)
+        added = [float(sum(column)) for column in zip(*sums.values(), strict=True)] or [0.0, 0.0]
+        total, count = measure.reduced(added, groups, "SUM")
+        for piece in sums:
+            piece.hold(self.method, share * total / max(count, 1))
+
+    def anchors(self, exact: bool = True) -> dict[str, Tensor]:
+        """Where each parameter is held by the last of its springs; only those in full precision, if `exact`."""
+        found = {}
+        for piece in self.started:
+            springs = self.method.springs(piece.state)
+            if springs and not (exact and springs[-1][2].dtype != piece.storage.worked_in):
+                found[piece.name] = springs[-1][2][0]
+        return found
+
     def _ranges(self, fishers: Iterable[Tensor]) -> Ranges:
         """Extrema of the vectors to normalise, over the whole network; and a look at all that was measured."""
         measured = measure.all_of_it(self.guarded, self.method, fishers)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rwalk.errors import InputError
 from rwalk.guard.pieces import Piece
+from rwalk.guard.quiet import undisturbed
 from rwalk.guard.shards import Group, local
 from rwalk.methods import Method
 from rwalk.methods.base import Ranges
@@ -69,6 +70,13 @@ def extrema(piece: Piece, name: str) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def importance(piece: Piece, method: Method) -> tuple[float, int]:
+    """The sum of a piece's last importances, and their number."""
+    with piece.whole() as (state, _):
+        springs = method.springs(state)
+        return (float(springs[-1][1].double().sum()), springs[-1][1].numel()) if springs else (0.0, 0)
+
+
 def is_at_anchor(piece: Piece, method: Method) -> bool:
     """Whether what is held lies where the last task left it, give or take what rounding to bfloat16 costs."""
     with piece.whole() as (state, theta):
@@ -93,35 +101,25 @@ def data_fisher(
     model: nn.Module, guarded: Sequence[Piece], method: Method, losses: Iterable[Tensor]
 ) -> dict[Piece, Tensor]:
     """Mean over the batches of the squared gradients, eq. (1); the model is left as it was."""
-    gradients = {parameter: parameter.grad for parameter in model.parameters()}
-    modes = {module: module.training for module in model.modules()}
     total: dict[Piece, Tensor] = {}
     batches = 0
-    try:
-        model.eval()
-        for parameter in gradients:
-            parameter.grad = None
-        with torch.enable_grad():
-            for loss in losses:
-                if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-                    raise InputError(WANTS_LOSSES)
-                loss.backward()
-                batches += 1
-                _add_squares(total, guarded, method)
-                for parameter in gradients:
-                    parameter.grad = None
-    finally:
-        for parameter, gradient in gradients.items():
-            parameter.grad = gradient
-        for module, training in modes.items():
-            module.training = training
+    with undisturbed(model, draws_count=True), torch.enable_grad():
+        for loss in losses:
+            if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+                raise InputError(WANTS_LOSSES)
+            loss.backward()
+            batches += 1
+            add_squares(total, guarded, method)
+            for parameter in model.parameters():
+                parameter.grad = None
     if not total:
         raise InputError(f"no gradient reached a guarded parameter in {batches} batches: check the losses given")
     return {piece: square.div_(batches) for piece, square in total.items()}
 
 
 @torch.no_grad()
-def _add_squares(total: dict[Piece, Tensor], guarded: Sequence[Piece], method: Method) -> None:
+def add_squares(total: dict[Piece, Tensor], guarded: Sequence[Piece], method: Method) -> None:
+    """Of the gradients that a backward pass has left."""
     for piece in guarded:
         square = _square_of_gradient(piece)
         if square is not None:

@@ -61,9 +61,20 @@ class Piece:
         with self.whole(write=True) as (state, theta):
             method.score(state, theta)
 
+    def begin(self, method: Method, fisher: Tensor) -> None:
+        with self.whole(write=True) as (state, _):
+            method.begin(state, fisher)
+
     def consolidate(self, method: Method, fisher: Tensor | None, ranges: Ranges) -> None:
         with self.whole(write=True) as (state, theta):
             method.consolidate(state, theta, fisher, ranges)
+        self._stiffest = None
+
+    def hold(self, method: Method, importance: float) -> None:
+        """Make every number of it that much more important."""
+        with self.whole(write=True) as (state, _):
+            for _, last, _ in method.springs(state)[-1:]:
+                last += importance
         self._stiffest = None
 
     def stiffest(self, method: Method) -> float:

@@ -88,6 +88,11 @@ class Method:
     def start(self, theta: Tensor) -> State:
         return {}
 
+    def begin(self, state: State, fisher: Tensor) -> None:
+        """θ was trained elsewhere, and this Fisher is all that is known of how; `consolidate` follows."""
+        if "fisher" in state:
+            state["fisher"].copy_(fisher)
+
     def observe(self, state: State, grad: Tensor, move: Tensor, square: Tensor) -> None:
         """One step: the gradient g of the task loss ALONE, move = θ(t+1) − θ(t), square = the batch's Fisher.
 

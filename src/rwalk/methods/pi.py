@@ -34,6 +34,9 @@ class PI(Method):
     def start(self, theta: Tensor) -> State:
         return {"path": torch.zeros_like(theta), "origin": theta.clone()}
 
+    def begin(self, state: State, fisher: Tensor) -> None:
+        state["path"].copy_(fisher).mul_(0.5 * self.xi)  # so that Ω = ½F, by which the loss rises with distance²
+
     def observe(self, state: State, grad: Tensor, move: Tensor, square: Tensor) -> None:
         state["path"].addcmul_(grad, move, value=-1)  # ω ← ω − g·Δθ
 
