@@ -162,7 +162,7 @@ def test_every_method_starts_from_a_trained_model_and_holds_a_budget(method: Any
 
 
 def test_a_budget_is_for_each_task() -> None:
-    """Trained with the guard from the first task on; what the first may not lose, the second may not lose again."""
+    """Trained with the guard from the first task on: what may be lost is counted anew in every task."""
     torch.manual_seed(0)
     model = layers()
     optimizer = AdamW(model.parameters(), lr=2e-3)

@@ -29,7 +29,7 @@ from rwalk.guard.selection import unwrapped
 from rwalk.guard.shards import is_sharded
 from rwalk.methods import Method
 
-ROOM = 2**31  # bytes that gradients of single examples may take at a time
+ROOM = 2**31  # bytes that gradients of single examples may take at a time; on a GPU, a quarter of what is free
 logger = logging.getLogger(__name__)
 
 Squares = dict[Piece, Tensor]
@@ -72,7 +72,7 @@ def _cut(
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Parts whose gradients fit into memory, with a random number for each prediction of each example."""
     largest = sum(piece.parameter.numel() * 4 for piece in trained)
-    at_once = max(1, ROOM // largest)
+    at_once = max(1, _room(device_of(asked)) // largest)
     length = inputs.length_of(batch)
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     with torch.no_grad():
@@ -80,6 +80,10 @@ def _cut(
     for start in range(0, length, at_once):
         part = inputs.part(batch, start, start + at_once)
         yield part, torch.rand(min(at_once, length - start), each, generator=draws).to(device_of(asked))
+
+
+def _room(device: torch.device) -> int:
+    return int(torch.cuda.mem_get_info(device)[0]) // 4 if device.type == "cuda" else ROOM
 
 
 def _loss(logits: Tensor, luck: Tensor) -> Tensor:
