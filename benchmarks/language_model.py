@@ -2,12 +2,12 @@
 
     python -m benchmarks.language_model MODEL first.txt second.txt --out rows.jsonl [--other third.txt]
 
-MODEL is a folder of Hugging Face's, with safetensors and a tokenizer; the texts are plain. From each seed the model
-learns the first text once; from there on it learns the second in every way there is a row for: plainly, at several
-learning rates; held by L2-SP, EWC (importance from the model's own samples), RWalk (importance from learning the
-first text) and Anchor (own samples), each at several strengths and with budgets; and with its own samples replayed.
-Rows are written as they come, seed by seed, and those there are are not made again: a run that was stopped, or that
---minutes ended, goes on when it is started again.
+MODEL is a folder of Hugging Face's, with safetensors and a tokenizer; the texts are plain. From each seed the
+model learns the first text once; from there on it learns the second in every way there is a row for: plainly, at
+several learning rates; held by L2-SP, EWC (importance from the model's own samples), RWalk (importance from
+learning the first text) and Anchor (own samples), each at several strengths and with budgets; and with its own
+samples replayed. Rows are written as they come, seed by seed, and those there are are not made again: a run that
+was stopped, or that --minutes ended, goes on when it is started again.
 """
 
 from __future__ import annotations
@@ -190,6 +190,7 @@ class Seed:
 
     def _guard(self, way: Way, optimizer: torch.optim.Optimizer) -> Guard | None:
         options: dict[str, Any] = {"budget": way.budget, "probes": self.probes, "predict": self.lab.predict}
+        options["every"] = self.lab.options.every
         model, given = self.lab.model, {} if way.strength is None else {"lam": way.strength}
         if way.method in ("plain", "replay"):
             return None
@@ -251,6 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--test", type=int, default=32, help="sequences to test on")
     parser.add_argument("--probes", type=int, default=64, help="own samples to measure drift on")
     parser.add_argument("--probe-tokens", type=int, default=256)
+    parser.add_argument("--every", type=int, default=2, help="steps between two readings of the drift")
     parser.add_argument("--anchor-tokens", type=int, default=2048, help="of probes in each pull of Anchor")
     options = parser.parse_args(arguments)
     start = time.perf_counter()

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from rwalk.cli import listing, reading, reproduce, resume, run
+from rwalk.cli import check, listing, reading, reproduce, resume, run
 from rwalk.cli.run import DEFAULT_METHODS
 
 __all__ = ["DEFAULT_METHODS", "app", "main"]
@@ -29,6 +29,7 @@ app.command()(resume.resume)
 app.command()(reading.diff)
 app.command()(reading.report)
 app.command()(reproduce.reproduce)
+app.command()(check.check)
 app.command()(listing.methods)
 app.command()(listing.datasets)
 

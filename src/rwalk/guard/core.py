@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rwalk.errors import InputError, unknown
-from rwalk.guard import beginning, files, keeping, selection, watch
+from rwalk.guard import beginning, files, keeping, report, selection, watch
 from rwalk.guard.anchoring import Anchoring
 from rwalk.guard.anchors import Anchor
 from rwalk.guard.drift import Predict, Probes
@@ -29,6 +29,7 @@ from rwalk.guard.following import Following, check_is_alone
 from rwalk.guard.forces import Springs
 from rwalk.guard.keeper import Keeper, Watching
 from rwalk.guard.learned import Learned, Pieces
+from rwalk.guard.report import Report
 from rwalk.guard.selection import Params
 from rwalk.methods import METHODS, Method, RWalk, Vanilla
 
@@ -223,6 +224,21 @@ class Guard:
         """
         return self._keeper.rewind(self.model, budget)
 
+    def report(self) -> Report:
+        """What was kept since the last task ended: a table when printed, `to_dict()`, `picture()`."""
+        learned, keeper = self._learned, self._keeper
+        probes, readings = report.sets_of(keeper, self.model), tuple(keeper.history)
+        counts = (learned.tasks, learned.steps, keeper.watching.budget)
+        return Report(self.method.name, self._force.lam, *counts, self.penalty(), probes, readings)
+
+    def log(self) -> dict[str, float]:
+        """A few numbers for a tracker: λ, the penalty, and drift and pull where they were last read."""
+        found = {"guard/lam": self._force.lam, "guard/penalty": self.penalty()}
+        if self._keeper.history:
+            last = self._keeper.history[-1]
+            found |= {"guard/drift": last.drift, "guard/pull": last.pull}
+        return found
+
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> dict[str, Any]:
@@ -264,7 +280,7 @@ class Guard:
         path: str | os.PathLike[str],
         model: nn.Module,
         optimizer: Optimizer,
-        method: Method | str | None = None,
+        method: Method | Anchor | str | None = None,
         **options: Any,
     ) -> Guard:
         """A guard that goes on from a file; `options` are those of `Guard`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rwalk.guard import inputs
 from rwalk.guard.inputs import Batch
-from rwalk.guard.predictions import Kept, divergence, kept, logits_in
+from rwalk.guard.predictions import Kept, divergence, kept, logits_in, loss_in
 from rwalk.guard.quiet import undisturbed
 
 Predict = Callable[[Any, Batch], Any]
@@ -25,6 +25,7 @@ class Probes:
     def __init__(self, given: Any, predict: Predict | None = None, rows: int | None = None) -> None:
         self.batches = inputs.batches(given, rows)
         self.kept: list[Kept] = []
+        self.loss_before: float | None = None  # where the probes have labels, which the model makes a loss of
         self.ratios: list[float] = []  # of each batch's drift to the first one's, where it was last measured
         self._predict = predict or inputs.call
         self._next = 0  # the batch to be measured beside the first
@@ -35,8 +36,25 @@ class Probes:
         self.batches = [inputs.to(batch, device) for batch in self.batches]
         with undisturbed(model), torch.no_grad():
             self.kept = [kept(self._logits(model, number)) for number in range(len(self.batches))]
+        self.loss_before = self.loss(model)
         self.ratios = [1.0] * len(self.batches)
         self._next = 0
+
+    @property
+    def examples(self) -> int:
+        return sum(map(inputs.length_of, self.batches))
+
+    def loss(self, model: nn.Module) -> float | None:
+        """The mean of the losses that the model makes of the probes' own labels; None where they have none."""
+        if not all(isinstance(batch, Mapping) and "labels" in batch for batch in self.batches):
+            return None
+        device = device_of(model)
+        with undisturbed(model), torch.no_grad():
+            losses = [loss_in(self._predict(model, inputs.to(batch, device))) for batch in self.batches]
+        told = [float(loss) for loss in losses if loss is not None]
+        if len(told) < len(losses):
+            return None
+        return weighted_mean(told, [inputs.length_of(batch) for batch in self.batches])
 
     def drift(self, model: nn.Module) -> float:
         """Of all probes."""
@@ -71,17 +89,20 @@ class Probes:
         return measured
 
     def _mean(self, of_batches: list[float]) -> float:
-        weights = [len(each) for each in self.kept]
-        return sum(map(lambda w, x: w * x, weights, of_batches)) / sum(weights)
+        return weighted_mean(of_batches, [len(each) for each in self.kept])
 
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def numbers(self) -> dict[str, Any]:
-        return {"ratios": self.ratios, "next": self._next}
+        return {"ratios": self.ratios, "next": self._next, "loss": self.loss_before}
 
-    def restore(self, predictions: list[Kept], ratios: list[float], following: int) -> None:
-        self.kept, self.ratios, self._next = predictions, ratios, following
+    def restore(self, predictions: list[Kept], ratios: list[float], following: int, loss: float | None) -> None:
+        self.kept, self.ratios, self._next, self.loss_before = predictions, ratios, following, loss
 
 
 def device_of(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def weighted_mean(values: Sequence[float], weights: Sequence[int]) -> float:
+    return sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)

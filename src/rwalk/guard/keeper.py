@@ -16,7 +16,7 @@ from rwalk.errors import InputError
 from rwalk.guard import budget as rule
 from rwalk.guard.buffers import Buffers
 from rwalk.guard.current import CurrentInputs
-from rwalk.guard.drift import Predict, Probes, device_of
+from rwalk.guard.drift import Predict, Probes, device_of, weighted_mean
 from rwalk.guard.forces import Force
 from rwalk.guard.old import Old
 
@@ -154,8 +154,7 @@ class Keeper:
         return drift
 
     def _mean(self, drifts: list[float]) -> float:
-        weights = [sum(map(len, probes.kept)) for probes in self.sets]
-        return sum(w * d for w, d in zip(weights, drifts, strict=True)) / sum(weights)
+        return weighted_mean(drifts, [sum(map(len, probes.kept)) for probes in self.sets])
 
     def _remember(self, reading: Reading) -> None:
         self.history.append(reading)

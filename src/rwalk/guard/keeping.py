@@ -73,7 +73,9 @@ def _probes(tensors: Mapping[str, Tensor], number: int, forms: Any, said: Any, k
     ratios, following = said.get("ratios"), said.get("next")
     expect(isinstance(ratios, list) and len(ratios) == len(forms) and all(map(_is_number, ratios)), "its ratios")
     expect(is_whole(following, 0, len(forms)), "its next batch")
-    probes.restore(predictions, [float(ratio) for ratio in ratios], following)
+    loss = said.get("loss")
+    expect(loss is None or _is_number(loss), "the loss of its probes")
+    probes.restore(predictions, [float(ratio) for ratio in ratios], following, loss)
     return probes
 
 

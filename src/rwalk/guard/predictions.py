@@ -30,6 +30,12 @@ def logits_in(output: Any, batch: Any) -> Tensor:
     return logits.flatten(0, -2)
 
 
+def loss_in(output: Any) -> Tensor | None:
+    """The loss that a model returned beside its logits, if it did."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
+
+
 def _found(output: Any) -> Any:
     if isinstance(output, Tensor):
         return output
