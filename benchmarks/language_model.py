@@ -184,7 +184,7 @@ class Seed:
             "train_s": seconds,
         }
         if guard is not None:
-            row |= {"drift": guard.drift(), "lam": _strength(guard), "readings": len(guard._keeper.history)}
+            row |= {"drift": guard.drift(), "lam": _strength(guard), "readings": len(guard._work.keeper.history)}
             guard.detach()
         return row
 

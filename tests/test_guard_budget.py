@@ -250,7 +250,7 @@ def test_readings_take_no_more_than_their_share_of_the_time() -> None:
     spent, start = 0.0, time.perf_counter()
     for step in range(1, 300):
         time.sleep(0.001)
-        keeper.stepped(model, optimizer, guard._force, 1, step)
+        keeper.stepped(model, optimizer, guard._work.force, 1, step)
     assert 3 < len(keeper.history) < 100
     assert spent <= 0.25 * (time.perf_counter() - start)
 
@@ -353,7 +353,7 @@ def test_a_resumed_run_goes_on_exactly(method: Any, tmp_path: Path) -> None:
     resumed = Guard.load(tmp_path / "guard", again, fresh, **options)  # type: ignore[arg-type]
     steps(again, fresh, range(23, 40))
     assert all(torch.equal(*pair) for pair in zip(again.parameters(), whole.parameters(), strict=True))
-    assert resumed._keeper.history == guard._keeper.history and len(guard._keeper.history) == 13
+    assert resumed._work.keeper.history == guard._work.keeper.history and len(guard._work.keeper.history) == 13
     assert resumed.drift() == guard.drift()
     assert resumed.rewind(0.001) == guard.rewind(0.001)
 

@@ -223,7 +223,8 @@ def test_hugging_faces_logs_have_drift_and_lambda(tmp_path: Path) -> None:
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(logged) == 5 and all(entry.keys() >= LOGGED for entry in logged)
-    assert guarding.guard is not None and guarding.guard._keeper.history[-1].drift == logged[-1]["guard/drift"]
+    assert guarding.guard is not None
+    assert guarding.guard.report().readings[-1].drift == logged[-1]["guard/drift"]
 
 
 def test_lightnings_logs_have_drift_and_lambda(tmp_path: Path) -> None:

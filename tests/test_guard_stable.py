@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from rwalk.guard import Guard, stiffness
+from rwalk.guard import Anchor, Guard, stiffness
 from rwalk.methods import EWC, METHODS, PI, EWCpp, Method, RWalk
 from rwalk.methods.l2 import L2SP
 from rwalk.studies.specs import RunSpec
@@ -52,7 +52,7 @@ def train(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> None:
         optimizer.zero_grad()
 
 
-def old_accuracy(make: Make, method: Method | None, seed: int) -> float:
+def old_accuracy(make: Make, method: Method | Anchor | None, seed: int) -> float:
     """Of the first task, after the second."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
@@ -61,15 +61,22 @@ def old_accuracy(make: Make, method: Method | None, seed: int) -> float:
     old, new = task(0, seed), task(1, seed)
     train(model, optimizer, *old)
     if guard is not None:
-        guard.consolidate([F.cross_entropy(model(old[0]), old[1])] if guard.method.data_pass else None)
+        consolidate(guard, model, *old)
         optimizer = make(model.parameters())
         guard.attach(optimizer)
     train(model, optimizer, *new)
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     if guard is not None:
-        guard.consolidate([F.cross_entropy(model(new[0]), new[1])] if guard.method.data_pass else None)
+        consolidate(guard, model, *new)
         guard.detach()
     return accuracy(model, *old)
+
+
+def consolidate(guard: Guard, model: nn.Module, x: Tensor, y: Tensor) -> None:
+    if isinstance(guard.method, Anchor):
+        guard.consolidate(probes=x)
+    else:
+        guard.consolidate([F.cross_entropy(model(x), y)] if guard.method.data_pass else None)
 
 
 @cache
@@ -82,6 +89,14 @@ def unguarded(name: str) -> list[float]:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_no_lambda_harms_what_was_learned(name: str, method: Method, lam: float) -> None:
     guarded = [old_accuracy(OPTIMIZERS[name], replace(method, lam=lam), seed) for seed in SEEDS]
+    without = unguarded(name)
+    assert mean(guarded) >= mean(without) - stdev(without)
+
+
+@pytest.mark.parametrize("weight", LAMBDAS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_no_weight_of_an_anchor_harms_what_was_learned(name: str, weight: float) -> None:
+    guarded = [old_accuracy(OPTIMIZERS[name], Anchor(weight=weight), seed) for seed in SEEDS]
     without = unguarded(name)
     assert mean(guarded) >= mean(without) - stdev(without)
 

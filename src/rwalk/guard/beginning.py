@@ -41,30 +41,19 @@ def measured(learned: Learned, model: nn.Module, losses: Iterable[Tensor] | None
     return {} if losses is None else measure.data_fisher(model, learned.guarded, method, losses)
 
 
-def begin(learned: Learned, keeper: Keeper, model: nn.Module, known: Any, rows: int | None) -> None:
-    """A model that was trained elsewhere: its importance, and what drift is measured on."""
+def begun(
+    learned: Learned, keeper: Keeper, model: nn.Module, known: Any, rows: int | None
+) -> Mapping[Piece, Tensor]:
+    """The Fisher of a model that was trained elsewhere; inputs that it knows are its probes from here on."""
     if learned.tasks or learned.steps:
-        raise InputError(
-            "begin() is for a model that was trained elsewhere, before the first step: use consolidate()"
-        )
+        raise InputError("begin() comes before the first step, for a model trained elsewhere: use consolidate()")
     known, are_losses = _told_apart(model, known)
-    fishers: Mapping[Piece, Tensor]
     if are_losses:
-        fishers = measure.data_fisher(model, learned.guarded, learned.method, known)
-    else:
-        probes = Probes(known, keeper.watching.predict, rows)
-        probes.keep(model)  # whatever cannot be measured is refused before the long pass
-        keeper.sets = [probes]
-        fishers = _fishers(learned, model, probes, keeper)
-    learned.begin(fishers)
-    keep(learned, keeper, model)
-
-
-def keep(learned: Learned, keeper: Keeper, model: nn.Module) -> None:
-    """From here on the model is held, and drift is counted."""
-    if keeper.watching.budget is not None:
-        learned.hold_all(HELD)
-    keeper.begin(model, learned.anchors())
+        return measure.data_fisher(model, learned.guarded, learned.method, known)
+    probes = Probes(known, keeper.watching.predict, rows)
+    probes.keep(model)  # whatever cannot be measured is refused before the long pass
+    keeper.sets = [probes]
+    return _fishers(learned, model, probes, keeper)
 
 
 def _fishers(learned: Learned, model: nn.Module, probes: Probes, keeper: Keeper) -> Mapping[Piece, Tensor]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,17 +20,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rwalk.errors import InputError, unknown
-from rwalk.guard import beginning, files, keeping, report, selection, watch
-from rwalk.guard.anchoring import Anchoring
+from rwalk.guard import files, selection
 from rwalk.guard.anchors import Anchor
-from rwalk.guard.drift import Predict, Probes
+from rwalk.guard.drift import Predict
 from rwalk.guard.following import Following, check_is_alone
-from rwalk.guard.forces import Springs
-from rwalk.guard.keeper import Keeper, Watching
-from rwalk.guard.learned import Learned, Pieces
+from rwalk.guard.keeper import Watching
+from rwalk.guard.learned import Pieces
 from rwalk.guard.report import Report
 from rwalk.guard.selection import Params
-from rwalk.methods import METHODS, Method, RWalk, Vanilla
+from rwalk.guard.work import Work
+from rwalk.methods import METHODS, Method, RWalk
 
 
 class Guard:
@@ -80,14 +78,11 @@ class Guard:
         hooks: bool = True,
     ) -> None:
         method = _method(method)
-        held = Vanilla() if isinstance(method, Anchor) else method
-        _check_arguments(model, optimizer, held, dtype, offload)
+        _check_arguments(model, optimizer, method, dtype, offload)
         self.model = model
         self._params = params if params is None or isinstance(params, str) or callable(params) else tuple(params)
         self._hooked = hooks
-        self._learned = Learned(held, dtype, None if offload is None else torch.device(offload))
-        self._force = Anchoring(method, self._learned) if isinstance(method, Anchor) else Springs(self._learned)
-        self._keeper = Keeper(Watching(budget, predict, share, every))
+        self._work = Work(method, Watching(budget, predict, share, every), dtype, offload)
         self._following: Following | None = None  # the optimizer, step by step
         self.attach(optimizer)
         if isinstance(method, Anchor) and probes is None:
@@ -101,28 +96,22 @@ class Guard:
     @property
     def method(self) -> Method | Anchor:
         """The method, with the λ it has now."""
-        if isinstance(self._force, Anchoring):
-            return replace(self._force.anchor, weight=self._force.lam)
-        return self._learned.method
+        return self._work.method
 
     @property
     def tasks(self) -> int:
         """The number of tasks consolidated so far."""
-        return self._learned.tasks
-
-    @property
-    def _anchor_batch(self) -> int | None:
-        return self._force.anchor.batch if isinstance(self._force, Anchoring) else None
+        return self._work.learned.tasks
 
     @property
     def names(self) -> tuple[str, ...]:
         """The parameters guarded, under the names they have in the model without wrappers."""
-        return tuple(piece.name for piece in self._learned.guarded)
+        return tuple(piece.name for piece in self._work.learned.guarded)
 
     @property
     def nbytes(self) -> int:
         """What the guard holds now, on this rank; docs/guard.md says how much it can become."""
-        return sum(piece.nbytes for piece in self._learned.guarded)
+        return self._work.nbytes
 
     # ── the optimizer ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -131,25 +120,24 @@ class Guard:
 
         A guard that cannot follow them goes on as before.
         """
-        model = self.model if model is None else model
-        optimizer = selection.followed(optimizer, self._learned.method, self._hooked)
-        pieces = self._learned.matched(selection.selected(model, self._params), optimizer)
+        model, learned = self.model if model is None else model, self._work.learned
+        optimizer = selection.followed(optimizer, learned.method, self._hooked)
+
+        def match() -> Pieces:
+            return learned.matched(selection.selected(model, self._params), optimizer)
+
+        pieces = match()
         check_is_alone(self, pieces)
         self.detach()
-        self.model, self.optimizer, self._learned.pieces = model, optimizer, pieces
-        self._following = Following(
-            self, optimizer, self._learned, self._matched_again, self._pulls, self._observed
-        )
+        self.model, self.optimizer, learned.pieces = model, optimizer, pieces
+        self._following = Following(self, optimizer, model, self._work, match)
         self._following.begin(self._hooked)
-        self._keeper.look_at(model)
+        self._work.keeper.look_at(model)
 
     def detach(self) -> None:
         """Stop guarding; `attach` goes on."""
         if self._following is not None:
             self._following.end()
-
-    def _matched_again(self) -> Pieces:
-        return self._learned.matched(selection.selected(self.model, self._params), self.optimizer)
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -165,30 +153,16 @@ class Guard:
         assert self._following is not None
         self._following.after_step()
 
-    def _pulls(self) -> Mapping[nn.Parameter, Tensor]:
-        """Gradients to add to those of the task, beside the springs' pull."""
-        if not isinstance(self._force, Anchoring):
-            return {}
-        return self._force.pulls(self.model, self._keeper.sets, self.optimizer)
-
-    def _observed(self) -> None:
-        """A step is over."""
-        learned = self._learned
-        learned.stepped()
-        if learned.steps % watch.EVERY == 0 and learned.holds() and not watch.are_finite(learned.started):
-            raise watch.not_finite("parameters are no numbers any more")
-        self._keeper.stepped(self.model, self.optimizer, self._force, learned.tasks, learned.steps)
-
     # ── a task ────────────────────────────────────────────────────────────────────────────────────────────────
 
     @torch.no_grad()
     def penalty(self) -> float:
         """The penalty's value now, for logging; where parameters are sharded, all ranks must ask for it."""
-        return self._learned.penalty()
+        return self._work.learned.penalty()
 
     def drift(self) -> float:
         """How far predictions on the probes are from what they were, in nats: the mean of KL(old ‖ new)."""
-        return self._keeper.drift(self.model)
+        return self._work.keeper.drift(self.model)
 
     @torch.no_grad()
     def begin(self, known: Any) -> None:
@@ -198,8 +172,7 @@ class Guard:
                such batches. Importance is measured on them, by the Fisher of the model's own predictions, and from
                now on drift. Or losses, one per batch, in a generator, as `consolidate` takes them for EWC.
         """
-        beginning.begin(self._learned, self._keeper, self.model, known, self._anchor_batch)
-        self._keeper.control_of(self._force)
+        self._work.begin(self.model, known)
 
     @torch.no_grad()
     def consolidate(self, losses: Iterable[Tensor] | None = None, probes: Any = None) -> None:
@@ -209,12 +182,7 @@ class Guard:
         lives at a time: `guard.consolidate(criterion(model(x), y) for x, y in loader)`. The model is in
         evaluation mode meanwhile. `probes` are inputs of this task, to be watched beside those there are.
         """
-        fishers = beginning.measured(self._learned, self.model, losses)
-        self._learned.consolidate(fishers)
-        if probes is not None:
-            self._keeper.sets.append(Probes(probes, self._keeper.watching.predict, self._anchor_batch))
-        beginning.keep(self._learned, self._keeper, self.model)
-        self._keeper.control_of(self._force)
+        self._work.consolidate(self.model, losses, probes)
 
     @torch.no_grad()
     def rewind(self, budget: float | None = None) -> float:
@@ -222,30 +190,21 @@ class Guard:
 
         Buffers go back as parameters do; the optimizer's state stays. Returns how much of the way is left.
         """
-        return self._keeper.rewind(self.model, budget)
+        return self._work.keeper.rewind(self.model, budget)
 
     def report(self) -> Report:
         """What was kept since the last task ended: a table when printed, `to_dict()`, `picture()`."""
-        learned, keeper = self._learned, self._keeper
-        probes, readings = report.sets_of(keeper, self.model), tuple(keeper.history)
-        counts = (learned.tasks, learned.steps, keeper.watching.budget)
-        return Report(self.method.name, self._force.lam, *counts, self.penalty(), probes, readings)
+        return self._work.report(self.model)
 
     def log(self) -> dict[str, float]:
         """A few numbers for a tracker: λ, the penalty, and drift and pull where they were last read."""
-        found = {"guard/lam": self._force.lam, "guard/penalty": self.penalty()}
-        if self._keeper.history:
-            last = self._keeper.history[-1]
-            found |= {"guard/drift": last.drift, "guard/pull": last.pull}
-        return found
+        return self._work.log()
 
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> dict[str, Any]:
         """All that was learned, for a checkpoint of your own; of sharded parameters, called on all ranks."""
-        state = {**self._learned.state_dict(), "method": files.description(self.method)}
-        kept = keeping.state_of(self._keeper, self._learned.anchors())
-        return state if kept is None else {**state, "keeper": kept}
+        return self._work.state_dict()
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -253,20 +212,14 @@ class Guard:
 
         Whatever cannot be right is refused before anything changes.
         """
-        learned, pieces = self._learned, {piece.name: piece for piece in self._learned.guarded}
-        vectors = files.checked(state, self.method, pieces)
-        kept = keeping.restored(state["keeper"], self._keeper, vectors) if "keeper" in state else None
         assert self._following is not None
+        self._work.load_state_dict(state, self.model)
         self._following.forget_failed_step(at_once=False)
-        learned.load(state, vectors)
-        if kept is not None:
-            self._keeper, held = kept
-            self._keeper.go_on(self.model, learned.anchors(exact=False), held, self._force)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one checked file, all of it or nothing; the model's weights are yours to save."""
         state = self.state_dict()
-        sharded = any(piece.groups for piece in self._learned.guarded)
+        sharded = any(piece.groups for piece in self._work.learned.guarded)
         try:
             if not sharded or dist.get_rank() == 0:
                 files.write(Path(path), state)
@@ -296,8 +249,7 @@ class Guard:
             guard = cls(model, optimizer, files.method_in(state) if method is None else method, **options)
             guard.load_state_dict(state)
             if probes is not None:
-                guard._keeper.sets = [Probes(probes, guard._keeper.watching.predict, guard._anchor_batch)]
-                beginning.keep(guard._learned, guard._keeper, model)
+                guard._work.watch_instead(model, probes)
         except BaseException as error:
             if guard is not None:
                 guard.detach()  # or the optimizer's hooks would keep it at work
@@ -322,13 +274,17 @@ def _method(method: Any) -> Method | Anchor:
 
 
 def _check_arguments(
-    model: Any, optimizer: Any, method: Method, dtype: torch.dtype | None, offload: str | None
+    model: Any, optimizer: Any, method: Method | Anchor, dtype: torch.dtype | None, offload: str | None
 ) -> None:
     if not isinstance(model, nn.Module) or not hasattr(optimizer, "param_groups"):
         given = f"{type(model).__name__} and {type(optimizer).__name__}"
         raise InputError(f"Guard takes a model and its optimizer, Guard(model, optimizer), not {given}")
-    if method.fisher == "example" and ("square" in method.wants or method.data_pass):
-        hint = " and give consolidate() batches of one example" if method.data_pass else ""
+    if (
+        isinstance(method, Method)
+        and method.fisher == "example"
+        and ("square" in method.wants or method.data_pass)
+    ):
+        hint = " and give consolidate() batches of one example" if springs.data_pass else ""
         raise InputError(f"Guard sees the gradients of batches, not of examples: use fisher='batch'{hint}")
     if dtype not in (None, torch.float32, torch.bfloat16):
         raise InputError(f"dtype must be torch.float32 or torch.bfloat16, not {dtype}")

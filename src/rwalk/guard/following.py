@@ -16,34 +16,28 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rwalk.errors import InputError
 from rwalk.guard import stiffness
-from rwalk.guard.learned import Learned, Pieces
+from rwalk.guard.learned import Pieces
 from rwalk.guard.steps import Step, Uninterrupted, contain
+from rwalk.guard.work import Work
 
 
 class Following:
     """What happens around each step of an optimizer.
 
-    owner     whom it works for, as errors name it
-    match     finds the pieces again once the optimizer has parameters nobody has seen yet
-    pulls     called before every step: gradients to add to those of the task, beside the springs' pull
-    observed  called after every step that was observed, before Ctrl-C can interrupt
+    owner  whom it works for, as errors name it
+    work   what is to be done before and after
+    match  finds the pieces again once the optimizer has parameters nobody has seen yet
     """
 
     def __init__(
-        self,
-        owner: object,
-        optimizer: Optimizer,
-        learned: Learned,
-        match: Callable[[], Pieces],
-        pulls: Callable[[], Mapping[nn.Parameter, Tensor]],
-        observed: Callable[[], None],
+        self, owner: object, optimizer: Optimizer, model: nn.Module, work: Work, match: Callable[[], Pieces]
     ) -> None:
         self.owner = owner
         self.optimizer = optimizer
-        self.learned = learned
+        self.learned = work.learned
+        self._model = model
+        self._work = work
         self._match = match
-        self._pulls = pulls
-        self._observed = observed
         self._step: Step | None = None  # under way, or failed without anybody saying so
         self._release: list[Callable[[], None]] = []
 
@@ -140,7 +134,7 @@ class Following:
         if any(parameter not in self.learned.pieces for group in groups for parameter in group["params"]):
             self.learned.pieces = self._match()
         try:
-            pulls = self._pulls()
+            pulls = self._work.pulls(self._model, self.optimizer)
             for group in groups:
                 self._join(step, group, pulls)
         except BaseException:
@@ -169,7 +163,7 @@ class Following:
             with Uninterrupted():
                 for piece, lr in step.pieces:
                     piece.passage.leave(self.learned.method, lr)
-                self._observed()
+                self._work.observed(self._model, self.optimizer)
         except BaseException:
             step.abandon(at_once=True)
             raise

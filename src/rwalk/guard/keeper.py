@@ -162,6 +162,12 @@ class Keeper:
             older, newer = self.history[: HISTORY // 2], self.history[HISTORY // 2 :]
             self.history = older[::2] + newer
 
+    def nbytes(self, anchors: Mapping[str, Tensor]) -> int:
+        """Of the model as it was, but for the method's anchors, and of what was predicted on the probes."""
+        own = [] if self.old is None else list(self.old.own(anchors).values())
+        predictions = [tensor for probes in self.sets for kept in probes.kept for tensor in kept]
+        return sum(tensor.nbytes for tensor in (*own, *predictions) if tensor is not None)
+
     def numbers(self) -> dict[str, Any]:
         """What a file says of this, beside tensors."""
         return {
