@@ -284,7 +284,7 @@ def _check_arguments(
         and method.fisher == "example"
         and ("square" in method.wants or method.data_pass)
     ):
-        hint = " and give consolidate() batches of one example" if springs.data_pass else ""
+        hint = " and give consolidate() batches of one example" if method.data_pass else ""
         raise InputError(f"Guard sees the gradients of batches, not of examples: use fisher='batch'{hint}")
     if dtype not in (None, torch.float32, torch.bfloat16):
         raise InputError(f"dtype must be torch.float32 or torch.bfloat16, not {dtype}")
