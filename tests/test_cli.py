@@ -264,7 +264,7 @@ def test_what_changes_nothing_is_said(rwalk: Rwalk) -> None:
     options = [*LITTLE, "--steps=1", "--classes-per-task=10"]
     said = rwalk(*options, "--methods=vanilla", "--lam=0.1,1", "--out=a").err
     assert "--lam is ignored: vanilla has no λ" in said
-    assert "there is one task, so nothing can be forgotten" in said
+    assert "there is only one task, so nothing can be forgotten" in said
     assert "--lam" not in rwalk(*options, "--methods=vanilla,rwalk", "--lam=1", "--out=b").err
     assert rwalk(*options, "--methods=vanilla", "--lam=1", "--quiet", "--out=a").err == ""
 

@@ -1,4 +1,4 @@
-"""`rwalk check`: how far one checkpoint has drifted from another, for a pipeline to stop at."""
+"""`rwalk check`: how far one checkpoint has drifted from another, so that a pipeline can stop."""
 
 from __future__ import annotations
 

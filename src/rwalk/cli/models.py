@@ -79,7 +79,7 @@ def predict(
     out: Annotated[Path | None, typer.Option(help="the CSV file to write (default: to the terminal)")] = None,
     score: Annotated[bool, typer.Option("--score", help="the classes are known: say how many are right")] = False,
 ) -> None:
-    """Name the class of every row or image, and how probable it is."""
+    """Predict the class of every row or image, with its probability."""
     from rwalk.data.datasets import Reading
     from rwalk.models import load, predictions
 
@@ -124,7 +124,7 @@ def merge(
     models: Annotated[list[Path], typer.Argument(help="models created like the first (rwalk fit --like)")],
     out: Annotated[Path, typer.Option(help="the model to write")],
 ) -> None:
-    """Make one model of several.
+    """Merge several models into one.
 
     It is the one that would have learned from all their files.
     """
@@ -158,7 +158,7 @@ def _begun(data: list[Path], reading: Reading, go_on: Path | None, like: Path | 
 
 
 def _source(data: list[Path], reading: Reading, known: Trained, model: Path, labelled: bool) -> Source:
-    """Files in the form that a model knows."""
+    """Files in the form that a model expects."""
     from rwalk.data.datasets import Reading as Usual
     from rwalk.data.portions import ArrayForm, source
     from rwalk.errors import InputError
@@ -204,7 +204,7 @@ def _table(out: Path | None) -> Iterator[Any]:
 
 @contextmanager
 def _told_warnings() -> Iterator[None]:
-    """Warnings as lines of ours, each once."""
+    """Warnings as messages of our own, each printed once."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:
