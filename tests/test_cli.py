@@ -263,8 +263,8 @@ def test_diff_says_how_the_means_of_a_method_differ(rwalk: Rwalk) -> None:
 def test_what_changes_nothing_is_said(rwalk: Rwalk) -> None:
     options = [*LITTLE, "--steps=1", "--classes-per-task=10"]
     said = rwalk(*options, "--methods=vanilla", "--lam=0.1,1", "--out=a").err
-    assert "--lam changes nothing here: vanilla has no λ" in said
-    assert "there is one task, so nothing can be forgotten" in said
+    assert "--lam is ignored: vanilla has no λ" in said
+    assert "there is only one task, so nothing can be forgotten" in said
     assert "--lam" not in rwalk(*options, "--methods=vanilla,rwalk", "--lam=1", "--out=b").err
     assert rwalk(*options, "--methods=vanilla", "--lam=1", "--quiet", "--out=a").err == ""
 
@@ -458,7 +458,7 @@ REFUSED = {
     "--online --batch=5": "--online is one epoch in batches of ten",
     "--measure-every=0": "every 1 step or more",
     "--beside=3": "give --memory or --memory-total too",
-    "--beside=3 --memory=1": "no method here replays exemplars beside its batches",
+    "--beside=3 --memory=1": "no method here adds exemplars to its batches",
     "--methods=er --memory=1 --beside=0": "beside must be a whole number",
     "--lam=-1": "lam must be at least 0, not -1.0",
     "--lam=inf": "lam must be at least 0",

@@ -167,10 +167,9 @@ def huggingface_trainer(model: Model, guarding: Any, number: int, folder: Path, 
         learning_rate=RATE,
         lr_scheduler_type="constant",
         use_cpu=True,
-        logging_strategy="no",
         report_to=[],
         disable_tqdm=True,
-        **{"save_strategy": "no", **options},
+        **{"save_strategy": "no", "logging_strategy": "no", **options},
     )
     rows = [{"x": x, "labels": y} for x, y in task(number)]
     return transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[guarding])
@@ -201,6 +200,40 @@ def test_a_checkpoint_holds_the_guard_to_resume_with(tmp_path: Path) -> None:
 
 
 # Both
+
+
+LOGGED = {"guard/lam", "guard/penalty", "guard/drift", "guard/pull"}
+
+
+def probes(number: int) -> dict[str, Tensor]:
+    x, y = task(number).tensors
+    return {"x": x, "labels": y}
+
+
+def predict(model: Any, batch: dict[str, Tensor]) -> Tensor:
+    logits: Tensor = getattr(model, "model", model).net(batch["x"])
+    return logits
+
+
+def test_hugging_faces_logs_have_drift_and_lambda(tmp_path: Path) -> None:
+    model = Model()
+    guarding = huggingface.GuardCallback(METHODS[0], budget=0.01, probes=probes(0), predict=predict, every=1)
+    options = {"logging_strategy": "steps", "logging_steps": 2}
+    trainer = huggingface_trainer(model, guarding, 1, tmp_path, **options)
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(logged) == 5 and all(entry.keys() >= LOGGED for entry in logged)
+    assert guarding.guard is not None
+    assert guarding.guard.report().readings[-1].drift == logged[-1]["guard/drift"]
+
+
+def test_lightnings_logs_have_drift_and_lambda(tmp_path: Path) -> None:
+    guarding = lightning.GuardCallback(METHODS[0], budget=0.01, probes=probes(0), predict=predict, every=1)
+    trainer = lightning_trainer(guarding)
+    trainer.log_every_n_steps = 1
+    trainer.fit(Lit(), loader(1))
+    assert trainer.callback_metrics.keys() >= LOGGED
+    assert trainer.callback_metrics["guard/drift"] > 0
 
 
 @pytest.mark.parametrize("callback", [lightning.GuardCallback, huggingface.GuardCallback])

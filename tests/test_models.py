@@ -135,7 +135,7 @@ def test_a_model_from_files_is_the_estimators_own(rwalk: Rwalk) -> None:
     plain = IncrementalClassifier().partial_fit(WINE.data[ORDER[:140]], NAMES[ORDER[:140]])
     np.testing.assert_allclose(loaded.coef_, plain.coef_, rtol=1e-8, atol=1e-8)
     plain.save("plain.safetensors")
-    refused(rwalk("predict", "plain.safetensors", "train.csv"), "does not say how its inputs were made of files")
+    refused(rwalk("predict", "plain.safetensors", "train.csv"), "does not say how files become its inputs")
     np.savez("x.npz", x=WINE.data[:5])
     assert rwalk("predict", "plain.safetensors", "x.npz").code == 0
 
@@ -194,7 +194,7 @@ def test_fit_and_predict_images_of_differing_sizes(rwalk: Rwalk, surroundings: P
     one = next(Path("week2/digit4").iterdir())
     loose = rwalk("predict", "clf.safetensors", "week2/digit3", one)  # images that no folder names
     assert loose.code == 0 and "week2/digit3" in loose.out and str(one) in loose.out
-    refused(rwalk("fit", "week2", "--continue=clf.safetensors", "--size=9"), "says how files are read")
+    refused(rwalk("fit", "week2", "--continue=clf.safetensors", "--size=9"), "determines how files are read")
     refused(rwalk("predict", "clf.safetensors", "week2/digit3", "--score"), "no sub-folder")
 
 
@@ -252,7 +252,7 @@ def test_merge_makes_the_model_that_learned_everything(rwalk: Rwalk) -> None:
 
 REFUSED = {
     "fit a.csv": "Give --out",
-    "fit a.csv --out=clf.safetensors": "is there already",
+    "fit a.csv --out=clf.safetensors": "exists already",
     "fit a.csv --out=a.csv/clf": "cannot be written there",
     "fit missing.csv --out=x": "there is no file or folder 'missing.csv'",
     "fit notes.txt --out=x": "no folder of images, no table",
@@ -263,7 +263,7 @@ REFUSED = {
     "fit a.csv --size=3 --out=x": "--size says nothing",
     "fit a.csv --holdout=1.5 --out=x": "the part to hold out is 1.5",
     "fit a.csv --continue=clf.safetensors --like=clf.safetensors": "not both",
-    "fit a.csv --continue=clf.safetensors --label=cultivar": "says how files are read",
+    "fit a.csv --continue=clf.safetensors --label=cultivar": "determines how files are read",
     "fit other.csv --continue=clf.safetensors": "has no column",
     "fit images --continue=clf.safetensors": "is of the kind images, where it was table",
     "fit a.csv --continue=missing": "there is no such file",

@@ -117,4 +117,4 @@ def test_a_scenario_is_of_yardsticks_alone(capsys: pytest.CaptureFixture[str], m
     monkeypatch.setattr("sys.argv", ["rwalk", "reproduce", "table1", "--scenario", "class", "--dry-run"])
     with pytest.raises(SystemExit):
         cli.main()
-    assert "--scenario is of yardsticks" in capsys.readouterr().err
+    assert "--scenario applies to yardsticks only" in capsys.readouterr().err

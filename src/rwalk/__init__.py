@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rwalk.data.streams import Dataset, Stream
     from rwalk.engine.fleet import Fleet
     from rwalk.errors import InputError
-    from rwalk.guard import Guard
+    from rwalk.guard import Anchor, Guard, own_samples
     from rwalk.learners import Learner, learner
     from rwalk.losses import Batch, Loss
     from rwalk.methods import EWC, PI, EWCpp, Method, RWalk, Vanilla
@@ -34,6 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "EWC",
     "PI",
+    "Anchor",
     "Augmentation",
     "Batch",
     "Dataset",
@@ -59,6 +60,7 @@ __all__ = [
     "from_arrays",
     "learner",
     "metrics",
+    "own_samples",
     "permuted",
     "rotated",
     "split",
@@ -70,7 +72,7 @@ _HOMES = {
     "rwalk.errors": ("InputError",),
     "rwalk.engine.fleet": ("Fleet",),
     "rwalk.training": ("Training",),
-    "rwalk.guard": ("Guard",),
+    "rwalk.guard": ("Anchor", "Guard", "own_samples"),
     "rwalk.learners": ("Learner", "learner"),
     "rwalk.data.memory": ("MemorySpec",),
     "rwalk.methods": ("EWC", "PI", "EWCpp", "Method", "RWalk", "Vanilla"),

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from rwalk.cli import listing, models, reading, reproduce, resume, run
+from rwalk.cli import check, listing, models, reading, reproduce, resume, run
 from rwalk.cli.run import DEFAULT_METHODS
 
 __all__ = ["DEFAULT_METHODS", "app", "main"]
@@ -33,6 +33,7 @@ app.command()(resume.resume)
 app.command()(reading.diff)
 app.command()(reading.report)
 app.command()(reproduce.reproduce)
+app.command()(check.check)
 app.command()(listing.methods)
 app.command()(listing.datasets)
 

@@ -52,11 +52,11 @@ def remarks_on(study: Study, keep: str) -> list[str]:
 
     said = []
     if any(len(study.stream(stream)) == 1 for stream in {run.stream for run in study.runs}):
-        said.append("there is one task, so nothing can be forgotten: see --classes-per-task, --tasks")
+        said.append("there is only one task, so nothing can be forgotten: see --classes-per-task, --tasks")
     if keep:
         reasons = dict.fromkeys(why for run in study.runs if (why := refusal(run)))
         if all(refusal(run) for run in study.runs):
-            raise InputError(f"--keep {keep}: none of these models can be kept, for {next(iter(reasons))}")
+            raise InputError(f"--keep {keep}: none of these models can be kept: {next(iter(reasons))}")
         said += [f"not all models are kept: {why}" for why in reasons]
         if keep == "best" and any(run.stream.validation is None for run in study.runs):
             said.append("--keep best chooses by test accuracy: with --validation 0.1 it chooses by held-out data")
@@ -122,7 +122,7 @@ def execute(
             rows = study.execute(store, watch, interrupts, only)
             if keeper and (runs := keeper.lacking(rows)):
                 if show:
-                    to_stderr(f"{len(runs)} finished runs are trained again, for their models were not kept")
+                    to_stderr(f"{len(runs)} finished runs are trained again, because their models were not kept")
                 replace(study, runs=runs, reference="none").execute(stop=interrupts)
             return rows
         except (KeyboardInterrupt, WorkerDied) as error:

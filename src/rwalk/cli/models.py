@@ -30,17 +30,18 @@ def fit(
     data: Files,
     out: Annotated[Path | None, typer.Option(help="the model to write, such as clf.safetensors")] = None,
     go_on: Annotated[
-        Path | None, typer.Option("--continue", help="a model to go on with; written back, unless --out is given")
+        Path | None, typer.Option("--continue", help="a model to continue; overwritten, unless --out is given")
     ] = None,
     like: Annotated[
-        Path | None, typer.Option(help="a model to begin like, so that the two can be merged later")
+        Path | None, typer.Option(help="read inputs as this model does, so that the two can be merged later")
     ] = None,
     label: Label = None,
     drop: Drop = None,
     missing: Missing = "refuse",
     size: Size = None,
     holdout: Annotated[
-        float | None, typer.Option(help="measure the accuracy on this part, 0.2 say, before it is learned too")
+        float | None,
+        typer.Option(help="measure the accuracy on this fraction, such as 0.2, then learn it too"),
     ] = None,
 ) -> None:
     """Learn a classifier from files of any size.
@@ -55,9 +56,9 @@ def fit(
         raise InputError("give --continue or --like, not both")
     target = out or go_on
     if target is None:
-        raise InputError("where is the model to be written? Give --out clf.safetensors")
+        raise InputError("say where to write the model: --out clf.safetensors")
     if target.exists() and target != go_on:
-        raise InputError(f"{target} is there already: go on with it (--continue), or choose another --out")
+        raise InputError(f"{target} exists already: continue it (--continue), or choose another --out")
     reading = Reading(label, None, tuple(drop or ()), missing, size)
     _check_writable(target)
     with _told_warnings():
@@ -78,7 +79,7 @@ def predict(
     out: Annotated[Path | None, typer.Option(help="the CSV file to write (default: to the terminal)")] = None,
     score: Annotated[bool, typer.Option("--score", help="the classes are known: say how many are right")] = False,
 ) -> None:
-    """Name the class of every row or image, and how probable it is."""
+    """Predict the class of every row or image, with its probability."""
     from rwalk.data.datasets import Reading
     from rwalk.models import load, predictions
 
@@ -100,9 +101,9 @@ def predict(
 def forget(
     model: Model,
     data: Files,
-    out: Annotated[Path | None, typer.Option(help="where to write it (default: back)")] = None,
+    out: Annotated[Path | None, typer.Option(help="where to write it (default: overwrite the model)")] = None,
 ) -> None:
-    """Take examples out of a model again.
+    """Remove examples from a model again.
 
     It becomes the model that never learned them.
     """
@@ -120,10 +121,10 @@ def forget(
 
 
 def merge(
-    models: Annotated[list[Path], typer.Argument(help="models that were begun like the first (rwalk fit --like)")],
+    models: Annotated[list[Path], typer.Argument(help="models created like the first (rwalk fit --like)")],
     out: Annotated[Path, typer.Option(help="the model to write")],
 ) -> None:
-    """Make one model of several.
+    """Merge several models into one.
 
     It is the one that would have learned from all their files.
     """
@@ -138,14 +139,14 @@ def merge(
             try:
                 first.merge(other)
             except InputError as error:
-                begin = f"begin it with rwalk fit --like {models[0]}"
+                begin = f"create it with rwalk fit --like {models[0]}"
                 raise InputError(f"{path} cannot be merged with {models[0]} ({error}): {begin}") from None
         first.save(out)
     print(f"{out}: {len(models)} models merged; {_classes(first)}")
 
 
 def _begun(data: list[Path], reading: Reading, go_on: Path | None, like: Path | None) -> tuple[Trained, Source]:
-    """What learns, and from what: begun anew, gone on with, or begun like another."""
+    """The model that learns, and its source: new, continued, or created like another."""
     from rwalk.data.portions import source
     from rwalk.models import Trained, load
 
@@ -157,21 +158,21 @@ def _begun(data: list[Path], reading: Reading, go_on: Path | None, like: Path | 
 
 
 def _source(data: list[Path], reading: Reading, known: Trained, model: Path, labelled: bool) -> Source:
-    """Files in the form that a model knows."""
+    """Files in the form that a model expects."""
     from rwalk.data.datasets import Reading as Usual
     from rwalk.data.portions import ArrayForm, source
     from rwalk.errors import InputError
 
     if reading != Usual():
-        raise InputError(f"{model} says how files are read: leave --label, --drop, --missing and --size out")
+        raise InputError(f"{model} determines how files are read: drop --label, --drop, --missing and --size")
     found = source(data, reading, known.form, labelled)
     if known.form is None and not isinstance(found.form, ArrayForm):
-        raise InputError(f"{model} does not say how its inputs were made of files: give an .npz file of inputs")
+        raise InputError(f"{model} does not say how files become its inputs: give an .npz file of inputs")
     return found
 
 
 def _check_writable(target: Path) -> None:
-    """Before hours of learning: is there a place for what is learned?"""
+    """Before hours of learning: can the result be written?"""
     from rwalk.errors import InputError
 
     folder = next(parent for parent in target.absolute().parents if parent.exists())
@@ -187,7 +188,7 @@ def _classes(trained: Trained) -> str:
 
 @contextmanager
 def _table(out: Path | None) -> Iterator[Any]:
-    """Writes the rows of a CSV file: all of them or, where something fails, none."""
+    """Writes the rows of a CSV file: all of them or, if something fails, none."""
     from rwalk.errors import InputError
     from rwalk.files import replacing
 
@@ -203,7 +204,7 @@ def _table(out: Path | None) -> Iterator[Any]:
 
 @contextmanager
 def _told_warnings() -> Iterator[None]:
-    """Warnings as lines of ours, each once."""
+    """Warnings as messages of our own, each printed once."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:

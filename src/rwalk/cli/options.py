@@ -31,11 +31,10 @@ Label = Annotated[
 ]
 Drop = Annotated[list[str] | None, typer.Option(help="of a table: a column to leave out; repeatable")]
 Missing = Annotated[
-    str, typer.Option(help="of a table: refuse rows with a missing value, fill them (column's mean), or drop them")
+    str,
+    typer.Option(help="of a table, missing values: refuse, fill (with the column's mean), or drop the row"),
 ]
-Size = Annotated[
-    int | None, typer.Option(help="of images: resize and crop to squares of so many pixels, if they differ")
-]
+Size = Annotated[int | None, typer.Option(help="of images: resize and crop to squares of N pixels")]
 Keep = Annotated[
     str,
     typer.Option(
@@ -57,7 +56,7 @@ def chosen_device(name: str) -> str:
 
 
 def with_label(dataset: str, reading: Reading, tell: Callable[[str], None]) -> Reading:
-    """A table is read with its column of classes named; where nobody named one, which it is is told."""
+    """A table's reading with its column of classes named; if the user named none, the choice is reported."""
     from rwalk.data.datasets.survey import label_of
     from rwalk.data.datasets.tables import is_table, open_table
 

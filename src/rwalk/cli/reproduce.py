@@ -1,4 +1,4 @@
-"""`rwalk reproduce`: the paper's tables and figures, and the field's own yardsticks."""
+"""`rwalk reproduce`: the paper's tables and figures, and other published comparisons (yardsticks)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def reproduce(
     asked = yardsticks.spelled_out(names or [])
     theirs = [name for name in asked if name in yardsticks.EXPERIMENTS]
     if scenario and theirs != asked:
-        raise InputError("--scenario is of yardsticks: name those alone")
+        raise InputError("--scenario applies to yardsticks only: name no other experiments with it")
     chosen = budgets_file or out / "budgets.json"
     with budgets.taken_from(None if tune else budgets_file):
         plan = (

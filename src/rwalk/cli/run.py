@@ -56,13 +56,13 @@ def run(
     steps: Annotated[int | None, typer.Option(help="steps per task, instead of epochs")] = None,
     batch: Annotated[int | None, typer.Option(help="examples per step (default 64)")] = None,
     online: Annotated[
-        bool, typer.Option("--online", help="every example is seen once, ten per step: --epochs 1 --batch 10")
+        bool, typer.Option("--online", help="see every example once, ten per step: --epochs 1 --batch 10")
     ] = False,
     lr: Annotated[float, typer.Option(help="learning rate")] = 1e-3,
     optimizer: Annotated[str, typer.Option(help="adam or sgd")] = "adam",
     keep_optimizer: Annotated[
         bool,
-        typer.Option("--keep-optimizer", help="its moments go on from task to task: it does not start afresh"),
+        typer.Option("--keep-optimizer", help="keep its moments from task to task instead of starting afresh"),
     ] = False,
     augment: Annotated[
         str, typer.Option(help="change training inputs at random: an augmentation's name, or package.module:Name")
@@ -116,7 +116,7 @@ def run(
         ),
     ] = "",
     beside: Annotated[
-        int | None, typer.Option(help="exemplars beside every batch (default: as many as new examples)")
+        int | None, typer.Option(help="exemplars added to every batch (default: as many as new examples)")
     ] = None,
     penalty: Annotated[str, typer.Option(help="gradient (the paper) or proximal (stable for any λ)")] = "gradient",
     settings: Annotated[
@@ -131,10 +131,10 @@ def run(
     ] = None,
     measure_every: Annotated[
         int | None,
-        typer.Option(help="measure within tasks too, every so many steps: the stability gap"),
+        typer.Option(help="measure accuracy within tasks too, every N steps: shows the stability gap"),
     ] = None,
     calibration: Annotated[
-        bool, typer.Option("--calibration", help="measure expected calibration errors with the accuracies")
+        bool, typer.Option("--calibration", help="also measure expected calibration errors")
     ] = False,
     data: Data = None,
     device: Device = "auto",
@@ -200,15 +200,15 @@ def run(
     if replay and base.memory is None:
         raise InputError("--replay says how exemplars are replayed: give --memory or --memory-total too")
     if beside is not None and base.memory is None:
-        raise InputError("--beside counts exemplars beside a batch: give --memory or --memory-total too")
+        raise InputError("--beside counts the exemplars added to a batch: give --memory or --memory-total too")
     runs = sweep.runs(base, names, seeds, lam, penalty, settings or ())
     if beside is not None and not any(each.memory.replay in ("beside", "none") for each in runs if each.memory):
-        raise InputError("no method here replays exemplars beside its batches: drop --beside, or --replay beside")
+        raise InputError("no method here adds exemplars to its batches: drop --beside, or give --replay beside")
     if replay:
         for name in dict.fromkeys(each.method for each in runs if each.memory != base.memory):
             remarks.append(f"--replay {replay} is ignored for {name}, which prescribes its own replay")
     if lam and not any("lam" in each.numbers for each in runs):
-        remarks.append(f"--lam changes nothing here: {', '.join(names)} has no λ")
+        remarks.append(f"--lam is ignored: {', '.join(names)} has no λ")
     where = chosen_device(device)
     study = Study(
         tuple(runs), reference, data, where, workers, checkpoint_every=checkpoint_every, executor=executor

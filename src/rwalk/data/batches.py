@@ -34,7 +34,7 @@ def epoch(
     generator: Generator,
     beside: int | None = None,
 ) -> Tensor:
-    """The batches of one epoch; `beside` counts the exemplars beside each, if they are not as many as the new."""
+    """The batches of one epoch; `beside` exemplars are added to each, by default as many as the new."""
     if replay == "alone":
         current, kept = kept, ()
     examples = sum(len(pool) for pool in current)

@@ -74,7 +74,7 @@ def check_task(stream: Stream, k: int, task: Task) -> None:
 
 
 def check_views(stream: Stream) -> None:
-    """Every view shows of each place a position of the input, or nothing: a permutation, a rotation."""
+    """Every view maps each place to a position of the input, or to nothing: a permutation, a rotation."""
     views = stream.views
     if views is None:
         return

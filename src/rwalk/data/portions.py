@@ -1,4 +1,4 @@
-"""Files and folders read portion by portion, for those who learn from more than fits into the memory."""
+"""Files and folders read in portions, so that more can be learned than fits into memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BYTES = 1 << 26  # of images or arrays that are held at a time
 
 
 class Portion(NamedTuple):
-    """Some examples: inputs, classes where they are known, and where each stands."""
+    """Some examples: inputs, classes if they are known, and where each comes from."""
 
     x: NDArray[Any]
     y: NDArray[Any] | None
@@ -34,7 +34,7 @@ class Portion(NamedTuple):
 
 @dataclass(frozen=True)
 class ArrayForm:
-    """Inputs as a file of arrays has them."""
+    """Inputs as they are in a file of arrays."""
 
     shape: tuple[int, ...]
 
@@ -64,7 +64,7 @@ class Source:
     places: tuple[str, ...]  # what the parts of an example's place are called
 
     def portions(self, labelled: bool = True, mixed: bool = False) -> Iterator[Portion]:
-        """All examples, some at a time; without classes, if those are not asked for.
+        """All examples, in portions; without classes, if those are not asked for.
 
         Always in the same order, which is that of the files, unless it can be `mixed`.
         """
@@ -133,7 +133,7 @@ class Arrays(Source):
 def source(
     given: Sequence[str | Path], reading: Reading, form: Form | None = None, labelled: bool = True
 ) -> Source:
-    """The examples in these files and folders: in a form found in them, or in one that is known already."""
+    """The examples in these files and folders, in the form found in them or in a known one."""
     paths = [path for each in given for path in _expanded(Path(each).expanduser())]
     kinds = list(dict.fromkeys(_kind(path) for path in paths))
     if len(kinds) > 1:

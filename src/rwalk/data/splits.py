@@ -22,7 +22,7 @@ SCENARIOS = {
     "domain": "every task has the same labels: a class is known by its place in its task",
     "class": "the task is not known: every class of the stream competes with all others from the start",
 }
-"""Van de Ven et al. (2022): what is asked of the learner, and so which outputs compete in its training."""
+"""Van de Ven et al. (2022): what a learner must tell apart, and so which outputs compete in training."""
 
 
 def split(

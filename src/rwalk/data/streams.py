@@ -23,7 +23,7 @@ HELD_OUT = 0.2  # of every class, where a dataset brings no test examples of its
 
 
 class Form(Protocol):
-    """How inputs were made of files, for whoever reads more such files."""
+    """How files became inputs, so that more such files can be read."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -33,7 +33,7 @@ class Form(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Arrivals:
-    """The task in which every example arrives, where the data themselves say so."""
+    """The task in which every example arrives, if the data themselves say so."""
 
     names: tuple[str, ...]
     train: Tensor = field(repr=False)  # numbers of tasks, int64 [N]
@@ -119,7 +119,7 @@ class Dataset:
         label        the column of classes; by default the ClassLabel, or one called label, target or class
         inputs       the column or columns to learn from; by default the image column, or all columns of numbers
         task_column  the column that says in which task an example arrives
-        size         images are resized and cropped to squares of so many pixels
+        size         images are resized and cropped to squares of this many pixels
         name         of the dataset
         seed         chooses the test examples where there is no test part
         """
@@ -147,7 +147,7 @@ def _numbered(arrival: ArrayLike | Tensor, examples: int, part: str) -> tuple[Te
 def strata(
     y: Tensor, names: Sequence[str], tasks: Tensor | None, task_names: Sequence[str]
 ) -> tuple[Tensor, Sequence[str]]:
-    """What a part is held out of: every class or, where one arrives in several tasks, that class in each of them.
+    """The groups to hold out from: every class or, if it arrives in several tasks, that class in each of them.
 
     A class keeps its number in the first of its tasks, so that nothing changes where each has one task.
     """
@@ -256,7 +256,7 @@ class Stream:
 
     @cached_property
     def _has_blanks(self) -> bool:
-        """Whether a view shows nothing in some place; asked once, for a device would have to be waited for."""
+        """Whether a view leaves a place empty; computed once, because reading it waits for the device."""
         return self.views is not None and bool((self.views == self.shape.numel()).any())
 
     def _gathered(self, x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:

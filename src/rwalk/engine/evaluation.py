@@ -24,7 +24,7 @@ AT_ONCE = 4096  # examples in a forward pass, over all runs
 
 
 class Measures(NamedTuple):
-    """What is measured beside the accuracies at every task's end.
+    """What is measured in addition to the accuracies at every task's end.
 
     every        accuracies within a task, every so many steps
     calibration  expected calibration errors, with the accuracies at every task's end
@@ -68,7 +68,7 @@ def calibration(fleet: Fleet, stream: Stream, k: int) -> dict[str, NDArray[np.fl
 
 @torch.no_grad()
 def _scored(fleet: Fleet, stream: Stream, k: int) -> Iterator[tuple[dict[str, Tensor], Tensor, Tensor]]:
-    """The test data of tasks 0..k, some at a time: scores [R, n, C] by head, labels [n] and tasks [n]."""
+    """The test data of tasks 0..k, in portions: scores [R, n, C] by head, labels [n] and tasks [n]."""
     theta = fleet.theta
     stream = stream.to(theta.device, theta.dtype)
     tests = [task.test for task in stream.tasks[: k + 1]]
@@ -85,7 +85,7 @@ def _scored(fleet: Fleet, stream: Stream, k: int) -> Iterator[tuple[dict[str, Te
 
 
 def room(fleet: Fleet) -> dict[str, NDArray[np.float64]]:
-    """Where all of it goes, NaN until it is measured: "within.HEAD" [R, k, m, j], "calibration.HEAD" [R, k, j]."""
+    """For all measurements, NaN until made: "within.HEAD" [R, k, m, j], "calibration.HEAD" [R, k, j]."""
     tasks, wanted = fleet.stream.tasks, fleet.measures
     found: dict[str, NDArray[np.float64]] = {}
     if wanted.every is not None:
@@ -107,7 +107,7 @@ def room(fleet: Fleet) -> dict[str, NDArray[np.float64]]:
 
 
 def measure_within(fleet: Fleet) -> None:
-    """Accuracies on all tasks so far, if it is time."""
+    """Accuracies on all tasks so far, if they are due."""
     every, k = fleet.measures.every, fleet.task
     if every is not None and fleet.step % every == 0:
         alive = [reason is None for reason in fleet.stopped]

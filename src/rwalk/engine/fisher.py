@@ -28,7 +28,7 @@ def of_examples(fleet: Fleet, x: Tensor, y: Tensor) -> Tensor:
 
 
 def expected(fleet: Fleet, x: Tensor) -> Tensor:
-    """The mean over a batch of Σ_c p(c) (∇ log p(c))², p being what the network says of an example [R, P].
+    """The mean over a batch of Σ_c p(c) (∇ log p(c))², p being the network's prediction for an example [R, P].
 
     A squared gradient is weighted by p(c) where the loss is weighted by its root.
     """

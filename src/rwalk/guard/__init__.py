@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rwalk.guard.anchors import Anchor
 from rwalk.guard.core import Guard
+from rwalk.guard.samples import own_samples
 
-__all__ = ["Guard"]
+__all__ = ["Anchor", "Guard", "own_samples"]

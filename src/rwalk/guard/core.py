@@ -20,13 +20,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rwalk.errors import InputError, unknown
-from rwalk.guard import files, measure, selection, watch
-from rwalk.guard.following import Following, Pieces
-from rwalk.guard.pieces import Piece
-from rwalk.guard.selection import Params, some
-from rwalk.guard.shards import Group
+from rwalk.guard import files, selection
+from rwalk.guard.anchors import Anchor
+from rwalk.guard.drift import Predict
+from rwalk.guard.following import Following, check_is_alone
+from rwalk.guard.keeper import Watching
+from rwalk.guard.learned import Pieces
+from rwalk.guard.report import Report
+from rwalk.guard.selection import Params
+from rwalk.guard.work import Work
 from rwalk.methods import METHODS, Method, RWalk
-from rwalk.methods.base import Ranges
 
 
 class Guard:
@@ -34,7 +37,12 @@ class Guard:
 
     model      any nn.Module; wrap it (DistributedDataParallel, fully_shard) before
     optimizer  any torch optimizer of its parameters that evaluates a closure at most once per step
-    method     RWalk, EWCpp, PI, EWC or Vanilla, or the name of one
+    method     RWalk, EWCpp, PI, EWC, Anchor or Vanilla, or the name of one
+    budget     how far predictions may drift while a task is learned, in nats: λ is found, not given
+    probes     inputs that the model knows as it is now, to measure drift on; see `begin`
+    share      of the time that measuring may take
+    every      steps between two readings of the drift, instead of a share: what makes a run repeatable
+    predict    from the model and a batch of probes to logits; calling the model, unless told otherwise
     params     which parameters to guard: patterns such as "*lora_*", or a function of name and parameter; all
     dtype      what the state is kept in: float32 (float64 for float64 parameters) or torch.bfloat16
     offload    "cpu" keeps the state, and works the equations out, on the CPU
@@ -57,37 +65,53 @@ class Guard:
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        method: Method | str = RWalk(),  # noqa: B008 - frozen
+        method: Method | Anchor | str = RWalk(),  # noqa: B008 - frozen
         *,
+        budget: float | None = None,
+        probes: Any = None,
+        share: float = 0.05,
+        every: int | None = None,
+        predict: Predict | None = None,
         params: Params | None = None,
         dtype: torch.dtype | None = None,
         offload: Literal["cpu"] | None = None,
         hooks: bool = True,
     ) -> None:
-        self.method = _method(method)
-        _check_arguments(model, optimizer, self.method, dtype, offload)
+        method = _method(method)
+        _check_arguments(model, optimizer, method, dtype, offload)
         self.model = model
-        self.tasks = 0  # consolidated so far
-        self._steps = 0  # observed in the current task
         self._params = params if params is None or isinstance(params, str) or callable(params) else tuple(params)
-        self._dtype = dtype
-        self._offload = None if offload is None else torch.device(offload)
         self._hooked = hooks
+        self._work = Work(method, Watching(budget, predict, share, every), dtype, offload)
         self._following: Following | None = None  # the optimizer, step by step
         self.attach(optimizer)
+        if isinstance(method, Anchor) and probes is None:
+            probes = method.probes
+        if probes is not None:
+            self.begin(probes)
 
     def __repr__(self) -> str:
         return f"Guard({self.method}, {len(self.names)} parameters, {self.tasks} tasks)"
 
     @property
+    def method(self) -> Method | Anchor:
+        """The method, with the λ it has now."""
+        return self._work.method
+
+    @property
+    def tasks(self) -> int:
+        """The number of tasks consolidated so far."""
+        return self._work.learned.tasks
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The parameters guarded, under the names they have in the model without wrappers."""
-        return tuple(piece.name for piece in self._guarded())
+        return tuple(piece.name for piece in self._work.learned.guarded)
 
     @property
     def nbytes(self) -> int:
         """What the guard holds now, on this rank; docs/guard.md says how much it can become."""
-        return sum(piece.nbytes for piece in self._guarded())
+        return self._work.nbytes
 
     # ── the optimizer ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -96,46 +120,24 @@ class Guard:
 
         A guard that cannot follow them goes on as before.
         """
-        model = self.model if model is None else model
-        optimizer = selection.followed(optimizer, self.method, self._hooked)
-        pieces = self._matched(model, optimizer)
-        following = Following(self, optimizer, pieces, self.method, self._matched_again, self._observed)
-        following.check_is_alone()
+        model, learned = self.model if model is None else model, self._work.learned
+        optimizer = selection.followed(optimizer, learned.method, self._hooked)
+
+        def match() -> Pieces:
+            return learned.matched(selection.selected(model, self._params), optimizer)
+
+        pieces = match()
+        check_is_alone(self, pieces)
         self.detach()
-        self.model, self.optimizer, self._following = model, optimizer, following
-        following.begin(self._hooked)
+        self.model, self.optimizer, learned.pieces = model, optimizer, pieces
+        self._following = Following(self, optimizer, model, self._work, match)
+        self._following.begin(self._hooked)
+        self._work.keeper.look_at(model)
 
     def detach(self) -> None:
         """Stop guarding; `attach` goes on."""
         if self._following is not None:
             self._following.end()
-
-    def _matched_again(self) -> Pieces:
-        return self._matched(self.model, self.optimizer)
-
-    def _matched(self, model: nn.Module, optimizer: Optimizer) -> Pieces:
-        """The guarded parameters of a model; they may have been replaced, have grown or be new."""
-        chosen = selection.selected(model, self._params)
-        held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        if held.isdisjoint(chosen.values()):
-            raise InputError(
-                f"the optimizer holds none of the {len(chosen)} parameters to guard ({some(chosen)}): "
-                "make it from the parameters of this very model, then guard.attach(optimizer)"
-            )
-        known = {piece.name: piece for piece in self._guarded()}
-        pieces: dict[nn.Parameter, Piece | None] = {}
-        for name, parameter in chosen.items():
-            piece = known.pop(name, None) or Piece(name, parameter, self._dtype, self._offload)
-            pieces[parameter] = piece.of(parameter, self.method)
-        lost = [name for name, piece in known.items() if piece.started]
-        if lost:
-            watch.warn(
-                f"{some(lost)} left the model: its importance is gone; keep the module in the model to keep it"
-            )
-        return pieces | {parameter: None for parameter in held if parameter not in pieces}
-
-    def _guarded(self) -> list[Piece]:
-        return [] if self._following is None else self._following.guarded
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -151,101 +153,59 @@ class Guard:
         assert self._following is not None
         self._following.after_step()
 
-    def _observed(self) -> None:
-        """A step is over."""
-        self._steps += 1
-        if self.method.window and self._steps % self.method.window == 0:
-            self._score()
-        if self._steps % watch.EVERY == 0 and self._pulls() and not watch.are_finite(self._started()):
-            raise self._not_finite("parameters are no numbers any more")
-
-    def _score(self) -> None:
-        if self.method.window:
-            for piece in self._started():
-                piece.score(self.method)
-
-    def _pulls(self) -> bool:
-        return any(self.method.springs(piece.state) for piece in self._started())
-
-    def _not_finite(self, what: str) -> InputError:
-        return watch.not_finite(what, self.method, self.optimizer, self._pulls())
-
     # ── a task ────────────────────────────────────────────────────────────────────────────────────────────────
 
     @torch.no_grad()
     def penalty(self) -> float:
         """The penalty's value now, for logging; where parameters are sharded, all ranks must ask for it."""
-        costs: dict[tuple[Group, ...], float] = {}
-        for piece in self._started():
-            costs[piece.groups] = costs.get(piece.groups, 0.0) + piece.cost(self.method)
-        return sum(measure.reduced([cost], groups, "SUM")[0] for groups, cost in costs.items())
+        return self._work.learned.penalty()
+
+    def drift(self) -> float:
+        """How far predictions on the probes are from what they were, in nats: the mean of KL(old ‖ new)."""
+        return self._work.keeper.drift(self.model)
 
     @torch.no_grad()
-    def consolidate(self, losses: Iterable[Tensor] | None = None) -> None:
+    def begin(self, known: Any) -> None:
+        """The model has learned something elsewhere: from here on it is kept.
+
+        known  inputs that it knows, its probes: a tensor, a dict of keywords, a tuple of arguments, or a list of
+               such batches. Importance is measured on them, by the Fisher of the model's own predictions, and from
+               now on drift. Or losses, one per batch, in a generator, as `consolidate` takes them for EWC.
+        """
+        self._work.begin(self.model, known)
+
+    @torch.no_grad()
+    def consolidate(self, losses: Iterable[Tensor] | None = None, probes: Any = None) -> None:
         """A task ended: what it needed is important from now on.
 
         EWC asks for a pass over the task's data: give the loss of each batch, in a generator, so that one graph
         lives at a time: `guard.consolidate(criterion(model(x), y) for x, y in loader)`. MAS looks at outputs, not
         at labels: `guard.consolidate(model(x).square().sum(1).mean() for x, _ in loader)`. The model is in
-        evaluation mode meanwhile.
+        evaluation mode meanwhile. `probes` are inputs of this task, to be watched along with those given before.
         """
-        if self.method.data_pass and losses is None:
-            each = "model(x).square().sum(1).mean()" if self.method.of_outputs else "criterion(model(x), y)"
-            raise InputError(
-                f"{self.method.name} measures importance in a pass over the task's data: "
-                f"guard.consolidate({each} for x, y in loader)"
-            )
-        if isinstance(losses, Tensor):
-            raise InputError(measure.WANTS_LOSSES)
-        if losses is not None and not self.method.data_pass:
-            raise InputError(f"{self.method.name} measured while training: call consolidate() without losses")
-        if not self.method.data_pass and not (self._steps and self._started()):
-            raise InputError(
-                "no guarded parameter took a step since the last task, so nothing is known of this one: train "
-                "with the guarded optimizer (guard.attach(optimizer) for a new one); a trained model needs EWC"
-            )
-        fishers = {}
-        if losses is not None:
-            fishers = measure.data_fisher(self.model, self._guarded(), self.method, losses)
-        self._score()  # what is left of the last window; the ranges must see it
-        ranges = self._ranges(fishers.values())
-        for piece in fishers or self._started():
-            piece.consolidate(self.method, fishers.get(piece), ranges)
-        self.tasks += 1
-        self._begin_task(steps=0)
+        self._work.consolidate(self.model, losses, probes)
 
-    def _started(self) -> list[Piece]:
-        """The pieces that ever had a gradient; the others hold no memory."""
-        return [piece for piece in self._guarded() if piece.started]
+    @torch.no_grad()
+    def rewind(self, budget: float | None = None) -> float:
+        """Go back on the way from the last task's end to here until the drift is within a budget, for certain.
 
-    def _begin_task(self, steps: int) -> None:
-        assert self._following is not None
-        self._steps = steps
-        self._following.may_overshoot = True
+        Buffers go back as parameters do; the optimizer's state stays. Returns how much of the way is left.
+        """
+        return self._work.keeper.rewind(self.model, budget)
 
-    def _ranges(self, fishers: Iterable[Tensor]) -> Ranges:
-        """Extrema of the vectors to normalise, over the whole network; and a look at all that was measured."""
-        measured = measure.all_of_it(self._guarded(), self.method, fishers)
-        if not measured.finite:
-            raise self._not_finite("a gradient of this task was not finite, so what it measured is not either")
-        if measured.penalty == 0 and self._steps and self._pulls():
-            watch.warn(
-                "the penalty stayed exactly 0 through the whole task, so nothing was protected: set lam above 0, "
-                "and let params= select parameters that every task trains"
-            )
-        return measured.ranges
+    def report(self) -> Report:
+        """What was kept since the last task ended: a table when printed, `to_dict()`, `picture()`."""
+        return self._work.report(self.model)
+
+    def log(self) -> dict[str, float]:
+        """A few numbers for a tracker: λ, the penalty, and drift and pull where they were last read."""
+        return self._work.log()
 
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> dict[str, Any]:
         """All that was learned, for a checkpoint of your own; of sharded parameters, called on all ranks."""
-        tensors = {
-            f"{vector}/{piece.name}": tensor
-            for piece in self._started()
-            for vector, tensor in piece.whole_state().items()
-        }
-        method = files.description(self.method)
-        return {"method": method, "tasks": self.tasks, "steps": self._steps, "tensors": tensors}
+        return self._work.state_dict()
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -253,33 +213,14 @@ class Guard:
 
         Whatever cannot be right is refused before anything changes.
         """
-        pieces = {piece.name: piece for piece in self._guarded()}
-        vectors = files.checked(state, self.method, pieces)
-        restored = [
-            pieces[name].restored(saved, pieces[name].parameter, self.method) for name, saved in vectors.items()
-        ]
         assert self._following is not None
+        self._work.load_state_dict(state, self.model)
         self._following.forget_failed_step(at_once=False)
-        self._following.pieces = {**self._following.pieces, **{piece.parameter: piece for piece in restored}}
-        self.tasks = state["tasks"]
-        self._begin_task(state["steps"])
-        self._check_loaded(vectors)
-
-    def _check_loaded(self, vectors: Mapping[str, object]) -> None:
-        free = [p.name for p in self._guarded() if p.parameter.requires_grad and p.name not in vectors]
-        if vectors and free:
-            watch.warn(f"nothing was saved for {some(free)}: they start free")
-        moved = [piece.name for piece in self._started() if not piece.is_at_anchor(self.method)]
-        if self._steps == 0 and moved:
-            watch.warn(
-                f"the model is not where its last task left it ({some(moved)}): load its weights before the "
-                "guard's, or it will be pulled towards weights it never had"
-            )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one checked file, all of it or nothing; the model's weights are yours to save."""
         state = self.state_dict()
-        sharded = any(piece.groups for piece in self._guarded())
+        sharded = any(piece.groups for piece in self._work.learned.guarded)
         try:
             if not sharded or dist.get_rank() == 0:
                 files.write(Path(path), state)
@@ -293,18 +234,23 @@ class Guard:
         path: str | os.PathLike[str],
         model: nn.Module,
         optimizer: Optimizer,
-        method: Method | str | None = None,
+        method: Method | Anchor | str | None = None,
         **options: Any,
     ) -> Guard:
         """A guard that goes on from a file; `options` are those of `Guard`.
 
         Without `method`, it is the file's, with the hyper-parameters it had. One of your own has to be given.
+        Probes are in the file; others may be given in their place, of which the model's predictions are kept as
+        they are now.
         """
         guard = None
         try:
             state = files.read(Path(path))
+            probes = options.pop("probes", None)
             guard = cls(model, optimizer, files.method_in(state) if method is None else method, **options)
             guard.load_state_dict(state)
+            if probes is not None:
+                guard._work.watch_instead(model, probes)
         except BaseException as error:
             if guard is not None:
                 guard.detach()  # or the optimizer's hooks would keep it at work
@@ -314,12 +260,14 @@ class Guard:
         return guard
 
 
-def _method(method: Any) -> Method:
+def _method(method: Any) -> Method | Anchor:
+    if method == Anchor.name:
+        return Anchor()
     if isinstance(method, str):
         if method not in METHODS:
             raise unknown("method", method, METHODS)
         return METHODS[method]()
-    if not isinstance(method, Method):
+    if not isinstance(method, Method | Anchor):
         raise InputError(
             f"method must be {', '.join(METHODS)}, or one made like rwalk.RWalk(lam=1.0), not {method!r}"
         )
@@ -327,12 +275,12 @@ def _method(method: Any) -> Method:
 
 
 def _check_arguments(
-    model: Any, optimizer: Any, method: Method, dtype: torch.dtype | None, offload: str | None
+    model: Any, optimizer: Any, method: Method | Anchor, dtype: torch.dtype | None, offload: str | None
 ) -> None:
     if not isinstance(model, nn.Module) or not hasattr(optimizer, "param_groups"):
         given = f"{type(model).__name__} and {type(optimizer).__name__}"
         raise InputError(f"Guard takes a model and its optimizer, Guard(model, optimizer), not {given}")
-    if method.fisher != "batch" and ("square" in method.wants or method.data_pass):
+    if isinstance(method, Method) and method.fisher != "batch" and ("square" in method.wants or method.data_pass):
         hint = " and give consolidate() batches of one example" if method.data_pass else ""
         raise InputError(f"Guard sees the gradients of batches, not of examples: use fisher='batch'{hint}")
     if dtype not in (None, torch.float32, torch.bfloat16):

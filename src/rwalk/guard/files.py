@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rwalk import sealed
 from rwalk.errors import InputError
+from rwalk.guard.anchors import Anchor
 from rwalk.guard.pieces import Piece
 from rwalk.guard.selection import some
 from rwalk.methods import METHODS, Method
@@ -21,14 +22,20 @@ FORMAT = "rwalk.Guard/2"
 FIRST_FORMAT = "rwalk.guard.1"  # without a checksum; still read
 PRECISIONS = (torch.float64, torch.float32, torch.bfloat16)
 KEYS = {"method", "tasks", "steps", "tensors"}
+KEPT = "@"  # before the names of tensors that are no method's vectors: probes, and what was predicted on them
 
 Vectors = dict[str, dict[str, Tensor]]  # by parameter, by vector
 
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
-    record = {key: value for key, value in state.items() if key != "tensors"}
-    tensors = {name: tensor.contiguous().cpu() for name, tensor in state["tensors"].items()}
-    sealed.write(path, FORMAT, record, tensors)
+    record = {key: value for key, value in state.items() if key not in ("tensors", "keeper")}
+    tensors = dict(state["tensors"])
+    if "keeper" in state:
+        kept = dict(state["keeper"])
+        tensors |= {KEPT + name: tensor for name, tensor in kept.pop("tensors").items()}
+        record["keeper"] = kept
+    # Tensors may share memory (rows of one batch), which safetensors refuses.
+    sealed.write(path, FORMAT, record, {name: tensor.cpu().clone() for name, tensor in tensors.items()})
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -40,23 +47,32 @@ def read(path: Path) -> dict[str, Any]:
         record = sealed.unsealed(metadata, tensors)
     else:
         raise InputError("it was not written by Guard.save: give a file that was")
-    return {**record, "tensors": tensors}
+    state = {**record, "tensors": {name: each for name, each in tensors.items() if not name.startswith(KEPT)}}
+    if isinstance(record.get("keeper"), dict):
+        kept = {name.removeprefix(KEPT): each for name, each in tensors.items() if name.startswith(KEPT)}
+        state["keeper"] = {**record["keeper"], "tensors": kept}
+    return state
 
 
 # ── the method ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def description(method: Method) -> dict[str, Any]:
+def description(method: Method | Anchor) -> dict[str, Any]:
     """What a file says of a method: of one of the user's own, its name alone, for the rest is code."""
+    if isinstance(method, Anchor):
+        return {"name": method.name, "weight": method.weight, "every": method.every, "batch": method.batch}
     kind = type(method)
     if METHODS.get(getattr(method, "name", "")) is kind:
         return {"name": method.name, **asdict(method)}
     return {"name": f"{kind.__module__}:{kind.__qualname__}"}
 
 
-def method_in(state: Mapping[str, Any]) -> Method:
+def method_in(state: Mapping[str, Any]) -> Method | Anchor:
     """The method a state was saved with, its hyper-parameters checked."""
     name = _name_of_method(state)
+    if name == Anchor.name:
+        expect(state["method"].keys() == {"name", "weight", "every", "batch"}, "its method")
+        return Anchor(**{key: value for key, value in state["method"].items() if key != "name"})
     if name not in METHODS:
         raise InputError(f"its method {shown(name)} is none of {', '.join(METHODS)}: give method=, your own")
     kind = METHODS[name]
@@ -88,12 +104,14 @@ def _name_of_method(state: Mapping[str, Any]) -> str:
 # ── what was learned ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def checked(state: Any, method: Method, pieces: Mapping[str, Piece]) -> Vectors:
+def checked(state: Any, method: Method | Anchor, pieces: Mapping[str, Piece]) -> Vectors:
     """The vectors of a state, if this method could have made them for these parameters."""
-    if not isinstance(state, Mapping) or state.keys() != KEYS or not isinstance(state["tensors"], Mapping):
+    said = state.keys() - {"keeper"} if isinstance(state, Mapping) else None
+    if said != KEYS or not isinstance(state["tensors"], Mapping):
         raise InputError("this is no guard's state: give what guard.state_dict() returned")
     name = _name_of_method(state)
-    if name != description(method)["name"] and name in METHODS and type(method) in METHODS.values():
+    ours = isinstance(method, Anchor) or type(method) in METHODS.values()
+    if name != description(method)["name"] and name in (*METHODS, Anchor.name) and ours:
         raise InputError(f"what was saved is {name}'s, this guard's method is {method.name}: use the same")
     expect(is_whole(state["tasks"], 0), "the number of tasks")
     expect(is_whole(state["steps"], 0), "the number of steps")
@@ -104,6 +122,9 @@ def checked(state: Any, method: Method, pieces: Mapping[str, Piece]) -> Vectors:
             f"{len(strangers)} of {len(vectors)} parameters saved are not guarded here ({some(strangers)}; "
             f"guarded: {some(pieces)}): give the model they came from, and the same params="
         )
+    if isinstance(method, Anchor):
+        expect(not vectors, "the vectors of an anchor, which has none")
+        return vectors
     for name, of_parameter in vectors.items():
         _check_numbers(pieces[name], of_parameter)
     _check_names(vectors, method, state["tasks"], state["steps"])
@@ -131,7 +152,7 @@ def _check_numbers(piece: Piece, vectors: Mapping[str, Tensor]) -> None:
     expect(not empty or 0 in piece.parameter.shape, f"the shape of {piece.name}'s vectors")
     for name, vector in vectors.items():
         # In the precision they will be used in: what is finite in float64 need not be in float32.
-        if not piece.in_working_precision(vector).isfinite().all():
+        if not vector.to(piece.storage.worked_in).isfinite().all():
             raise InputError(
                 f"{name}/{piece.name} is not finite: it was saved after a gradient was not; take an older copy"
             )

@@ -10,64 +10,36 @@ from typing import Any
 from weakref import WeakSet, ref
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rwalk.errors import InputError
-from rwalk.guard import watch
-from rwalk.guard.pieces import Piece
+from rwalk.guard import stiffness
+from rwalk.guard.learned import Pieces
 from rwalk.guard.steps import Step, Uninterrupted, contain
-from rwalk.methods import Method
-
-Pieces = Mapping[nn.Parameter, Piece | None]  # None: a parameter of the optimizer that is not guarded
+from rwalk.guard.work import Work
 
 
 class Following:
     """What happens around each step of an optimizer.
 
-    owner     whom it works for, as errors name it
-    match     finds the pieces again once the optimizer has parameters nobody has seen yet
-    observed  called after every step that was observed, before Ctrl-C can interrupt
+    owner  whom it works for, as errors name it
+    work   what is to be done before and after
+    match  finds the pieces again once the optimizer has parameters nobody has seen yet
     """
 
     def __init__(
-        self,
-        owner: object,
-        optimizer: Optimizer,
-        pieces: Pieces,
-        method: Method,
-        match: Callable[[], Pieces],
-        observed: Callable[[], None],
+        self, owner: object, optimizer: Optimizer, model: nn.Module, work: Work, match: Callable[[], Pieces]
     ) -> None:
         self.owner = owner
         self.optimizer = optimizer
-        self.pieces = pieces
-        self.method = method
-        self.may_overshoot = True  # until that was warned of, once a task
+        self.learned = work.learned
+        self._model = model
+        self._work = work
         self._match = match
-        self._observed = observed
         self._step: Step | None = None  # under way, or failed without anybody saying so
         self._release: list[Callable[[], None]] = []
-
-    @property
-    def guarded(self) -> list[Piece]:
-        return [piece for piece in self.pieces.values() if piece]
-
-    def check_is_alone(self) -> None:
-        """Two guards of one parameter would both pull, or each miss what the other's optimizer does."""
-        if self._rivals():
-            gc.collect()  # a guard and its optimizer hold each other: nobody else may hold them any more
-        for other in self._rivals():
-            raise InputError(
-                f"{other.owner} guards these parameters already, and both would pull: go on with that one, or "
-                "detach() it before"
-            )
-
-    def _rivals(self) -> list[Following]:
-        parameters = [piece.parameter for piece in self.guarded]
-        others = [other for other in _AT_WORK if other.owner is not self.owner]
-        return [other for other in others if any(map(other.pieces.get, parameters))]
 
     def begin(self, hooks: bool) -> None:
         if hooks:
@@ -108,7 +80,7 @@ class Following:
         self._after_step(self._step)
 
     def forget_failed_step(self, at_once: bool) -> None:
-        """Nothing of it is observed, and gradients are given back: see `Piece.abandon`."""
+        """Nothing of it is observed, and gradients are given back: see `Passage.abandon`."""
         step, self._step = self._step, None
         if step is not None:
             step.abandon(at_once)
@@ -159,33 +131,30 @@ class Following:
             return
         self._step = step
         groups = self.optimizer.param_groups
-        if any(parameter not in self.pieces for group in groups for parameter in group["params"]):
-            self.pieces = self._match()
+        if any(parameter not in self.learned.pieces for group in groups for parameter in group["params"]):
+            self.learned.pieces = self._match()
         try:
+            pulls = self._work.pulls(self._model, self.optimizer)
             for group in groups:
-                self._join(step, group)
-            if self.may_overshoot and self.method.penalty == "gradient":
-                self._warn_of_overshooting()
+                self._join(step, group, pulls)
         except BaseException:
             self.forget_failed_step(at_once=True)
             raise
 
-    def _join(self, step: Step, group: dict[str, Any]) -> None:
+    def _join(self, step: Step, group: dict[str, Any], pulls: Mapping[nn.Parameter, Tensor]) -> None:
         """Of a group of the optimizer's parameters, those that are guarded take part in the step."""
-        lr = group.get("lr", 0.0)
+        method = self.learned.method
+        size = stiffness.step_size(self.optimizer, group)
+        lr = size if method.penalty == "gradient" else group.get("lr")
         for parameter in group["params"]:
-            piece = self.pieces[parameter]
+            piece = self.learned.pieces[parameter]
             # Without a gradient the optimizer leaves a parameter alone, and so does the guard.
-            if piece is not None and parameter.grad is not None:
-                step.pieces.append((piece, lr))
-                piece.before_step(self.method)
-
-    def _warn_of_overshooting(self) -> None:
-        groups = self.optimizer.param_groups
-        worst = max(watch.overshoot(self.optimizer, group, self.pieces, self.method) for group in groups)
-        if worst > 1:
-            self.may_overshoot = False
-            watch.warn_of_overshooting(self.method, self.optimizer, worst)
+            if piece is None or parameter.grad is None:
+                continue
+            if not piece.started:
+                piece.start(method)
+            step.pieces.append((piece, lr or 0.0))
+            piece.passage.enter(method, stiffness.followed(size, piece.stiffest(method)), pulls.get(parameter))
 
     @torch.no_grad()
     def _after_step(self, step: Step) -> None:
@@ -193,8 +162,8 @@ class Following:
         try:
             with Uninterrupted():
                 for piece, lr in step.pieces:
-                    piece.after_step(self.method, lr)
-                self._observed()
+                    piece.passage.leave(self.learned.method, lr)
+                self._work.observed(self._model, self.optimizer)
         except BaseException:
             step.abandon(at_once=True)
             raise
@@ -224,6 +193,23 @@ def _will_step(optimizer: Any) -> bool:
 _AT_WORK: WeakSet[Following] = WeakSet()
 
 
+def check_is_alone(owner: object, pieces: Pieces) -> None:
+    """Two guards of one parameter would both pull, or each miss what the other's optimizer does."""
+    if _rivals(owner, pieces):
+        gc.collect()  # a guard and its optimizer hold each other: nobody else may hold them any more
+    for other in _rivals(owner, pieces):
+        raise InputError(
+            f"{other.owner} guards these parameters already, and both would pull: go on with that one, or "
+            "detach() it before"
+        )
+
+
+def _rivals(owner: object, pieces: Pieces) -> list[Following]:
+    parameters = [parameter for parameter, piece in pieces.items() if piece]
+    others = [other for other in _AT_WORK if other.owner is not owner]
+    return [other for other in others if any(map(other.learned.pieces.get, parameters))]
+
+
 def _check_is_followed(optimizer: Optimizer, args: object, kwargs: object) -> None:
     """Before a step of any optimizer: does it move parameters of a guard that does not follow it?"""
     if _bypasses_a_guard(optimizer):
@@ -239,7 +225,7 @@ def _bypasses_a_guard(optimizer: Optimizer) -> bool:
     for following in list(_AT_WORK):
         if following.optimizer is optimizer or following.is_within_a_step():  # of one that wraps this optimizer
             continue
-        if any(following.pieces.get(p) for group in optimizer.param_groups for p in group["params"]):
+        if any(following.learned.pieces.get(p) for group in optimizer.param_groups for p in group["params"]):
             return True
     return False
 

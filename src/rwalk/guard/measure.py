@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from rwalk.errors import InputError
 from rwalk.guard.pieces import Piece
-from rwalk.guard.shards import Group
+from rwalk.guard.quiet import undisturbed
+from rwalk.guard.shards import Group, local
 from rwalk.methods import Method
 from rwalk.methods.base import Ranges
 
@@ -34,18 +35,57 @@ def all_of_it(guarded: Sequence[Piece], method: Method, fishers: Iterable[Tensor
     All as minima, the largest negated, so that ranks that share a network out have to talk only once.
     """
     pieces = [piece for piece in guarded if piece.started]
-    penalty = sum(piece.cost(method) for piece in pieces)
-    finite = math.isfinite(penalty) and all(piece.is_finite() for piece in pieces)
+    penalty = sum(cost(piece, method) for piece in pieces)
+    finite = math.isfinite(penalty) and all(map(is_finite, pieces))
     finite = finite and all(bool(fisher.isfinite().all()) for fisher in fishers)
     minima = [float(finite), -penalty if finite else 0.0]
     for name in method.scales:
-        pairs = [piece.extrema(name) for piece in pieces]
+        pairs = [extrema(piece, name) for piece in pieces]
         minima += [min(low for low, _ in pairs), min(-high for _, high in pairs)]
     groups = dict.fromkeys(group for piece in guarded for group in piece.groups)
     finite_everywhere, negated_penalty, *bounds = reduced(minima, groups, "MIN")
     low, negated_high = (torch.tensor(each, dtype=torch.float64) for each in (bounds[::2], bounds[1::2]))
     ranges = dict(zip(method.scales, zip(low, -negated_high, strict=True), strict=True))
     return Measured(bool(finite_everywhere), -negated_penalty, ranges)
+
+
+def cost(piece: Piece, method: Method) -> float:
+    """This piece's part of the penalty."""
+    with piece.whole() as (state, theta):
+        return float(method.cost(state, theta))
+
+
+def is_finite(piece: Piece) -> bool:
+    """Whether the parameter and all that is held for it are numbers."""
+    theta = local(piece.parameter.detach())
+    return all(bool(each.isfinite().all()) for each in (theta, *piece.state.values()))
+
+
+def extrema(piece: Piece, name: str) -> tuple[float, float]:
+    """The smallest and largest value of a state vector; of nothing, those that change no other's."""
+    vector = piece.state[name]
+    if not vector.numel():
+        return math.inf, -math.inf
+    low, high = vector.aminmax()
+    return float(low), float(high)
+
+
+def importance(piece: Piece, method: Method) -> tuple[float, int]:
+    """The sum of a piece's last importances, and their number."""
+    with piece.whole() as (state, _):
+        springs = method.springs(state)
+        return (float(springs[-1][1].double().sum()), springs[-1][1].numel()) if springs else (0.0, 0)
+
+
+def is_at_anchor(piece: Piece, method: Method) -> bool:
+    """Whether what is held lies where the last task left it, give or take what rounding to bfloat16 costs."""
+    with piece.whole() as (state, theta):
+        springs = method.springs(state)
+        if not springs:
+            return True
+        _, importance, anchor = springs[-1]
+        there = torch.isclose(theta, anchor, rtol=1e-2, atol=1e-6)
+        return bool((there | (importance == 0)).all())
 
 
 def reduced(numbers: list[float], groups: Iterable[Group], op: Literal["MIN", "SUM"]) -> list[float]:
@@ -64,39 +104,38 @@ def data_fisher(
 
     The model is left as it was.
     """
-    gradients = {parameter: parameter.grad for parameter in model.parameters()}
-    modes = {module: module.training for module in model.modules()}
     total: dict[Piece, Tensor] = {}
     batches = 0
-    try:
-        model.eval()
-        for parameter in gradients:
-            parameter.grad = None
-        with torch.enable_grad():
-            for loss in losses:
-                if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-                    raise InputError(WANTS_LOSSES)
-                loss.backward()
-                batches += 1
-                _add_squares(total, guarded, method)
-                for parameter in gradients:
-                    parameter.grad = None
-    finally:
-        for parameter, gradient in gradients.items():
-            parameter.grad = gradient
-        for module, training in modes.items():
-            module.training = training
+    with undisturbed(model, draws_count=True), torch.enable_grad():
+        for loss in losses:
+            if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+                raise InputError(WANTS_LOSSES)
+            loss.backward()
+            batches += 1
+            add_squares(total, guarded, method)
+            for parameter in model.parameters():
+                parameter.grad = None
     if not total:
         raise InputError(f"no gradient reached a guarded parameter in {batches} batches: check the losses given")
     return {piece: square.div_(batches) for piece, square in total.items()}
 
 
 @torch.no_grad()
-def _add_squares(total: dict[Piece, Tensor], guarded: Sequence[Piece], method: Method) -> None:
+def add_squares(total: dict[Piece, Tensor], guarded: Sequence[Piece], method: Method) -> None:
+    """Of the gradients that a backward pass has left."""
     for piece in guarded:
-        square = piece.square_of_gradient()
+        square = _square_of_gradient(piece)
         if square is not None:
             square = method.in_pass(square)
             if not piece.started:
                 piece.start(method)
             total[piece] = total[piece].add_(square) if piece in total else square
+
+
+def _square_of_gradient(piece: Piece) -> Tensor | None:
+    """g² at the parameter's `.grad`, where and as precise as the equations want it."""
+    gradient = piece.parameter.grad
+    if gradient is None:
+        return None
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    return piece.storage.wide(local(dense)[None]).square()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from rwalk.errors import InputError
@@ -19,11 +19,22 @@ WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # what torch's wrapper
 
 def selected(model: nn.Module, params: Params | None) -> dict[str, nn.Parameter]:
     """The parameters to guard, under the names they have in the model without wrappers."""
-    named = {_plain(name): parameter for name, parameter in _unwrapped(model).named_parameters()}
+    named = {_plain(name): parameter for name, parameter in unwrapped(model).named_parameters()}
     chosen = _chosen(named, params)
     if not chosen:
         raise InputError(f"params selects none of the model's {len(named)} parameters ({some(named)})")
     return chosen
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """All that training moves, under plain names: parameters that are trained, and buffers."""
+    named = unwrapped(model).named_parameters()
+    trained = {_plain(name): parameter for name, parameter in named if parameter.requires_grad}
+    return {**trained, **named_buffers(model)}
+
+
+def named_buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {_plain(name): buffer for name, buffer in unwrapped(model).named_buffers()}
 
 
 def _chosen(named: dict[str, nn.Parameter], params: Params | None) -> dict[str, nn.Parameter]:
@@ -47,7 +58,7 @@ def _check_pattern(pattern: object, named: Mapping[str, nn.Parameter]) -> None:
         )
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+def unwrapped(model: nn.Module) -> nn.Module:
     """The model whose names a file should carry: without DistributedDataParallel around it."""
     while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         model = model.module

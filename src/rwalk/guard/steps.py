@@ -42,7 +42,7 @@ class Step:
     def abandon(self, at_once: bool) -> None:
         """It failed: gradients are given back, nothing is observed."""
         for piece, _ in self.pieces:
-            piece.abandon(at_once)
+            piece.passage.abandon(at_once)
         self.pieces = []
 
 

@@ -32,6 +32,20 @@ class GuardCallback(TaskGuard, TrainerCallback):
     ) -> None:
         self.begin_task(trained["model"], trained["optimizer"])
 
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **trained: Any,
+    ) -> None:
+        """λ, penalty and drift beside the loss; trackers that Trainer sets up itself have logged by then."""
+        if logs is not None and "loss" in logs and self.guard is not None and self.guard.tasks:
+            logs.update(self.guard.log())
+            if state.log_history:
+                state.log_history[-1].update(self.guard.log())
+
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **trained: Any
     ) -> None:

@@ -32,6 +32,15 @@ class GuardCallback(TaskGuard, Callback):
             )
         self.begin_task(pl_module, trainer.optimizers[0])
 
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """λ, penalty and drift to the module's loggers, as often as these are written to."""
+        assert self.guard is not None
+        steps: int = getattr(trainer, "log_every_n_steps", 50)  # Lightning's own default
+        if self.guard.tasks and steps and trainer.global_step % steps == 0:
+            pl_module.log_dict(self.guard.log())
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.end_task(pl_module)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rwalk.errors import InputError
-from rwalk.guard import Guard
+from rwalk.guard import Anchor, Guard
 from rwalk.methods import Method, RWalk
 
 
@@ -20,20 +20,20 @@ class TaskGuard:
     method   any method on vectors
     load     a file written by `Guard.save` to continue from
     losses   for EWC: from the model to the losses of the task's batches
-    options  those of `Guard`: params, dtype, offload
+    options  those of `Guard`: budget, probes, every, params, dtype, offload and so on
     """
 
     guard: Guard | None = None
 
     def __init__(
         self,
-        method: Method = RWalk(),  # noqa: B008 - frozen
+        method: Method | Anchor = RWalk(),  # noqa: B008 - frozen
         *,
         load: str | os.PathLike[str] | None = None,
         losses: Callable[[Any], Iterable[Tensor]] | None = None,
         **options: Any,
     ) -> None:
-        if method.data_pass and losses is None:
+        if isinstance(method, Method) and method.data_pass and losses is None:
             raise InputError(
                 f"{method.name} measures importance in a pass over the task's data: give "
                 "losses=lambda model: (criterion(model(x), y) for x, y in loader)"

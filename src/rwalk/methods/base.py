@@ -26,11 +26,28 @@ Ranges = Mapping[str, tuple[Tensor, Tensor]]  # a state vector's smallest and la
 Spring = tuple[Number, Tensor, Tensor]  # (strength, importance, anchor): strength · Σ importance (θ − anchor)²
 
 
+class Default(float):
+    """A default λ: that of the gradient form, with another for the proximal one, whose unit is another.
+
+    An optimizer that rescales gradients rescales the pull in them too, but not a step taken after its own.
+    """
+
+    proximal: float
+
+    def __new__(cls, gradient: float, proximal: float) -> Default:
+        default = super().__new__(cls, gradient)
+        default.proximal = proximal
+        return default
+
+    def __reduce__(self) -> tuple[type[Default], tuple[float, float]]:  # to be pickled and copied with both
+        return Default, (float(self), self.proximal)
+
+
 @dataclass(frozen=True)
 class Method:
     """No method at all: nothing is observed, nothing is held.
 
-    lam      λ, the strength of the penalty
+    lam      λ, the strength of the penalty; each form has a default of its own
     penalty  "gradient": the pull is added to the gradient (the paper); "proximal": taken as an exact
              step after the optimizer's, stable for any λ
     fisher   "batch": squares of the batch-mean gradient; "example": mean of squared per-example gradients;
@@ -55,6 +72,8 @@ class Method:
         for field, allowed in (("penalty", ("gradient", "proximal")), ("fisher", fishers)):
             if getattr(self, field) not in allowed:
                 raise InputError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}")
+        if isinstance(self.lam, Default) and self.penalty == "proximal":
+            object.__setattr__(self, "lam", self.lam.proximal)
 
     @property
     def observes_examples(self) -> bool:
@@ -73,6 +92,11 @@ class Method:
 
     def start(self, theta: Tensor) -> State:
         return {}
+
+    def begin(self, state: State, fisher: Tensor) -> None:
+        """θ was trained elsewhere, and this Fisher is all that is known of how; `consolidate` follows."""
+        if "fisher" in state:
+            state["fisher"].copy_(fisher)
 
     def observe(self, state: State, grad: Tensor, move: Tensor, square: Tensor) -> None:
         """One step: the gradient g of the task loss ALONE, move = θ(t+1) − θ(t), square = the batch's Fisher.

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rwalk.methods.base import Method, Number, Ranges, Spring, State
+from rwalk.methods.base import Default, Method, Number, Ranges, Spring, State
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class EWC(Method):
     data_pass: ClassVar[bool] = True
     grows: ClassVar[bool] = True
 
-    lam: Number = 1e6  # a batch's squared gradient is tiny at a minimum
+    lam: Number = Default(1e6, proximal=1e9)  # a batch's squared gradient is tiny at a minimum
 
     def consolidate(
         self, state: State, theta: Tensor, fisher: Tensor | None = None, ranges: Ranges | None = None

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rwalk.methods.base import Method, Number, Ranges, Spring, State, require
+from rwalk.methods.base import Default, Method, Number, Ranges, Spring, State, require
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class EWCOnline(Method):
     summary: ClassVar[str] = "online EWC: one Fisher of all tasks, which fades, and one anchor"
     data_pass: ClassVar[bool] = True
 
-    lam: Number = 1e6
+    lam: Number = Default(1e6, proximal=1e9)
     gamma: Number = 1.0
 
     def __post_init__(self) -> None:

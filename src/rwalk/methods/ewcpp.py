@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rwalk.errors import InputError
-from rwalk.methods.base import Method, Number, Ranges, Spring, State, require, unit
+from rwalk.methods.base import Default, Method, Number, Ranges, Spring, State, require, unit
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class EWCpp(Method):
     summary: ClassVar[str] = "EWC with one running Fisher: constant memory, no extra pass over the data"
     wants: ClassVar[frozenset[str]] = frozenset({"square"})
 
-    lam: Number = 1e3
+    lam: Number = Default(1e3, proximal=1e6)
     alpha: Number = 0.01
     normalize: bool = True
 

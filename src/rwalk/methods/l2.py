@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rwalk.errors import InputError
-from rwalk.methods.base import Method, Number, Ranges, State
+from rwalk.methods.base import Default, Method, Number, Ranges, State
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class L2SP(Method):
     name: ClassVar[str] = "l2"
     summary: ClassVar[str] = "L2-SP: every parameter is held equally, where the last or the first task left it"
 
-    lam: Number = 0.01
+    lam: Number = Default(0.01, proximal=10.0)
     anchor: Literal["last", "first"] = "last"
 
     def __post_init__(self) -> None:

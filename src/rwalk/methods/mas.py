@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rwalk.methods.base import Method, Number, Ranges, State
+from rwalk.methods.base import Default, Method, Number, Ranges, State
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class MAS(Method):
     data_pass: ClassVar[bool] = True
     of_outputs: ClassVar[bool] = True
 
-    lam: Number = 1.0
+    lam: Number = Default(1.0, proximal=1e2)
 
     def in_pass(self, square: Tensor) -> Tensor:
         return square.sqrt()  # eqs. (2) and (3): the gradient's size

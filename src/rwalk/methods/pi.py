@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rwalk.methods.base import Method, Number, Ranges, State, require
+from rwalk.methods.base import Default, Method, Number, Ranges, State, require
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class PI(Method):
     summary: ClassVar[str] = "path integral (synaptic intelligence): importance from the optimisation path"
     wants: ClassVar[frozenset[str]] = frozenset({"move"})
 
-    lam: Number = 1.0
+    lam: Number = Default(1.0, proximal=1e2)
     xi: Number = 1e-3
 
     def __post_init__(self) -> None:
@@ -33,6 +33,9 @@ class PI(Method):
 
     def start(self, theta: Tensor) -> State:
         return {"path": torch.zeros_like(theta), "origin": theta.clone()}
+
+    def begin(self, state: State, fisher: Tensor) -> None:
+        state["path"].copy_(fisher).mul_(0.5 * self.xi)  # so that Ω = ½F, by which the loss rises with distance²
 
     def observe(self, state: State, grad: Tensor, move: Tensor, square: Tensor) -> None:
         state["path"].addcmul_(grad, move, value=-1)  # ω ← ω − g·Δθ

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rwalk.errors import InputError
-from rwalk.methods.base import Method, Number, Ranges, State, require, unit
+from rwalk.methods.base import Default, Method, Number, Ranges, State, require, unit
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class RWalk(Method):
     summary: ClassVar[str] = "Riemannian walk: the Fisher and the path, both normalised"
     wants: ClassVar[frozenset[str]] = frozenset({"move", "square"})
 
-    lam: Number = 1.0
+    lam: Number = Default(1.0, proximal=1e3)
     alpha: Number = 0.9
     dt: int = 10
     eps: Number = 1e-3

@@ -36,7 +36,7 @@ Row = Mapping[str, Any]
 class Keeper:
     """Writes the networks of a study's runs into a folder, as they are trained.
 
-    which  "best": of every method, the run of the highest average accuracy, single-head; "all": every run
+    which  "best": each method's run with the highest average single-head accuracy; "all": every run
     """
 
     folder: Path
@@ -48,7 +48,7 @@ class Keeper:
 
     @classmethod
     def of(cls, study_folder: Path, which: str) -> Keeper | None:
-        """As asked for now or, if nothing is, as when the study was begun."""
+        """As asked for now or, if nothing is, as when the study was started."""
         folder = study_folder / "models"
         if which:
             return cls(folder, which)
@@ -83,17 +83,17 @@ class Keeper:
         return [row for row in sound if row is best[row["method"]]]
 
     def begin(self) -> None:
-        """So that whoever resumes the study keeps the same models."""
+        """Record the choice, so that a resumed study keeps the same models."""
         if Keeper.of(self.folder.parent, "") != self:
             self._write_index([])
 
     def lacking(self, rows: Iterable[Row]) -> tuple[RunSpec, ...]:
-        """The runs whose models are wanted and not there: they were trained before anybody asked for them."""
+        """The runs whose models are wanted but missing: they were trained before anybody asked for them."""
         specs = (RunSpec.from_json(row["spec"]) for row in self.wanted(rows))
         return tuple(spec for spec in specs if not self.path_of(spec).exists())
 
     def settle(self, rows: Sequence[Row]) -> list[Path]:
-        """The study is complete: what is not wanted goes, and a list says what is there."""
+        """The study is complete: delete what is not wanted, and list what is kept."""
         wanted = self.wanted(rows)
         kept = {row["hash"]: self.path_of(RunSpec.from_json(row["spec"])) for row in wanted}
         self._drop(row for row in rows if row["hash"] not in kept)
@@ -120,7 +120,7 @@ class Keeper:
 
 
 class Pruner:
-    """Listens to a study: a model that another one of its method beats is dropped at once."""
+    """Listens to a study: a model is deleted as soon as a better one of its method exists."""
 
     def __init__(self, keeper: Keeper, rows: Iterable[Row]) -> None:
         self.keeper = keeper
@@ -136,7 +136,7 @@ class Pruner:
 
 
 def refusal(spec: RunSpec) -> str | None:
-    """Why the estimator could not take up this run's network; None if it can."""
+    """Why the estimator could not continue this run's network; None if it can."""
     learner = spec.learner()
     if learner.solver is not None:
         return f"{spec.method} trains no network"
@@ -167,7 +167,7 @@ def write(path: Path, spec: RunSpec, fleet: Fleet, run: int, now: Snapshot) -> N
 
 
 def as_classifier(spec: RunSpec) -> NetworkClassifier:
-    """The estimator that would have learned as this run did, as far as it has the settings."""
+    """The estimator that would have learned like this run, as far as it has the settings."""
     memory = spec.memory
     method = parts.made(spec.method, dict(spec.numbers))
     assert not isinstance(method, Solver), "refused: it trains no network"
@@ -210,6 +210,6 @@ def known_to(fleet: Fleet, run: int, now: Snapshot) -> Knowledge:
 
 
 def _labels(names: Sequence[str]) -> NDArray[Any]:
-    """Classes as their owner calls them: numbers, if their names are."""
+    """Class labels as the user gave them: numbers, if their names are."""
     whole = all(re.fullmatch(r"-?\d{1,18}", name) and str(int(name)) == name for name in names)
     return np.array([int(name) for name in names]) if whole else np.array(names)

@@ -1,4 +1,4 @@
-"""A classifier and the form of its inputs, in one file: whoever has more such data can go on from there.
+"""A classifier and the form of its inputs, in one file: with more such data, learning can continue from there.
 
 The file is the estimator's own, with a note of the form: `load` of the estimator reads it as it reads any other.
 """
@@ -24,18 +24,18 @@ from rwalk.files import replacing
 
 @dataclass
 class Trained:
-    """A classifier, and how its inputs are made of files; None where nobody said."""
+    """A classifier, and how files become its inputs; None if that is not known."""
 
     classifier: IncrementalClassifier
     form: Form | None = None
 
     @classmethod
     def begun(cls, form: Form) -> Trained:
-        """One that has learned nothing."""
+        """A new one, which has learned nothing."""
         return cls(IncrementalClassifier(), form)
 
     def fresh(self) -> Trained:
-        """One that has learned nothing, but sees inputs in the same way: the two can be merged later."""
+        """A new one that reads inputs in the same way: the two can be merged later."""
         return Trained(self._closed("begin another").fresh(), self.form)
 
     def forget(self, portion: Portion) -> None:
@@ -49,7 +49,7 @@ class Trained:
 
     def _closed(self, verb: str) -> IncrementalClassifier:
         if self.classifier.method not in CLOSED_FORM:
-            raise InputError(f"a trained network cannot {verb}: only a model of `rwalk fit` can")
+            raise InputError(f"a trained network cannot {verb}: only a model made by `rwalk fit` can")
         return self.classifier
 
     def save(self, path: Path) -> None:
@@ -76,7 +76,7 @@ def load(path: Path) -> Trained:
 
 
 class Learned(NamedTuple):
-    """How many examples were learned; where a part was held out, how many of it were right before that."""
+    """How many examples were learned and, if some were held out first, how many of those were predicted right."""
 
     examples: int
     right: int = 0
@@ -127,7 +127,7 @@ def _learn(trained: Trained, portion: Portion, chosen: NDArray[np.bool_]) -> Non
 
 
 class Predicted(NamedTuple):
-    """Where an example stands, its class, how probable that is, and which it should be, where that is known."""
+    """Where an example comes from, its predicted class and probability, and its true class if it is known."""
 
     place: tuple[str, ...]
     label: str

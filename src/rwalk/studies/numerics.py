@@ -25,6 +25,9 @@ FIRST = 1  # of rows that were written before rows named a number
 HISTORY = (
     Change(2, "EWC measures its Fisher on shuffled batches, no longer class by class",
            lambda run: run.method == "ewc" and run.numbers.get("fisher", "batch") == "batch"),
+    Change(3, "the proximal form has a default λ of its own",
+           lambda run: run.method in ("ewc", "ewc++", "ewc-online", "l2", "mas", "pi", "rwalk")
+           and run.numbers.get("penalty") == "proximal" and "lam" not in run.numbers),
 )  # fmt: skip
 
 

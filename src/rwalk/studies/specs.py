@@ -190,6 +190,8 @@ class RunSpec:
         Cached, because it is needed many times per run, in studies of thousands of runs.
         """
         usual = parts.defaults(self.method)
+        if self.numbers.get("penalty") == "proximal":
+            usual.pop("lam", None)  # that form has a λ of its own: the gradient form's, if given, is unusual
         numbers = {
             name: float(value) if isinstance(usual.get(name), float) and type(value) is int else value
             for name, value in self.numbers.items()

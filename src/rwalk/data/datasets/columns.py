@@ -1,4 +1,4 @@
-"""From the columns of a table to inputs and classes: what is found in a first look is how all rows are read.
+"""From the columns of a table to inputs and classes: a first pass decides how all rows are read.
 
 Columns of numbers are inputs as they are. A column of text becomes one input per value, 1 where a row has that
 value: its values are those of the first look, and a new one later counts as none of them.
@@ -144,7 +144,7 @@ class TableForm:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> TableForm:
-        """What `to_json` wrote; anything else is a ValueError, or one that a record of another form raises."""
+        """What `to_json` wrote; anything else is a ValueError, LookupError or TypeError."""
         columns = []
         for each in record["columns"]:
             values = each["values"]
@@ -174,7 +174,7 @@ class Rows:
 def every_row(
     form: TableForm, paths: Sequence[Path], labelled: bool, beside: Sequence[str] = ()
 ) -> Iterator[tuple[Path, Chunk, Rows]]:
-    """All rows of these files, some at a time; `beside` names columns that their chunks have too."""
+    """All rows of these files, in chunks; `beside` names columns to include in the chunks."""
     for path in paths:
         table = open_table(path)
         columns = [*form.needed(table, labelled), *beside]

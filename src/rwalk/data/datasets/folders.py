@@ -15,7 +15,7 @@ TESTS = ("test", "val", "valid", "validation")  # what people call the part besi
 
 
 class Images(NamedTuple):
-    """Images, the folders they are in, and, where there are any, the folders above those."""
+    """Images, the folders they are in and, if tasks are given, the folders above those."""
 
     paths: list[Path]
     labels: list[str]
@@ -54,7 +54,7 @@ def read_folder(root: Path, seed: int = 0, size: int | None = None) -> Dataset:
 
 
 def parts_of(root: Path) -> tuple[Path, Path | None]:
-    """Where the training images are, and the test images if they have a place of their own."""
+    """Where the training images are, and the test images if they have a folder of their own."""
     if not root.is_dir():
         raise InputError(f"there is no folder {str(root)!r}: correct the path")
     if not (root / "train").is_dir():
@@ -92,7 +92,7 @@ def check_inside(paths: list[Path], root: Path) -> None:
 
 
 def _class_folders(part: Path) -> list[Path]:
-    """One folder per class, or per task and class: how deep, the folders themselves show."""
+    """One folder per class, or per task and class, depending on how deep the folders are."""
     folders = list(_folders_in(part))
     tasks = [folder for folder in folders if _is_task(folder)]
     if not tasks:
@@ -106,7 +106,7 @@ def _class_folders(part: Path) -> list[Path]:
 
 
 def _is_task(folder: Path) -> bool:
-    """Whether there are folders of images in it, and no images beside them."""
+    """Whether it contains folders of images, and no images of its own."""
     if any(is_image(path) for path in folder.iterdir()):
         return False
     return any(is_image(path) for inner in _folders_in(folder) for path in inner.iterdir())

@@ -1,4 +1,4 @@
-"""Datasets of Hugging Face's library: columns of images or numbers, and one of classes."""
+"""Hugging Face datasets: columns of images or numbers, and one of classes."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _numbers(part: Any, columns: list[str]) -> NDArray[np.float64]:
 
 
 def _classes(part: Any, label: str) -> NDArray[Any]:
-    """Names where the column has names for its numbers."""
+    """Class names, if the column has names for its numbers."""
     values, names = part[label][:], getattr(part.features[label], "names", None)
     if names is None or not all(isinstance(value, int) and 0 <= value < len(names) for value in values):
         return np.asarray(values)

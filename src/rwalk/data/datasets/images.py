@@ -1,4 +1,4 @@
-"""Images in files: opened with care, and brought to one form."""
+"""Images in files: opened safely, and converted to one form."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ UPRIGHT = {
 
 @dataclass(frozen=True)
 class ImageForm:
-    """What all images are brought to: grey or coloured, and squares of `size` pixels if there is one."""
+    """What all images are converted to: grey or colour, and squares of `size` pixels if it is set."""
 
     channels: int
     height: int
@@ -73,9 +73,9 @@ def is_image(path: Path) -> bool:
 
 
 def form_of(paths: Sequence[Path], size: int | None = None) -> ImageForm:
-    """The form that all these images can be brought to, from a look at what their files begin with.
+    """The form that all these images can be converted to, as found in the headers of their files.
 
-    One coloured image makes all of them coloured.
+    If one image is in colour, all are read in colour.
     """
     found = [_look_at(path) for path in paths]
     channels = max(channels for channels, _, _ in found)
@@ -155,7 +155,7 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def _orientation(image: Any) -> int:
-    """How a photograph has to be turned, as its camera says; other formats would have to be unpacked for it."""
+    """How a photograph has to be turned, by its orientation tag; other formats would have to be unpacked."""
     if getattr(image, "format", None) not in ("JPEG", "MPO", "TIFF", "WEBP"):
         return 1
     try:

@@ -26,7 +26,7 @@ def read_npz(path: Path, seed: int) -> Dataset:
 
 
 def arrays_of(path: Path, needed: Sequence[str], wanted: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
-    """The arrays of these names: those needed, and those wanted that there are."""
+    """The arrays of these names: all that are needed, and those wanted if they exist."""
     if not path.is_file():
         raise InputError(f"there is no file {str(path)!r}: correct the path")
     try:

@@ -15,14 +15,14 @@ OF_IMAGES = ("size",)
 
 @dataclass(frozen=True)
 class Reading:
-    """What a file or folder does not say of itself.
+    """What a file or folder does not say about itself.
 
     label        of a table: the column of classes; None for one called label, target or class, else the last
     task_column  of a table: the column that says in which task an example arrives
     drop         of a table: columns to leave out
     missing      of a table: what becomes of a row without a value: "refuse" it, "fill" it with the column's mean
                  (a column of text with none of its values), or "drop" it
-    size         of images: resize and crop them to squares of so many pixels
+    size         of images: resize and crop them to squares of this many pixels
     """
 
     label: str | None = None

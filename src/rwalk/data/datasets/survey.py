@@ -1,4 +1,4 @@
-"""A first look at a table: what its columns hold, before anything is learned from it."""
+"""A first pass over a table: what its columns contain, before anything is learned from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_CLASSES = 10_000
 
 
 def label_of(columns: Sequence[str], reading: Reading) -> str:
-    """The column of classes: as named, or one that is called so, or the last that has no other use."""
+    """The column of classes: the one named, else one with a usual name, else the last that has no other use."""
     for name in (reading.label, reading.task_column, *reading.drop):
         if name is not None and name not in columns:
             raise unknown("column", name, columns)
@@ -33,7 +33,7 @@ def label_of(columns: Sequence[str], reading: Reading) -> str:
 
 
 def survey(paths: Sequence[Path], reading: Reading) -> TableForm:
-    """A first look at all rows: which columns are numbers, which values the others have, how classes are named."""
+    """A first pass over all rows: which columns are numbers, which values the others have, the classes."""
     tables = [open_table(path) for path in paths]
     label = label_of(tables[0].columns, reading)
     left_out = {*reading.drop, reading.task_column, label}
@@ -58,7 +58,7 @@ def survey(paths: Sequence[Path], reading: Reading) -> TableForm:
 
 @dataclass
 class _Look:
-    """What was seen of a column so far."""
+    """What is known about a column so far."""
 
     name: str
     most: int = MOST_VALUES

@@ -1,4 +1,4 @@
-"""Tables in files, CSV and Parquet, read some rows at a time: memory does not grow with the file."""
+"""Tables in files, CSV and Parquet, read in chunks of rows: memory use does not grow with the file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Table:
                 raise InputError(f"{str(path)!r} has two columns called {name!r}: rename one")
 
     def chunks(self, rows: int, columns: Sequence[str]) -> Iterator[Chunk]:
-        """These columns of all rows, so many rows at a time."""
+        """These columns of all rows, in chunks of `rows`."""
         raise NotImplementedError
 
 
@@ -132,7 +132,7 @@ class ParquetTable(Table):
 
 
 def as_numbers(cells: NDArray[Any]) -> NDArray[np.float64] | None:
-    """The cells as numbers, NaN where one is missing; None if one of them is something else."""
+    """The cells as numbers, NaN for missing ones; None if one of them is anything else."""
     if cells.dtype.kind == "f":
         return cells
     try:
@@ -146,7 +146,7 @@ def as_numbers(cells: NDArray[Any]) -> NDArray[np.float64] | None:
 
 
 def as_texts(cells: NDArray[Any]) -> NDArray[Any]:
-    """The cells as texts, None where one is missing; whole numbers without a point."""
+    """The cells as texts, None for missing ones; whole numbers without a decimal point."""
     if cells.dtype.kind == "f":
         shown = (None if cell != cell else f"{cell:.17g}" for cell in cells.tolist())
     else:
@@ -171,7 +171,7 @@ def _is_number(cell: str) -> bool:
 
 
 def _text(path: Path) -> TextIO:
-    """utf-8, with or without the mark that spreadsheets put before it."""
+    """UTF-8, with or without the byte-order mark that spreadsheets write."""
     if path.suffix.lower() == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return open(path, encoding="utf-8-sig", newline="")

@@ -45,7 +45,7 @@ def contents(source: Official, data: Path | str | None, download: bool) -> dict[
 
 
 def _content(source: Official, name: str, packed: bytes) -> bytes | None:
-    """What an official file holds, whoever compressed it and how; None if it holds something else."""
+    """The content of an official file, however it was compressed; None if it is not what was published."""
     as_published = _md5(packed) == source.files[name]
     if not name.endswith(".gz"):
         return packed if as_published else None
@@ -57,7 +57,7 @@ def _content(source: Official, name: str, packed: bytes) -> bytes | None:
 
 
 def _unzipped(packed: bytes) -> bytes | None:
-    """What a gzip file holds, or the file itself if it is none; None where it is damaged or grows too large."""
+    """The content of a gzip file, or the file itself if it is not one; None if it is damaged or too large."""
     if not packed.startswith(GZIP):
         return packed
     try:
@@ -69,7 +69,7 @@ def _unzipped(packed: bytes) -> bytes | None:
 
 
 def _members(source: Official, packed: bytes) -> dict[str, bytes] | None:
-    """The source's files out of an archive; None if it is damaged, or neither the published one nor complete.
+    """The source's files from an archive; None if it is damaged, or neither the published one nor complete.
 
     It is read in memory, and nothing an archive says can lead to a write. What counts is what is in it: an archive
     that was packed again is as good.

@@ -1,0 +1,42 @@
+"""Buffers drift too: batch norm's running statistics go where the new inputs are, and no spring holds them.
+
+Where a budget is to be kept, they are held as parameters are: after every step they go back a little towards what
+they were, the more the larger λ has become. Free while λ is small, they are as good as frozen when it is huge.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from rwalk.guard.old import Old
+from rwalk.guard.selection import named_buffers
+
+BACK = 0.1  # of the way, roughly, where λ is what it was first set to
+
+
+class Buffers:
+    """Those buffers of a model that training was seen to move."""
+
+    def __init__(self) -> None:
+        self._moving: list[str] = []
+
+    def look(self, model: nn.Module, old: Old) -> None:
+        """Which ones move; asked at every reading, for it waits for the device."""
+        self._moving = [
+            name
+            for name, buffer in named_buffers(model).items()
+            if buffer.is_floating_point()
+            and name in old.tensors
+            and not torch.equal(buffer, old.tensors[name].to(buffer))
+        ]
+
+    def hold(self, model: nn.Module, old: Old, strength: float) -> None:
+        """strength: λ, in units of what it was first set to."""
+        if not self._moving:
+            return
+        back = 1.0 - 1.0 / (1.0 + BACK * strength)
+        there = named_buffers(model)
+        for name in self._moving:
+            if name in there:
+                there[name].lerp_(old.tensors[name].to(there[name]), back)

@@ -1,0 +1,202 @@
+"""Drift while training goes on: measured within a share of the time, held to a budget, and remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rwalk.errors import InputError
+from rwalk.guard import budget as rule
+from rwalk.guard.buffers import Buffers
+from rwalk.guard.current import CurrentInputs
+from rwalk.guard.drift import Predict, Probes, device_of, weighted_mean
+from rwalk.guard.forces import Force
+from rwalk.guard.old import Old
+
+HISTORY = 2000  # readings that are remembered; then every other one of the older is forgotten
+
+
+@dataclass(frozen=True)
+class Watching:
+    """What is measured, and when.
+
+    budget   nats of drift that a task may cost; None: λ is the user's
+    predict  from a model and a batch to logits, or to what the model returns
+    share    of the time that measuring may take
+    every    steps from one reading to the next, instead: what makes a run repeatable
+    """
+
+    budget: float | None = None
+    predict: Predict | None = None
+    share: float = 0.05
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        rule.check(self.budget)
+        if not 0 < self.share <= 1:
+            raise InputError(f"share must be above 0 and at most 1, not {self.share!r}")
+        if self.every is not None and not (type(self.every) is int and self.every > 0):
+            raise InputError(f"every must be a whole number of steps, at least 1, not {self.every!r}")
+
+
+class Reading(NamedTuple):
+    task: int
+    step: int
+    drift: float
+    lam: float
+    pull: float  # of the penalty, in units of the gradient
+
+
+class Keeper:
+    """The probes of a guard, the model as it was, and the rule that λ follows."""
+
+    def __init__(self, watching: Watching) -> None:
+        self.watching = watching
+        self.sets: list[Probes] = []
+        self.old: Old | None = None  # None until something is to be kept
+        self.control = rule.Control()
+        self.history: list[Reading] = []
+        self._current = CurrentInputs(watching.predict)
+        self._buffers = Buffers()
+        self._clock = _Clock(watching.share)
+
+    @property
+    def watches(self) -> bool:
+        return bool(self.sets) or self.watching.budget is not None
+
+    def begin(self, model: nn.Module, anchors: Mapping[str, Tensor]) -> None:
+        """From here on drift is counted; `anchors` are those that the method keeps anyway."""
+        if not self.watches:
+            return
+        self.old = Old.of(model, anchors)
+        for probes in self.sets:
+            probes.keep(model)
+        self.control = rule.Control()
+        self.look_at(model)
+
+    def go_on(self, model: nn.Module, anchors: Mapping[str, Tensor], held: Iterable[str], force: Force) -> None:
+        """From a file, which leaves out what the method's own anchors say."""
+        assert self.old is not None
+        self.old = Old({**self.old.tensors, **{name: anchors[name] for name in held}})
+        self.look_at(model)
+        self._buffers.look(model, self.old)
+        self.control_of(force)
+
+    def control_of(self, force: Force) -> None:
+        """Where there is a budget, λ is what the rule says, from the start."""
+        if self.watching.budget is not None and self.old is not None:
+            force.lam = self.control.lam
+
+    def look_at(self, model: nn.Module) -> None:
+        """Where there are no probes, the inputs of training are all there is."""
+        if self.watches and not self.sets:
+            self._current.look_at(model)
+
+    def drift(self, model: nn.Module) -> float:
+        """Of all probes."""
+        if not self.sets or not self.sets[0].kept:
+            raise InputError("there is nothing to measure drift on: give probes=, or guard.begin(probes)")
+        return self._mean([probes.drift(model) for probes in self.sets])
+
+    def stepped(self, model: nn.Module, optimizer: Optimizer, force: Force, task: int, step: int) -> None:
+        """A step is over: look, where it is time to, and hold as hard as the budget asks for."""
+        if self.old is None:
+            return
+        if self.control.base is not None and force.holds_parameters:
+            self._buffers.hold(model, self.old, self.control.strength)
+        if not self._is_due(step):
+            return
+        self._clock.start(model)
+        drift = self._reading(model)
+        compared = force.compared(optimizer, self.old, drift)
+        if self.watching.budget is not None:
+            balance = compared.balance or force.lam
+            self.control = rule.followed(self.control, step, drift, self.watching.budget, balance)
+            force.lam = self.control.lam
+            self._buffers.look(model, self.old)
+        self._remember(Reading(task, step, drift, force.lam, compared.pull))
+        self._clock.stop()
+
+    def rewind(self, model: nn.Module, budget: float | None) -> float:
+        """Back to where the drift is within the budget; the share of the way that is left."""
+        budget = self.watching.budget if budget is None else budget
+        rule.check(budget)
+        if budget is None or self.old is None or not self.sets:
+            raise InputError(
+                "rewind needs a budget, and probes that predictions were kept of: guard.begin(probes)"
+            )
+        return self.old.rewind(model, lambda: self.drift(model) <= budget)
+
+    def _is_due(self, step: int) -> bool:
+        if self.watching.every is not None:
+            return step % self.watching.every == 0
+        if _ranks() > 1:
+            raise InputError("clocks differ between processes: give every=, the steps between two readings")
+        return self._clock.is_due()
+
+    def _reading(self, model: nn.Module) -> float:
+        assert self.old is not None
+        if self.sets:
+            drift = self._mean([probes.reading(model) for probes in self.sets])
+        else:
+            drift = self._current.reading(model, self.old)
+        if _ranks() > 1:
+            everywhere = torch.tensor(drift, dtype=torch.float64, device=device_of(model))
+            dist.all_reduce(everywhere)
+            drift = float(everywhere) / _ranks()
+        return drift
+
+    def _mean(self, drifts: list[float]) -> float:
+        return weighted_mean(drifts, [sum(map(len, probes.kept)) for probes in self.sets])
+
+    def _remember(self, reading: Reading) -> None:
+        self.history.append(reading)
+        if len(self.history) > HISTORY:
+            older, newer = self.history[: HISTORY // 2], self.history[HISTORY // 2 :]
+            self.history = older[::2] + newer
+
+    def nbytes(self, anchors: Mapping[str, Tensor]) -> int:
+        """Of the model as it was, but for the method's anchors, and of what was predicted on the probes."""
+        own = [] if self.old is None else list(self.old.own(anchors).values())
+        predictions = [tensor for probes in self.sets for kept in probes.kept for tensor in kept]
+        return sum(tensor.nbytes for tensor in (*own, *predictions) if tensor is not None)
+
+    def numbers(self) -> dict[str, Any]:
+        """What a file says of this, beside tensors."""
+        return {
+            "control": asdict(self.control),
+            "history": [list(reading) for reading in self.history],
+            "sets": [probes.numbers() for probes in self.sets],
+        }
+
+
+class _Clock:
+    """Measures when the time spent on training since the last reading has earned another."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._cost = 0.0
+        self._since = self._started = perf_counter()
+
+    def is_due(self) -> bool:
+        return (perf_counter() - self._since) * self._share >= self._cost * (1 - self._share)
+
+    def start(self, model: nn.Module) -> None:
+        if device_of(model).type == "cuda":
+            torch.cuda.synchronize()  # what is still to be computed is training's
+        self._started = perf_counter()
+
+    def stop(self) -> None:
+        self._since = perf_counter()
+        self._cost = self._since - self._started
+
+
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -1,0 +1,170 @@
+"""What a method has learned of somebody else's model: a piece per parameter, counted in tasks and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rwalk.errors import InputError
+from rwalk.guard import files, measure, watch
+from rwalk.guard.pieces import Piece
+from rwalk.guard.selection import some
+from rwalk.guard.shards import Group
+from rwalk.guard.storage import Storage
+from rwalk.methods import Method
+from rwalk.methods.base import Ranges
+
+Pieces = Mapping[nn.Parameter, Piece | None]  # None: a parameter of the optimizer that is not guarded
+
+
+class Learned:
+    """The state of a guard, whichever optimizer it follows.
+
+    method  with the λ of this moment
+    dtype, offload  see `Storage`
+    """
+
+    def __init__(self, method: Method, dtype: torch.dtype | None, offload: torch.device | None) -> None:
+        self.method = method
+        self.pieces: Pieces = {}
+        self.tasks = 0  # consolidated so far
+        self.steps = 0  # observed in the current task
+        self._dtype = dtype
+        self._offload = offload
+
+    @property
+    def guarded(self) -> list[Piece]:
+        return [piece for piece in self.pieces.values() if piece]
+
+    @property
+    def started(self) -> list[Piece]:
+        """The pieces that ever had a gradient; the others hold no memory."""
+        return [piece for piece in self.guarded if piece.started]
+
+    def holds(self) -> bool:
+        """Whether anything pulls."""
+        return any(self.method.springs(piece.state) for piece in self.started)
+
+    def matched(self, chosen: Mapping[str, nn.Parameter], optimizer: Optimizer) -> Pieces:
+        """The pieces of these parameters; they may have been replaced, have grown or be new."""
+        held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        if held.isdisjoint(chosen.values()):
+            raise InputError(
+                f"the optimizer holds none of the {len(chosen)} parameters to guard ({some(chosen)}): "
+                "make it from the parameters of this very model, then guard.attach(optimizer)"
+            )
+        known = {piece.name: piece for piece in self.guarded}
+        pieces: dict[nn.Parameter, Piece | None] = {}
+        for name, parameter in chosen.items():
+            piece = known.pop(name, None) or Piece(name, Storage(parameter, self._dtype, self._offload))
+            pieces[parameter] = piece.of(parameter, self.method)
+        lost = [name for name, piece in known.items() if piece.started]
+        if lost:
+            watch.warn(
+                f"{some(lost)} left the model: its importance is gone; keep the module in the model to keep it"
+            )
+        return pieces | {parameter: None for parameter in held if parameter not in pieces}
+
+    # ── a step, a task ────────────────────────────────────────────────────────────────────────────────────────
+
+    def stepped(self) -> None:
+        """A step was observed, piece by piece."""
+        self.steps += 1
+        if self.method.window and self.steps % self.method.window == 0:
+            self._score()
+
+    def _score(self) -> None:
+        if self.method.window:
+            for piece in self.started:
+                piece.score(self.method)
+
+    def consolidate(self, fishers: Mapping[Piece, Tensor]) -> None:
+        """A task ended; `fishers` are those of a pass over its data, or none."""
+        self._score()  # what is left of the last window; the ranges must see it
+        ranges = self._ranges(fishers.values())
+        for piece in fishers or self.started:
+            piece.consolidate(self.method, fishers.get(piece), ranges)
+        self.tasks += 1
+        self.steps = 0
+
+    def begin(self, fishers: Mapping[Piece, Tensor]) -> None:
+        """Of a model that was trained elsewhere nothing is known but its Fisher: that is its first task."""
+        for piece, fisher in fishers.items():
+            if not piece.started:
+                piece.start(self.method)
+            piece.begin(self.method, fisher)
+        self.consolidate(fishers)
+
+    def hold_all(self, share: float) -> None:
+        """Add this share of the mean importance to every parameter's.
+
+        What a few examples do not show to be important may be so all the same; and what is held by nothing at all
+        is out of any λ's reach.
+        """
+        sums = {piece: measure.importance(piece, self.method) for piece in self.started}
+        groups = dict.fromkeys(group for piece in sums for group in piece.groups)
+        added = [float(sum(column)) for column in zip(*sums.values(), strict=True)] or [0.0, 0.0]
+        total, count = measure.reduced(added, groups, "SUM")
+        for piece in sums:
+            piece.hold(self.method, share * total / max(count, 1))
+
+    def anchors(self, exact: bool = True) -> dict[str, Tensor]:
+        """Where each parameter is held by the last of its springs; only those in full precision, if `exact`."""
+        found = {}
+        for piece in self.started:
+            springs = self.method.springs(piece.state)
+            if springs and not (exact and springs[-1][2].dtype != piece.storage.worked_in):
+                found[piece.name] = springs[-1][2][0]
+        return found
+
+    def _ranges(self, fishers: Iterable[Tensor]) -> Ranges:
+        """Extrema of the vectors to normalise, over the whole network; and a look at all that was measured."""
+        measured = measure.all_of_it(self.guarded, self.method, fishers)
+        if not measured.finite:
+            raise watch.not_finite("a gradient of this task was not finite, so what it measured is not either")
+        if measured.penalty == 0 and self.steps and self.holds():
+            watch.warn(
+                "the penalty stayed exactly 0 through the whole task, so nothing was protected: set lam above 0, "
+                "and let params= select parameters that every task trains"
+            )
+        return measured.ranges
+
+    def penalty(self) -> float:
+        """The penalty's value now; where parameters are sharded, all ranks must ask for it."""
+        costs: dict[tuple[Group, ...], float] = {}
+        for piece in self.started:
+            costs[piece.groups] = costs.get(piece.groups, 0.0) + measure.cost(piece, self.method)
+        return sum(measure.reduced([cost], groups, "SUM")[0] for groups, cost in costs.items())
+
+    # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def state_dict(self) -> dict[str, Any]:
+        tensors = {
+            f"{vector}/{piece.name}": tensor
+            for piece in self.started
+            for vector, tensor in piece.whole_state().items()
+        }
+        method = files.description(self.method)
+        return {"method": method, "tasks": self.tasks, "steps": self.steps, "tensors": tensors}
+
+    def load(self, state: Mapping[str, Any], vectors: files.Vectors) -> None:
+        """Go on from a state whose vectors were checked."""
+        pieces = {piece.name: piece for piece in self.guarded}
+        restored = [
+            pieces[name].restored(saved, pieces[name].parameter, self.method) for name, saved in vectors.items()
+        ]
+        self.pieces = {**self.pieces, **{piece.parameter: piece for piece in restored}}
+        self.tasks, self.steps = state["tasks"], state["steps"]
+        free = [p.name for p in self.guarded if p.parameter.requires_grad and p.name not in vectors]
+        if vectors and free:
+            watch.warn(f"nothing was saved for {some(free)}: they start free")
+        moved = [piece.name for piece in self.started if not measure.is_at_anchor(piece, self.method)]
+        if self.steps == 0 and moved:
+            watch.warn(
+                f"the model is not where its last task left it ({some(moved)}): load its weights before the "
+                "guard's, or it will be pulled towards weights it never had"
+            )

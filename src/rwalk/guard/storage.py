@@ -1,0 +1,96 @@
+"""Where the numbers of one parameter lie and how precise they are: θ itself, and the state kept for it.
+
+The methods work on [R, P], elementwise. Here all vectors are [1, *shape]: the one row of a network, cut at a
+parameter's borders. Here and in `shards`, and nowhere else, it is known that a parameter may be the shard of a
+larger one (FSDP2), lie on another device than its state, or be narrower than float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from rwalk.guard.shards import local
+from rwalk.methods.base import State
+
+
+class Storage:
+    """The state of a parameter.
+
+    The equations are worked out where the state lies, in float32 at least; `dtype` is the precision it is kept in,
+    `offload` where, if not with the parameter.
+    """
+
+    def __init__(self, parameter: nn.Parameter, dtype: torch.dtype | None, offload: torch.device | None) -> None:
+        self.parameter = parameter
+        self.state: State = {}
+        self._dtype = dtype
+        self._offload = offload
+
+    def of(self, parameter: nn.Parameter) -> Storage:
+        """An empty one, of the same kind, for another parameter."""
+        return Storage(parameter, self._dtype, self._offload)
+
+    @property
+    def home(self) -> torch.device:
+        return self._offload or self.parameter.device
+
+    @property
+    def worked_in(self) -> torch.dtype:
+        return torch.float64 if self.parameter.dtype == torch.float64 else torch.float32
+
+    @property
+    def stored_as(self) -> torch.dtype:
+        return self._dtype or self.worked_in
+
+    def wide(self, tensor: Tensor) -> Tensor:
+        """The tensor itself where it already is as the equations want it."""
+        return tensor.to(self.home, self.worked_in)
+
+    def copied(self, source: Tensor, room: Tensor | None) -> Tensor:
+        """A copy at home, in the source's own precision, in the room of the last one if there is any."""
+        home = self.home
+        if room is None or (room.shape, room.dtype, room.device) != (source.shape, source.dtype, home):
+            room = torch.empty_like(source, device=home)
+        return room.copy_(source)
+
+    def theta(self, rows: Tensor | None = None) -> Tensor:
+        """The parameter's numbers on this rank; some rows, where a sparse gradient moves only those."""
+        theta = local(self.parameter.detach())[None]
+        return theta if rows is None else theta[:, rows]
+
+    def keep(self, state: State) -> None:
+        self.state = {name: vector.to(self.home, self.stored_as) for name, vector in state.items()}
+
+    def follow(self) -> None:
+        """The model may have been moved to another device since the last step."""
+        home = self.home
+        if any(vector.device != home for vector in self.state.values()):
+            self.keep(self.state)
+
+    def borrowed(self, rows: Tensor | None = None, write: bool = False) -> AbstractContextManager[State]:
+        """The state as the equations want it; with `write`, what they change is kept, once they are done."""
+        if rows is None and self.stored_as == self.worked_in:
+            return nullcontext(self.state)
+        return self._copied_state(rows, write)
+
+    @contextmanager
+    def _copied_state(self, rows: Tensor | None, write: bool) -> Iterator[State]:
+        rows = None if rows is None else rows.to(self.home)
+        picked = {name: vector if rows is None else vector[:, rows] for name, vector in self.state.items()}
+        state = {name: vector.to(self.worked_in) for name, vector in picked.items()}
+        yield state
+        if not write:
+            return
+        if rows is None:
+            self.keep(state)
+            return
+        for name, vector in state.items():
+            self.state[name].index_copy_(1, rows, vector.to(self.stored_as))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(vector.nbytes for vector in self.state.values())

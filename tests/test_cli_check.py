@@ -1,0 +1,115 @@
+"""`rwalk check` says how far two checkpoints are apart, and its exit code stops a pipeline."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from rwalk import cli
+
+FACTORY = """
+import torch
+
+def make():
+    return torch.nn.Linear(4, 3)
+
+def wrong():
+    return 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Weights before and after, with their factory and probes beside them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "net_to_check", raising=False)
+    (tmp_path / "net_to_check.py").write_text(FACTORY)
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    save_file(model.state_dict(), "before.safetensors")
+    with torch.no_grad():
+        model.weight += 0.05
+        model.weight[0] += 0.3
+    save_file(model.state_dict(), "after.safetensors")
+    x = torch.randn(20, 4)
+    save_file({"x": x}, "probes.safetensors")
+    np.save("probes.npy", x.numpy())
+    np.savez("probes.npz", x=x.numpy())
+    return tmp_path
+
+
+def rwalk(monkeypatch: pytest.MonkeyPatch, *words: Any) -> int:
+    monkeypatch.setattr(sys, "argv", ["rwalk", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+WEIGHTS = ("check", "before.safetensors", "after.safetensors", "--factory=net_to_check:make")
+
+
+@pytest.mark.parametrize("probes", ["probes.safetensors", "probes.npy", "probes.npz"])
+def test_the_limit_decides_the_exit_code(
+    probes: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rwalk(monkeypatch, *WEIGHTS, f"--probes={probes}", "--max-drift=1") == 0
+    within = capsys.readouterr().out
+    assert within.startswith("drift 0.0") and within.endswith("nats on 20 probes: within 1\n")
+    assert rwalk(monkeypatch, *WEIGHTS, f"--probes={probes}", "--max-drift=1e-4") == 1
+    assert capsys.readouterr().out == within.replace("within 1", "beyond 0.0001")
+    unchanged = [WEIGHTS[0], WEIGHTS[1], WEIGHTS[1], WEIGHTS[3]]
+    assert rwalk(monkeypatch, *unchanged, f"--probes={probes}", "--max-drift=1e-6") == 0
+
+
+WRONG = {
+    "no such checkpoint": ({1: "nowhere"}, "there is no nowhere"),
+    "no weights": ({1: "net_to_check.py"}, "cannot be loaded"),
+    "no factory": ({3: "--tokens=3"}, "add --factory"),
+    "a factory that is none": ({3: "--factory=net_to_check:nobody"}, "cannot be imported"),
+    "a factory of something else": ({3: "--factory=net_to_check:wrong"}, "must return a torch.nn.Module"),
+    "probes nobody can read": ({4: "--probes=net_to_check.py"}, "give a file ending in"),
+    "samples of no number": ({4: "--probes=own:few"}, "takes a number"),
+    "a limit of nothing": ({5: "--max-drift=0"}, "must be above 0"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_input_is_one_line_and_exit_code_2(
+    what: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes, reason = WRONG[what]
+    words = [*WEIGHTS, "--probes=probes.npy", "--max-drift=1"]
+    for place, word in changes.items():
+        words[place] = word
+    assert rwalk(monkeypatch, *words) == 2
+    said = capsys.readouterr().err.strip()
+    assert reason in said and "\n" not in said
+
+
+def test_folders_of_hugging_face_are_compared_by_their_own_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, max_position_embeddings=32, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path / "before")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path / "after")
+    words = ["check", tmp_path / "before", tmp_path / "after", "--probes=own:6", "--tokens=8"]
+    assert rwalk(monkeypatch, *words, "--max-drift=10") == 0
+    assert "on 6 probes" in capsys.readouterr().out
+    assert rwalk(monkeypatch, *words, "--max-drift=0.001") == 1

@@ -1,0 +1,113 @@
+"""The benchmark on a language model, on a tiny one: every way is walked, and a stopped run goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from time import process_time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from benchmarks import language_model
+
+from rwalk import Guard, own_samples
+from rwalk.guard import fisher, inputs, measure
+from rwalk.methods import EWC
+
+transformers = pytest.importorskip("transformers")
+FIRST = "der hund und die katze gehen durch das haus und der vogel singt im baum " * 60
+SECOND = "le chien et le chat vont dans la maison et un oiseau chante sur une branche " * 60
+
+
+def tiny_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=128, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, pad_token_id=2,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    model: torch.nn.Module = transformers.LlamaForCausalLM(config)
+    return model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model in Hugging Face's form whose tokens are characters."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({chr(n): n for n in range(128)}, unk_token=chr(0)))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=chr(1), eos_token=chr(2))
+    fast.save_pretrained(tmp_path / "model")
+    tiny_model().save_pretrained(tmp_path / "model")  # type: ignore[operator]
+    (tmp_path / "first.txt").write_text(FIRST)
+    (tmp_path / "second.txt").write_text(SECOND)
+    return tmp_path
+
+
+def test_every_way_is_walked_and_a_stopped_run_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(folder / name) for name in ("model", "first.txt", "second.txt")]
+    words += [
+        "--out",
+        str(folder / "rows.jsonl"),
+        "--seeds",
+        "1",
+        "--steps",
+        "3",
+        "--batch",
+        "4",
+        "--tokens",
+        "16",
+    ]
+    words += ["--probes", "4", "--probe-tokens", "8", "--test", "2"]
+    language_model.main([*words, "--minutes", "0"])
+    assert "time is up" in capsys.readouterr().out
+    language_model.main(words)
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    assert len(rows) == len(language_model.ways())
+    assert {row["method"] for row in rows} == {"plain", "replay", "l2", "ewc", "rwalk", "anchor"}
+    assert all(row["held_out_drift"] >= 0 and row["after"]["second"] < 6 for row in rows)
+    capsys.readouterr()
+    language_model.main(words)
+    said = capsys.readouterr().out
+    assert "seed 0" not in said and "| plain at 0.0001 | 1 |" in said
+    assert len((folder / "rows.jsonl").read_text().splitlines()) == len(rows)
+
+
+def test_the_fisher_of_sequences_is_batched_and_the_same_as_one_by_one() -> None:
+    model = tiny_model()
+    probes = own_samples(model, None, 12, tokens=8)
+    assert probes["input_ids"].shape == (12, 8) and (probes["input_ids"][:, 0] == 1).all()
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), EWC())
+    pieces = guard._work.learned.guarded
+    batched = fisher.of_probes(model, pieces, EWC(), inputs.batches(probes), None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fisher, "_squares", lambda *given: fisher._one_by_one(*given))
+        single = fisher.of_probes(model, pieces, EWC(), inputs.batches(probes), None)
+    assert len(batched) == len(pieces)
+    for piece in pieces:
+        torch.testing.assert_close(batched[piece], single[piece], rtol=1e-3, atol=1e-9)
+
+
+def test_a_batch_of_sequences_takes_a_fraction_of_the_time_of_one_pass_each() -> None:
+    """Some ten times less here; more on a GPU, where a pass of one sequence is mostly waiting."""
+    model = tiny_model()
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), EWC())
+    ids = torch.randint(128, (128, 16), generator=torch.Generator().manual_seed(0))
+
+    def one_by_one() -> object:
+        losses = (F.cross_entropy(model(row[None]).logits[0, :-1], row[1:]) for row in ids)
+        return measure.data_fisher(model, guard._work.learned.guarded, EWC(), losses)
+
+    def batched() -> object:
+        return fisher.of_probes(model, guard._work.learned.guarded, EWC(), inputs.batches(ids), None)
+
+    def seconds(measured: Callable[[], object]) -> float:
+        start = process_time()
+        measured()
+        return process_time() - start
+
+    slow, fast = (min(seconds(each) for _ in range(3)) for each in (one_by_one, batched))
+    assert fast < slow / 5
