@@ -19,8 +19,9 @@ VISIBLE = 1 / 8  # of the budget: from here on something is held
 POWER = 6.0  # λ ∝ (drift / budget)^POWER
 GAIN = 4.0  # d log λ / d time, per unit of log(drift / budget)
 SMOOTH, HORIZON = 1 / 8, 1 / 2  # times over which drift is averaged, and after which it is expected
+READINGS = 8  # in that time, at least: what goes faster is followed as if it did not
 STEADY = 0.2  # the weight of a new reading in the balance, which differs from batch to batch
-RANGE = math.log(10), math.log(100)  # how far log λ at the budget may be below and above the balance
+RANGE = math.log(30), math.log(100)  # how far log λ at the budget may be below and above the balance
 FREE, MOST = 1e-8, 1e10  # λ is never outside
 
 
@@ -58,7 +59,8 @@ def followed(control: Control, step: int, drift: float, budget: float, balance: 
     if control.base is None:
         if drift < VISIBLE * budget:
             return replace(control, step=step)
-        time = max(1.0, step * math.sqrt(budget / drift))  # KL is quadratic in the way gone
+        time = step * math.sqrt(budget / drift)  # KL is quadratic in the way gone
+        time = max(time, READINGS * (step - control.step))
         control = Control(base=found, balance=found, time=time, smooth=drift)
         pace = 0.0
     else:
