@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from rwalk.cli import listing, reading, reproduce, resume, run
+from rwalk.cli import export, listing, reading, reproduce, resume, run
 from rwalk.cli.run import DEFAULT_METHODS
 
 __all__ = ["DEFAULT_METHODS", "app", "main"]
@@ -28,6 +28,7 @@ app.command()(run.run)
 app.command()(resume.resume)
 app.command()(reading.diff)
 app.command()(reading.report)
+app.command()(export.export)
 app.command()(reproduce.reproduce)
 app.command()(listing.methods)
 app.command()(listing.datasets)

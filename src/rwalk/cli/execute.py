@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from rwalk.cli import trust
+from rwalk.cli import export, trust
 from rwalk.cli.display import show
 
 if TYPE_CHECKING:
@@ -44,15 +44,18 @@ def execute(
     from rich.console import Console
 
     from rwalk.report.live import Lines, Live
-    from rwalk.studies import trackers
+    from rwalk.studies.curves import Curves
     from rwalk.studies.events import Event
     from rwalk.studies.interrupts import Interrupts
     from rwalk.studies.provenance import strangers
+    from rwalk.studies.study import steps_of
+    from rwalk.studies.trackers.tracking import Tracking
     from rwalk.studies.workers import WorkerDied
 
     study.prepare()  # whatever is wrong with it is reported before anything is written
-    wanted = [trackers.find(name.strip())(store.folder) for name in track.split(",") if name.strip()]
-    with store.opened(study.describe()), Interrupts() as interrupts, ExitStack() as open_displays:
+    record = study.describe()
+    trackers = export.named(track, store.folder, record)
+    with store.opened(record), Interrupts() as interrupts, ExitStack() as open_displays:
         there = study.current(store.rows())
         shared = [row for key, row in study.current((known or {}).values()).items() if key not in there]
         if shared:
@@ -62,7 +65,10 @@ def execute(
                 print(f"rwalk: {line}", file=sys.stderr)
         todo = study.missing(there, only)
         console = Console(stderr=True)
-        listeners = [open_displays.enter_context(tracker).watch for tracker in wanted]
+        tracking = Tracking(
+            trackers, Curves(store.folder), lambda run, task: steps_of(run, study.stream(run.stream), task)
+        )
+        listeners = [open_displays.enter_context(tracking).watch] if trackers else []
         if show and todo:
             display: Live | Lines = Live(study, console) if console.is_terminal else Lines(study, _to_stderr)
             open_displays.enter_context(display)
@@ -73,7 +79,10 @@ def execute(
                 listen(event)
 
         try:
-            return study.execute(store, watch, interrupts, only)
+            rows = study.execute(store, watch, interrupts, only)
+            if trackers and todo and (page := export.report_page(store.folder)):
+                tracking.attach(page)
+            return rows
         except (KeyboardInterrupt, WorkerDied) as error:
             print(
                 f"rwalk: {str(error) or 'stopped'}; {len(store.rows())} of {len(study.runs)} runs are kept in "

@@ -17,7 +17,7 @@ ExecutorName = Annotated[
     str, typer.Option("--executor", help="where runs are trained: local, here, package.module:Name")
 ]
 Track = Annotated[
-    str, typer.Option(help="trackers to show the study in, comma-separated: tensorboard, or package.module:Name")
+    str, typer.Option(help="show the study in trackers too: tensorboard, mlflow, wandb, or package.module:Name")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no live display")]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object for scripts instead of tables")]

@@ -160,7 +160,7 @@ class Study:
         stream = self.stream(spec.stream)
         if spec.reference is not None:
             stream = splits.union(stream, spec.reference)
-        return sum(spec.training.steps_of(len(task.train)) for task in stream.tasks)
+        return steps_of(spec, stream, len(stream))
 
     def execute(
         self,
@@ -235,6 +235,11 @@ def runs_of(record: Mapping[str, Any]) -> tuple[RunSpec, ...]:
         raise
     except UNREADABLE as error:
         raise _unreadable(error) from None
+
+
+def steps_of(spec: RunSpec, stream: Stream, tasks: int) -> int:
+    """The steps of a run's first tasks."""
+    return sum(spec.training.steps_of(len(task.train)) for task in stream.tasks[:tasks])
 
 
 def _unreadable(error: Exception) -> InputError:
