@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from rwalk.cli import export, listing, reading, reproduce, resume, run
+from rwalk.cli import export, listing, reading, reproduce, resume, run, status
 from rwalk.cli.run import DEFAULT_METHODS
 
 __all__ = ["DEFAULT_METHODS", "app", "main"]
@@ -26,6 +26,7 @@ app = typer.Typer(
 )
 app.command()(run.run)
 app.command()(resume.resume)
+app.command()(status.status)
 app.command()(reading.diff)
 app.command()(reading.report)
 app.command()(export.export)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from rwalk.studies.store import Row, Store
 
 
-def run_and_show(study: Study, store: Store, quiet: bool, as_json: bool, track: str = "") -> None:
+def run_and_show(study: Study, store: Store, quiet: bool, as_json: bool, track: str = "", go_on: str = "") -> None:
     """Run what is missing, and print all rows: as tables, or as JSON."""
-    rows = execute(study, store, show=not (quiet or as_json), track=track)
+    rows = execute(study, store, show=not (quiet or as_json), track=track, go_on=go_on)
     if as_json:
         print(json.dumps({"rows": [_public(row) for row in rows], "study": study.describe()}, default=list))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -96,6 +97,9 @@ def run(
     checkpoint_every: CheckpointEvery = None,
     bf16: Annotated[bool, typer.Option("--bf16", help="bfloat16 autocast")] = False,
     out: Annotated[Path | None, typer.Option(help="study folder (default: rwalk-studies/NAME-HASH)")] = None,
+    join: Annotated[
+        bool, typer.Option("--join", help="share the study with other processes that join the same folder")
+    ] = False,
     executor: ExecutorName = "local",
     track: Track = "",
     quiet: Quiet = False,
@@ -109,7 +113,7 @@ def run(
     from rwalk.errors import InputError
     from rwalk.studies import Study
     from rwalk.studies.specs import NETWORK, RunSpec, StreamSpec
-    from rwalk.studies.store import Store
+    from rwalk.studies.store import SharedStore, Store
     from rwalk.training import Training
 
     check_seeds(seeds)
@@ -151,7 +155,14 @@ def run(
         tuple(runs), reference, data, where, workers, checkpoint_every=checkpoint_every, executor=executor
     )
     hashed = f"{Path(dataset.replace(':', '-')).name}-{study.describe()['hash'][:8]}"
-    execute.run_and_show(study, Store(out or Path("rwalk-studies") / hashed), quiet, as_json, track)
+    folder = out or Path("rwalk-studies") / hashed
+    if not join:
+        execute.run_and_show(study, Store(folder), quiet, as_json, track)
+        return
+    if track or executor != "local" or workers is not None:
+        raise InputError("--join trains one run at a time per process: drop --workers, --executor and --track")
+    study = replace(study, executor="join", cache=folder)
+    execute.run_and_show(study, SharedStore(folder), quiet, as_json, go_on="the same command")
 
 
 def _memory(per_class: int | None, total: int | None, sampler: str, replay: str) -> MemorySpec | None:
