@@ -25,7 +25,7 @@ from rwalk.studies.store import SharedStore, Store
 OPTIONS = [
     "--network=little:Network",
     "--methods=vanilla,rwalk",
-    "--seeds=3",
+    "--seeds=2",
     "--epochs=1",
     "--memory=2",
     "--quiet",
