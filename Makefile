@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test test-slow fuzz bench clean
+.PHONY: run test test-slow test-trackers fuzz bench clean
 
 run: $(READY)
 	$(BIN)/rwalk run
@@ -17,6 +17,11 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow -s
+
+# TensorBoard's event reader, an MLflow client on a real server, W&B's offline files; installed for this alone.
+test-trackers: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tensorboard,mlflow,wandb]'
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/test_trackers.py
 
 # Every loader for so many seconds; atheris is installed for this alone.
 SECONDS ?= 60

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from rwalk.cli import check, listing, models, reading, reproduce, resume, run
+from rwalk.cli import check, export, listing, models, reading, reproduce, resume, run, status
 from rwalk.cli.run import DEFAULT_METHODS
 
 __all__ = ["DEFAULT_METHODS", "app", "main"]
@@ -30,8 +30,10 @@ app.command()(models.forget)
 app.command()(models.merge)
 app.command()(run.run)
 app.command()(resume.resume)
+app.command()(status.status)
 app.command()(reading.diff)
 app.command()(reading.report)
+app.command()(export.export)
 app.command()(reproduce.reproduce)
 app.command()(check.check)
 app.command()(listing.methods)

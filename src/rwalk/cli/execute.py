@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rwalk.cli import trust
+from rwalk.cli import export, trust
 from rwalk.cli.display import show
 from rwalk.cli.options import to_stderr
 
@@ -27,13 +27,15 @@ def run_and_show(
     track: str = "",
     remarks: Sequence[str] = (),
     keep: str = "",
+    go_on: str = "",
 ) -> None:
     """Run what is missing, and print all rows: as tables, or as JSON; `keep` says which models stay."""
     from rwalk.models import Keeper
 
     keeper = Keeper.of(store.folder, keep)
     study = replace(study, keep=keeper)
-    rows = execute(study, store, show=not (quiet or as_json), track=track, remarks=remarks, keeper=keeper)
+    visible = not (quiet or as_json)
+    rows = execute(study, store, show=visible, go_on=go_on, track=track, remarks=remarks, keeper=keeper)
     models = [] if keeper is None else keeper.settle(rows)
     if as_json:
         said = {"rows": [_public(row) for row in rows], "study": study.describe()}
@@ -85,17 +87,20 @@ def execute(
 
     from rwalk.models.kept import Pruner
     from rwalk.report.live import Lines, Live
-    from rwalk.studies import trackers
+    from rwalk.studies.curves import Curves
     from rwalk.studies.events import Event
     from rwalk.studies.interrupts import Interrupts
     from rwalk.studies.provenance import strangers
+    from rwalk.studies.study import steps_of
+    from rwalk.studies.trackers.tracking import Tracking
     from rwalk.studies.workers import WorkerDied
 
     study.prepare()  # whatever is wrong with it is reported before anything is written
     for line in remarks if show else ():
         to_stderr(line)
-    wanted = [trackers.find(name.strip())(store.folder) for name in track.split(",") if name.strip()]
-    with store.opened(study.describe()), Interrupts() as interrupts, ExitStack() as open_displays:
+    record = study.describe()
+    trackers = export.named(track, store.folder, record)
+    with store.opened(record), Interrupts() as interrupts, ExitStack() as open_displays:
         there = study.current(store.rows())
         shared = [row for key, row in study.current((known or {}).values()).items() if key not in there]
         if shared:
@@ -105,7 +110,10 @@ def execute(
                 print(f"rwalk: {line}", file=sys.stderr)
         todo = study.missing(there, only)
         console = Console(stderr=True)
-        listeners = [open_displays.enter_context(tracker).watch for tracker in wanted]
+        tracking = Tracking(
+            trackers, Curves(store.folder), lambda run, task: steps_of(run, study.stream(run.stream), task)
+        )
+        listeners = [open_displays.enter_context(tracking).watch] if trackers else []
         if keeper:
             keeper.begin()
             listeners.append(Pruner(keeper, there.values()).watch)
@@ -124,6 +132,8 @@ def execute(
                 if show:
                     to_stderr(f"{len(runs)} finished runs are trained again, because their models were not kept")
                 replace(study, runs=runs, reference="none").execute(stop=interrupts)
+            if trackers and todo and (page := export.report_page(store.folder)):
+                tracking.attach(page)
             return rows
         except (KeyboardInterrupt, WorkerDied) as error:
             print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -143,6 +144,9 @@ def run(
     bf16: Annotated[bool, typer.Option("--bf16", help="bfloat16 autocast")] = False,
     out: Annotated[Path | None, typer.Option(help="study folder (default: rwalk-studies/NAME-HASH)")] = None,
     keep: Keep = "",
+    join: Annotated[
+        bool, typer.Option("--join", help="share the study with other processes that join the same folder")
+    ] = False,
     executor: ExecutorName = "local",
     track: Track = "",
     quiet: Quiet = False,
@@ -157,7 +161,7 @@ def run(
     from rwalk.errors import InputError
     from rwalk.studies import Study
     from rwalk.studies.specs import NETWORK, RunSpec, StreamSpec
-    from rwalk.studies.store import Store
+    from rwalk.studies.store import SharedStore, Store
     from rwalk.training import ONLINE_BATCH, Training
 
     check_seeds(seeds)
@@ -216,8 +220,16 @@ def run(
     remarks += execute.remarks_on(study, keep)
     name = Path(dataset).expanduser().resolve().name if is_folder(dataset) else dataset
     hashed = f"{Path(name.replace(':', '-')).name}-{study.describe()['hash'][:8]}"
-    store = Store(out or Path("rwalk-studies") / hashed)
-    execute.run_and_show(study, store, quiet, as_json, track, remarks, keep)
+    folder = out or Path("rwalk-studies") / hashed
+    if not join:
+        execute.run_and_show(study, Store(folder), quiet, as_json, track, remarks, keep)
+        return
+    if track or keep or executor != "local" or workers is not None:
+        raise InputError(
+            "--join trains one run at a time per process: drop --workers, --executor, --track and --keep"
+        )
+    study = replace(study, executor="join", cache=folder)
+    execute.run_and_show(study, SharedStore(folder), quiet, as_json, remarks=remarks, go_on="the same command")
 
 
 def _memory(

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -79,13 +79,13 @@ class Store:
             raise InputError(f"{self.folder} is not empty and holds no study: choose another --out")
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, patience: float = 0.0) -> Iterator[None]:
         """The system releases the lock when its holder ends, however it ends."""
         from filelock import FileLock, Timeout
 
         lock = FileLock(self.folder / ".lock", thread_local=False)  # whichever thread gives it back
         try:
-            lock.acquire(blocking=False)
+            lock.acquire(timeout=patience)
         except Timeout:
             raise InputError(
                 f"another process is working on {self.folder}: wait for it, or choose another --out"
@@ -149,6 +149,34 @@ class Store:
             for path in self.folder.iterdir():
                 if _is_litter(path) and path.name != ".lock":
                     path.unlink(missing_ok=True)
+
+
+class SharedStore(Store):
+    """A study folder that several processes have open, on one machine or many (see executors/join.py).
+
+    No process holds a lock: rows are written when all outcomes are there, and then every process writes the same.
+    """
+
+    @contextmanager
+    def opened(self, study: Mapping[str, Any]) -> Iterator[Store]:
+        with self._writing():
+            self._check_is_ours(study)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with suppress(NotImplementedError), self._locked(patience=10.0):  # nobody has it exclusively
+                pass
+            if not self.study_file.exists():
+                write_atomically(self.study_file, json.dumps(study, indent=1, default=list) + "\n")
+        if self.study()["hash"] != study["hash"]:
+            raise InputError(f"{self.folder} holds another study: join it with the command that began it")
+        yield self
+
+    def add(self, *rows: Row) -> None:
+        """The outcomes that rows are made of are in the folder already."""
+
+    def settle(self, rows: Sequence[Row]) -> None:
+        """Others may still be writing here: nothing is removed."""
+        with self._writing():
+            write_atomically(self.rows_file, _lines(rows))
 
 
 def _lines(rows: Iterable[Row]) -> bytes:

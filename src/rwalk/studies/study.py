@@ -162,7 +162,7 @@ class Study:
         stream = self.stream(spec.stream)
         if spec.reference is not None:
             stream = splits.union(stream, spec.reference)
-        return sum(spec.learner().steps(spec.training, stream, k) for k in range(len(stream)))
+        return steps_of(spec, stream, len(stream))
 
     def execute(
         self,
@@ -237,6 +237,12 @@ def runs_of(record: Mapping[str, Any]) -> tuple[RunSpec, ...]:
         raise
     except UNREADABLE as error:
         raise _unreadable(error) from None
+
+
+def steps_of(spec: RunSpec, stream: Stream, tasks: int) -> int:
+    """The steps of a run's first tasks."""
+    learner = spec.learner()
+    return sum(learner.steps(spec.training, stream, task) for task in range(tasks))
 
 
 def _unreadable(error: Exception) -> InputError:

@@ -6,11 +6,11 @@ One file each; a new file in this folder is found automatically, by its tracker'
 from __future__ import annotations
 
 from rwalk.registry import discovered, found
-from rwalk.studies.trackers.base import Tracker
+from rwalk.studies.trackers.base import Subject, Tracker
 
 TRACKERS: dict[str, type[Tracker]] = discovered(__name__, Tracker)
 
-__all__ = ["TRACKERS", "Tracker", "find"]
+__all__ = ["TRACKERS", "Subject", "Tracker", "find"]
 
 
 def find(name: str) -> type[Tracker]:

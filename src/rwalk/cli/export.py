@@ -1,0 +1,54 @@
+"""`rwalk export`: show a study that has run in the tools people watch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rwalk.errors import InputError
+
+if TYPE_CHECKING:
+    from rwalk.studies.trackers import Tracker
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="a study folder")],
+    to: Annotated[str, typer.Option(help="comma-separated: tensorboard, mlflow, wandb, or package.module:Name")],
+) -> None:
+    """Show a study's finished runs in a tracker; those that are already there are not added again."""
+    from rwalk.cli import trust
+    from rwalk.studies.curves import Curves
+    from rwalk.studies.store import Store
+    from rwalk.studies.trackers.tracking import export as export_to
+
+    trust.let_import(to.split(","))
+    store = Store(folder)
+    rows, curves = store.rows(), Curves(folder)
+    for tracker in named(to, folder, store.study()):
+        with tracker:
+            added = export_to(tracker, rows, curves)
+            if added and (page := report_page(folder)):
+                tracker.attach(page)
+        print(f"{tracker.name}: {added} of {len(rows)} runs added, the others were there already")
+
+
+def named(names: str, folder: Path, record: Mapping[str, Any]) -> list[Tracker]:
+    """The trackers in a comma-separated list, for the study in this folder."""
+    from rwalk.studies import trackers
+
+    subject = trackers.Subject.of(folder, record)
+    return [trackers.find(name.strip())(subject) for name in names.split(",") if name.strip()]
+
+
+def report_page(folder: Path) -> Path | None:
+    """The report of a study, made anew; None if it cannot be made, as its packages are not installed."""
+    from rwalk.paper.experiments import published_values
+    from rwalk.report.html import write_report
+
+    try:
+        return write_report(folder, None, published_values())
+    except InputError:
+        return None

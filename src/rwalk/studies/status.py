@@ -1,0 +1,72 @@
+"""How far a study is, from its folder alone: nothing it names is imported, and no data are loaded."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rwalk.files import parse_json
+from rwalk.studies.claims import read_claim
+from rwalk.studies.executors.join import CLAIMS, OUTCOMES
+from rwalk.studies.store import Store
+from rwalk.studies.study import runs_of
+
+
+class Running(NamedTuple):
+    """A run, or a fleet of them, that some process is training."""
+
+    owner: str
+    names: tuple[str, ...]
+    progress: float | None  # the fraction that is done, if it has begun
+
+
+class Status(NamedTuple):
+    """Runs by what has become of them; `left` is an estimate in seconds, if there is anything to base it on."""
+
+    total: int
+    done: int
+    running: tuple[Running, ...]
+    left: float | None
+
+    @property
+    def waiting(self) -> int:
+        at_work = sum(len(each.names) for each in self.running if not each.names[0].startswith("reference"))
+        return max(0, self.total - self.done - at_work)
+
+
+def status_of(folder: Path) -> Status:
+    store = Store(folder)
+    names = {run.hash(): f"{run.method} seed {run.seed}" for run in runs_of(store.study())}
+    finished, times = _outcomes(folder, names)
+    done = {row["hash"] for row in store.rows()} & names.keys() | finished
+    claims = [read_claim(path) for path in _listed(folder / CLAIMS) if not path.name.startswith(".")]
+    running = tuple(_running(claim, names) for claim in claims if claim.get("runs"))
+    span = max(times, default=0.0) - min(times, default=0.0)
+    left = (len(names) - len(done)) * span / (len(times) - 1) if len(times) > 1 else None
+    return Status(len(names), len(done), running, left)
+
+
+def _outcomes(folder: Path, names: dict[str, str]) -> tuple[set[str], list[float]]:
+    """The runs whose outcomes are there, and when those were written, by the file system's own clock."""
+    finished, times = set[str](), []
+    for path in _listed(folder / OUTCOMES):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            runs = [key for key in parse_json(path.read_bytes())["runs"] if key in names]
+            finished |= set(runs)
+            times += [path.stat().st_mtime] * bool(runs)
+    return finished, times
+
+
+def _running(claim: dict[str, Any], names: dict[str, str]) -> Running:
+    reference = claim.get("reference")
+    if reference is not None:
+        words = [f"reference a*{reference + 1}" for _ in claim["runs"]]
+    else:
+        words = [names.get(key, key[:8]) for key in claim["runs"]]
+    progress = (claim["task"] + claim["step"] / claim["steps"]) / claim["tasks"] if "steps" in claim else None
+    return Running(str(claim.get("owner")), tuple(words), progress)
+
+
+def _listed(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []

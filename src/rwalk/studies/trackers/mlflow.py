@@ -1,0 +1,103 @@
+"""MLflow: one run per row, nested in the run of its study."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from rwalk.errors import InputError
+from rwalk.studies.specs import RunSpec
+from rwalk.studies.trackers.base import Subject, Tracker, digest, measures, settings, title
+
+STUDY, ROW, DIGEST = "rwalk.study", "rwalk.row", "rwalk.digest"  # tags: what a run is of
+PARENT = "mlflow.parentRunId"  # the tag by which MLflow nests runs
+# Unless the user says otherwise: a server that is gone is noticed in seconds, and our output stays our own.
+QUICK_AND_QUIET = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
+
+
+class MLflow(Tracker):
+    """Writes to MLFLOW_TRACKING_URI, into the experiment MLFLOW_EXPERIMENT_NAME (default: rwalk)."""
+
+    name: ClassVar[str] = "mlflow"
+    summary: ClassVar[str] = "nested runs in MLflow: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME"
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject)
+        if find_spec("mlflow") is None:
+            raise InputError("MLflow is not installed: pip install 'rwalk[mlflow]'")
+        self._ids: dict[str, str] = {}  # hash of a row → id of its run
+
+    def __enter__(self) -> Self:
+        for variable, value in QUICK_AND_QUIET.items():
+            os.environ.setdefault(variable, value)
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient()
+        self._experiment = self._experiment_id(os.environ.get("MLFLOW_EXPERIMENT_NAME") or "rwalk")
+        of_study = f"tags.`{STUDY}` = '{self._quoted()}'"
+        rows = list(self._found(of_study))
+        self._ids = {run.data.tags[ROW]: run.info.run_id for run in rows if ROW in run.data.tags}
+        parents = [run.info.run_id for run in rows if ROW not in run.data.tags]
+        self._parent = parents[0] if parents else self._new_run(self.subject.name, {})
+        self._digests = {
+            run.data.tags[ROW]: run.data.tags[DIGEST] for run in rows if run.data.tags.keys() >= {ROW, DIGEST}
+        }
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._client.set_terminated(self._parent)
+
+    def known(self) -> Mapping[str, str]:
+        return self._digests
+
+    def begin(self, run: RunSpec) -> None:
+        from mlflow.entities import Param
+
+        key = run.hash()
+        if key in self._ids:
+            self._client.delete_run(self._ids[key])
+        self._ids[key] = self._new_run(title(run), {PARENT: self._parent, ROW: key})
+        params = [Param(name, str(value)) for name, value in settings(run).items()]
+        self._client.log_batch(self._ids[key], params=params)
+
+    def log(self, run: RunSpec, values: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        metrics = [Metric(name, value, now, step) for name, value in values.items()]
+        self._client.log_batch(self._ids[run.hash()], metrics=metrics)
+
+    def finish(self, run: RunSpec, row: Mapping[str, Any]) -> None:
+        self.log(run, measures(row), len(row["accuracy"]["single"]))
+        this = self._ids[run.hash()]
+        if row["stopped"]:
+            self._client.set_tag(this, "rwalk.stopped", row["stopped"])
+        self._client.set_terminated(this)
+        self._client.set_tag(this, DIGEST, digest(row))
+
+    def attach(self, page: Path) -> None:
+        self._client.log_artifact(self._parent, str(page))
+
+    def _experiment_id(self, name: str) -> str:
+        found = self._client.get_experiment_by_name(name)
+        return str(found.experiment_id if found else self._client.create_experiment(name))
+
+    def _new_run(self, name: str, tags: Mapping[str, str]) -> str:
+        made = self._client.create_run(self._experiment, run_name=name, tags={STUDY: self._quoted(), **tags})
+        return str(made.info.run_id)
+
+    def _found(self, query: str) -> Iterator[Any]:
+        token = None
+        while True:
+            page = self._client.search_runs([self._experiment], query, max_results=1000, page_token=token)
+            yield from page
+            if not (token := page.token):
+                return
+
+    def _quoted(self) -> str:
+        """The study's name, fit to stand in a query."""
+        return self.subject.name.replace("'", "_")

@@ -1,0 +1,113 @@
+"""Weights & Biases: one run per row, all in the group of their study."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from rwalk.errors import InputError
+from rwalk.files import write_atomically
+from rwalk.studies.specs import RunSpec, content_hash
+from rwalk.studies.trackers.base import Subject, Tracker, digest, measures, settings, title
+
+
+class WandB(Tracker):
+    """Writes to the project WANDB_PROJECT (default: rwalk); with WANDB_MODE=offline into FOLDER/wandb.
+
+    W&B does not nest runs: a study is a group, and an additional run of type "study" holds the report page.
+    Offline files cannot be searched, so FOLDER/wandb also lists the rows that were written. A run's id follows
+    from its row's hash, so that W&B replaces a run that is written again.
+    """
+
+    name: ClassVar[str] = "wandb"
+    summary: ClassVar[str] = "runs of one group in Weights & Biases: WANDB_PROJECT, WANDB_MODE=offline"
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject)
+        if find_spec("wandb") is None:
+            raise InputError("Weights & Biases is not installed: pip install 'rwalk[wandb]'")
+        self._project = os.environ.get("WANDB_PROJECT") or "rwalk"
+        self._mode = os.environ.get("WANDB_MODE") or "online"
+        if self._mode == "online":
+            _check_login()
+        self._folder = subject.folder / "wandb"
+        self._note = self._folder / f"rwalk-rows-{content_hash([self._project, self._mode])[:8]}.json"
+        self._written: dict[str, str] = {}
+        self._runs: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        with suppress(OSError, ValueError):
+            self._written = dict(json.loads(self._note.read_text()))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for run in self._runs.values():
+            run.finish()
+
+    def known(self) -> Mapping[str, str]:
+        return self._written
+
+    def begin(self, run: RunSpec) -> None:
+        key = run.hash()
+        begun = self._new_run(key, title(run), "row", settings(run))
+        begun.define_metric("step", hidden=True)
+        begun.define_metric("task", hidden=True)
+        begun.define_metric("loss", step_metric="step")
+        for head in ("single", "multi"):
+            begun.define_metric(f"{head}/*", step_metric="task")
+        self._runs[key] = begun
+
+    def log(self, run: RunSpec, values: Mapping[str, float], step: int) -> None:
+        axis = "step" if "loss" in values else "task"
+        self._runs[run.hash()].log({**values, axis: step})
+
+    def finish(self, run: RunSpec, row: Mapping[str, Any]) -> None:
+        begun = self._runs.pop(run.hash())
+        begun.log({**measures(row), "task": len(row["accuracy"]["single"])})
+        begun.summary.update({"rwalk.row": run.hash(), "rwalk.stopped": row["stopped"]})
+        begun.finish()
+        self._written[run.hash()] = digest(row)
+        write_atomically(self._note, json.dumps(self._written, indent=1) + "\n")
+
+    def attach(self, page: Path) -> None:
+        import wandb
+
+        parent = self._new_run("study", self.subject.name, "study", {})
+        report = wandb.Artifact("report", "report")
+        report.add_file(str(page))
+        parent.log_artifact(report)
+        parent.finish()
+
+    def _new_run(self, key: str, name: str, kind: str, config: Mapping[str, Any]) -> Any:
+        import wandb
+
+        this = content_hash([self.subject.name, key])[:16]
+        for leftover in self._folder.glob(f"offline-run-*-{this}"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return wandb.init(
+            project=self._project,
+            group=self.subject.name,
+            job_type=kind,
+            name=name,
+            id=this,
+            config=dict(config),
+            dir=str(self.subject.folder.resolve()),  # W&B's own process may be in another folder
+            mode=self._mode,
+            reinit="create_new",
+            settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, x_disable_meta=True),
+        )
+
+
+def _check_login() -> None:
+    """Before the study: W&B would ask for a key on the terminal, in the middle of it."""
+    import wandb
+
+    if not wandb.login(prompt=False):
+        raise InputError("Weights & Biases has no API key: run `wandb login`, or set WANDB_MODE=offline")
