@@ -251,7 +251,7 @@ def test_merge_makes_the_model_that_learned_everything(rwalk: Rwalk) -> None:
 # ── what is refused, before anything is written ───────────────────────────────────────────────────────────
 
 REFUSED = {
-    "fit a.csv": "Give --out",
+    "fit a.csv": "say where to write the model",
     "fit a.csv --out=clf.safetensors": "exists already",
     "fit a.csv --out=a.csv/clf": "cannot be written there",
     "fit missing.csv --out=x": "there is no file or folder 'missing.csv'",
