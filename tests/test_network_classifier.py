@@ -649,7 +649,9 @@ def test_judges_are_never_trained_on() -> None:
         {"network": wide, "sampler": "uniform"},
         {"standardize": False},
     ],
-    ids=str,
+    ids=lambda params: (
+        ",".join(f"{name}={getattr(value, '__name__', value)}" for name, value in params.items()) or "default"
+    ),
 )
 def test_a_loaded_classifier_goes_on_exactly_as_if_never_saved(params: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "some" / "classifier.safetensors"

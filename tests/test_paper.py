@@ -151,7 +151,9 @@ def test_every_published_value_has_its_cell() -> None:
     assert {entry.run.method for entry in EXPERIMENTS["tableS1"].entries()} == set(TABLE_S1)
 
 
-@pytest.mark.parametrize("folder", sorted(path.parent.name for path in RESULTS.glob("*/runs.jsonl")))
+@pytest.mark.parametrize(
+    "folder", sorted(name for name in EXPERIMENTS if (RESULTS / name / "runs.jsonl").exists())
+)
 def test_the_rows_kept_are_those_of_their_experiment(folder: str) -> None:
     wanted = {run.hash(): run for run in runs_of(EXPERIMENTS[folder])}
     kept = Store(RESULTS / folder).rows()
