@@ -225,7 +225,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         Nothing in the file is executed, and all of it is checked.
         """
         with records.reading(path):
-            form = sealed.read(Path(path))[0].get("format")
+            form = sealed.header(Path(path)).get("format")
         kind = ClosedFormClassifier if form == closed_form_files.FORMAT else NetworkClassifier
         inner = kind.load(path, **params)
         self = cls(**inner.get_params(deep=False))

@@ -15,7 +15,7 @@ from sklearn.base import clone
 from sklearn.model_selection import ParameterGrid
 
 from rwalk.errors import InputError
-from rwalk.labels import array, labels_of
+from rwalk.labels import array, columns_of, labels_of, merged
 
 
 @dataclass(frozen=True)
@@ -94,20 +94,21 @@ def stream_search(
 
 
 def _scores(estimator: Any, calls: Sequence[tuple[Any, Any]], aside: Sequence[NDArray[np.bool_]]) -> list[float]:
+    asked: list[tuple[Any, Any]] = []
     scores = []
-    for number, ((X, y), out) in enumerate(zip(calls, aside, strict=True)):
+    for (X, y), out in zip(calls, aside, strict=True):
         estimator.partial_fit(X[~out], y[~out])
-        so_far = list(zip(calls, aside, strict=True))[: number + 1]
-        asked = [np.concatenate([each[part][out] for each, out in so_far]) for part in (0, 1)]
-        scores.append(float(estimator.score(*asked)))
+        asked.append((X[out], y[out]))
+        scores.append(float(estimator.score(*(np.concatenate(part) for part in zip(*asked, strict=True)))))
     return scores
 
 
 def _held_out(y: NDArray[Any], share: float, draw: np.random.Generator) -> NDArray[np.bool_]:
     """A share of every class that has at least two examples, and at least one of them."""
     out = np.zeros(len(y), dtype=bool)
-    for label in dict.fromkeys(y.tolist()):
-        own = np.array([place for place, other in enumerate(y.tolist()) if other == label])
+    columns = columns_of(y, merged(y[:0], y)).numpy()
+    for column in np.unique(columns):
+        own = np.flatnonzero(columns == column)
         if len(own) > 1:
             out[draw.permutation(own)[: min(len(own) - 1, max(1, round(share * len(own))))]] = True
     if not out.any():

@@ -52,15 +52,13 @@ class HeldOut:
 
     def losses(self, fleet: Fleet) -> Tensor:
         """The mean over classes of their mean cross entropy, per run [R]."""
-        logits, y, share = self._outputs(fleet)
-        loss = cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
-        return (loss.view_as(y).nan_to_num(torch.inf) * share).sum(1)
+        return _losses(*self._outputs(fleet))
 
     def best_run(self, fleet: Fleet) -> int:
         """The run that recognises most, in the mean over classes; of equals the one of the least loss."""
         logits, y, share = self._outputs(fleet)
         right = ((logits.argmax(-1) == y) * share).sum(1).tolist()
-        losses = self.losses(fleet).tolist()
+        losses = _losses(logits, y, share).tolist()
         return max(range(fleet.runs), key=lambda run: (round(right[run], 9), -losses[run]))
 
     def sharpness(self, fleet: Fleet, run: int) -> float:
@@ -110,6 +108,11 @@ def with_judges(call: Call, quota: int) -> tuple[Call, HeldOut]:
         own = torch.cat([call.x[out & (call.y == column)], judges.get(column, call.x[:0])])
         judges[column] = own[torch.randperm(len(own), generator=draw)[:quota]]
     return Call(call.x[~out], call.y[~out], replace(call.past, judges=judges)), held_out
+
+
+def _losses(logits: Tensor, y: Tensor, share: Tensor) -> Tensor:
+    loss = cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
+    return (loss.view_as(y).nan_to_num(torch.inf) * share).sum(1)
 
 
 def _held_out(call: Call, out: Tensor, others: Mapping[int, Tensor], draw: torch.Generator) -> HeldOut:
