@@ -15,7 +15,7 @@ HERDING = 20.0
 BUFFERS = 6.0
 SCALARS = 0.01  # of a vector: counters, biases' corrections and a batch of two are not vectors
 FLAT = 1.10  # the most a step may take longer after many tasks to be called flat
-HELP, IMPORT = 0.3, 0.2
+HELP, METHODS, IMPORT, EVERY_NAME = 0.3, 0.5, 0.2, 1.0
 GPU = {
     "rwalk: mlp, 1 run": 0.22,
     "rwalk: mlp, 100 runs": 1.0,
@@ -95,8 +95,10 @@ def _gpu(gpu: Mapping[str, Any]) -> Iterator[Row]:
 
 def _startup(startup: Mapping[str, Any]) -> Iterator[Row]:
     yield at_most("rwalk --help", startup["help_s"], HELP, " s")
+    if "methods_s" in startup:  # not measured before there was a bar for it
+        yield at_most("rwalk methods", startup["methods_s"], METHODS, " s")
     yield at_most("import rwalk, beyond import torch", startup["import_s"], IMPORT, " s")
-    yield at_most("… and touching every public name", startup["every_name_s"], None, " s")
+    yield at_most("… and touching every public name", startup["every_name_s"], EVERY_NAME, " s")
 
 
 def _against(against: Mapping[str, Any]) -> Iterator[Row]:

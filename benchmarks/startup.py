@@ -10,6 +10,7 @@ from time import perf_counter
 from benchmarks.rounds import Contender, interleaved
 
 HELP = "import sys; sys.argv = ['rwalk', '--help']; from rwalk.cli import main; main()"
+METHODS = HELP.replace("--help", "methods")
 TORCH = "import torch"
 FACE = "import torch, rwalk"
 EVERYTHING = "import torch, rwalk; [getattr(rwalk, name) for name in rwalk.__all__]"
@@ -25,11 +26,11 @@ def process(script: str) -> Contender:
 
 
 def bench(rounds: int = 7) -> dict[str, float]:
-    """Seconds: `rwalk --help` as a whole; what importing rwalk adds to importing torch.
+    """Seconds: `rwalk --help` and `rwalk methods` as a whole; what importing rwalk adds to importing torch.
 
     `import rwalk` is lazy, so the price of every public name, once it is touched, is given beside it.
     """
-    scripts = {"help": HELP, "torch": TORCH, "face": FACE, "everything": EVERYTHING}
+    scripts = {"help": HELP, "methods": METHODS, "torch": TORCH, "face": FACE, "everything": EVERYTHING}
     times = interleaved({name: process(script) for name, script in scripts.items()}, rounds)
 
     def beyond_torch(name: str) -> float:
@@ -37,6 +38,7 @@ def bench(rounds: int = 7) -> dict[str, float]:
 
     return {
         "help_s": median(times["help"]),
+        "methods_s": median(times["methods"]),
         "torch_s": median(times["torch"]),
         "import_s": beyond_torch("face"),
         "every_name_s": beyond_torch("everything"),

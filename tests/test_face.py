@@ -9,6 +9,7 @@ from importlib import import_module
 import pytest
 
 import rwalk
+from rwalk import catalogue, learners
 
 
 @pytest.mark.parametrize("name", rwalk.__all__)
@@ -28,14 +29,45 @@ def test_what_is_not_there_is_said() -> None:
         rwalk.RWlk  # noqa: B018
 
 
-def test_help_does_not_wait_for_torch() -> None:
-    script = (
-        "import sys; sys.argv = ['rwalk', '--help']\n"
-        "from rwalk.cli import main\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        "assert not {'torch', 'numpy', 'sklearn', 'rich'} & set(sys.modules), sorted(sys.modules)"
-    )
+def imported_by(script: str) -> set[str]:
+    """The modules that a fresh process has imported when the script ends."""
+    script += "\nimport sys; print('\\n' + ' '.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "reproduce" in done.stdout
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def command(name: str) -> str:
+    return f"""
+import sys
+from rwalk.cli import main
+sys.argv = ["rwalk", "{name}"]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
+"""
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    assert not {"torch", "numpy", "sklearn", "rich"} & imported_by(command("--help"))
+
+
+def test_the_list_of_methods_does_not_wait_for_torch() -> None:
+    assert not {"torch", "numpy", "sklearn", "scipy"} & imported_by(command("methods"))
+
+
+def test_the_list_of_methods_is_that_of_the_parts_there_are() -> None:
+    assert list(catalogue.summaries().items()) == list(learners.summaries().items())
+
+
+def test_a_guard_does_not_wait_for_scikit_learn_and_nothing_waits_for_extras() -> None:
+    assert not {"sklearn", "scipy", "rich", "typer"} & imported_by("import rwalk; rwalk.Guard")
+    everything = imported_by("import rwalk; [getattr(rwalk, name) for name in rwalk.__all__]")
+    assert not {"sklearn.model_selection", "typer", "matplotlib", "plotly", "PIL", "pyarrow"} & everything
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_importing_leaves_the_garbage_collector_as_it_was(collecting: bool) -> None:
+    switch = "enable" if collecting else "disable"
+    imported_by(f"import gc, rwalk; gc.{switch}(); rwalk.Guard; assert gc.isenabled() is {collecting}")

@@ -13,7 +13,7 @@ ROOT = Path(rwalk.__file__).parent
 # From the ground up; what stands in one line knows nothing of its neighbours there.
 LAYERS = (
     ("errors",),
-    ("files", "metrics", "private_torch", "registry", "seeds", "threads", "training"),
+    ("catalogue", "files", "metrics", "private_torch", "registry", "seeds", "threads", "training"),
     ("sealed", "closed_form"),
     ("methods", "data", "augmentations", "classifiers"),
     ("losses", "projectors", "solvers", "guard"),

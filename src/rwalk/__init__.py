@@ -7,6 +7,9 @@ runs as one program.
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -94,9 +97,22 @@ def __getattr__(name: str) -> Any:
         return import_module("rwalk.metrics")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'rwalk' has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
+    with _collecting_nothing():
+        value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value
+
+
+@contextmanager
+def _collecting_nothing() -> Iterator[None]:
+    """Whatever is imported stays: looking for garbage among it would take a good part of the time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def __dir__() -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_type_hints
 import torch
 from torch import Tensor
 
+from rwalk.catalogue import in_order
 from rwalk.errors import InputError, unknown
 from rwalk.losses import LOSSES, Loss
 from rwalk.methods import METHODS, Method
@@ -18,7 +19,6 @@ from rwalk.registry import imported
 from rwalk.solvers import SOLVERS, Solver
 
 Part = Method | Loss | Projector | Solver
-ORDER = ("vanilla", "ewc", "ewc++", "pi", "rwalk", "icarl", "icarl-hb1", "gem", "a-gem")
 SomePart = TypeVar("SomePart")
 
 
@@ -26,7 +26,7 @@ SomePart = TypeVar("SomePart")
 def parts() -> dict[str, type[Part]]:
     """All our named parts, oldest first, so that colours in reports do not change."""
     found: dict[str, type[Part]] = {**METHODS, **LOSSES, **PROJECTORS, **SOLVERS}
-    return {name: found[name] for name in [*ORDER, *sorted(found.keys() - set(ORDER))]}
+    return {name: found[name] for name in in_order(found)}
 
 
 def find(name: str) -> type[Part]:

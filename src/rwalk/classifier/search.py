@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
-from sklearn.model_selection import ParameterGrid
 
 from rwalk.errors import InputError
 from rwalk.labels import array, columns_of, labels_of, merged
@@ -75,6 +74,8 @@ def stream_search(
     >>> found.best_params_
     {'ridge': 0.0001}
     """
+    from sklearn.model_selection import ParameterGrid  # it imports a good part of scikit-learn
+
     calls = [(np.asarray(array(X)), labels_of(y)) for X, y in calls]
     if not calls:
         raise InputError("there are no calls to search over: give a list of (X, y)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def methods() -> None:
     """List the methods, one line each."""
-    from rwalk.learners import summaries
+    from rwalk.catalogue import summaries
 
     _print(summaries())
 
