@@ -225,7 +225,7 @@ def test_those_still_warming_up_merge_too(data):
     same_weights(warm + cold, expected)
     same_weights(cold + warm, expected)
     colder = small().fit(x[240:260], y[240:260])
-    assert (cold + colder)._model.map is None
+    assert (cold + colder)._model.counted is None
     same_weights(cold + colder, small().fit(x[200:260], y[200:260]))
 
 
@@ -251,7 +251,7 @@ def test_float32_features_are_summed_without_losing_digits():
     for _ in range(100):
         single.partial_fit(np.tile(x, (5, 1)), np.tile(y, 5))
     exact.partial_fit(x, y, sample_weight=np.full(len(x), 500.0))
-    gram, expected = (clf._model.statistics.centred().gram for clf in (single, exact))
+    gram, expected = (clf._model.counted.statistics.centred().gram for clf in (single, exact))
     assert (gram - expected).abs().max() < 5e-6 * expected.abs().max()
     assert (single.predict(x) == exact.predict(x)).mean() > 0.999
 

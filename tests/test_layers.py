@@ -90,9 +90,9 @@ def test_no_file_is_too_long_to_be_read() -> None:
 
 
 def test_no_class_has_more_than_fifteen_methods() -> None:
-    """But for the public faces: estimators, which follow scikit-learn's interface, and Guard."""
+    """But for the guard, whose face has as many as a training loop has moments."""
     for path in FILES:
-        if room_of(path) in {"classifier", "closed_form", "guard"}:
+        if room_of(path) == "guard":
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):

@@ -28,6 +28,7 @@ from rwalk import sealed
 from rwalk.classifier import network_files as classifier_files
 from rwalk.classifier.lessons import Call, stream_of, take_up
 from rwalk.classifier.network import NetworkClassifier
+from rwalk.classifier.network_settings import learner_of
 from rwalk.classifier.trials import LAMS, longest
 from rwalk.data import datasets, splits
 from rwalk.data.memory import MemorySpec
@@ -189,11 +190,11 @@ def test_new_classes_grow_the_head_and_leave_the_rest_alone() -> None:
 @pytest.mark.parametrize("name", ["rwalk", "ewc", "ewc++", "pi"])
 def test_new_rows_are_held_by_nothing_and_old_ones_as_before(name: str) -> None:
     classifier = quick(method=name, epochs=2).partial_fit(*blobs("ac"))
-    past, layout = classifier._knowledge, Layout.of(classifier._network)
+    past, layout = classifier._knowledge, Layout.of(classifier._predictor.module)
     moves = [0, 2]  # b comes between a and c
     new = torch.from_numpy(blobs("b")[0]), torch.ones(20, dtype=torch.int64)
     stream, groups = stream_of(Call(*new, past.moved(moves, 3)))
-    fleet = Fleet(stream, "mlp", [classifier._learner()], [9])
+    fleet = Fleet(stream, "mlp", [learner_of(classifier)], [9])
     fresh = fleet.theta.clone()
     take_up(fleet, past.moved(moves, 3), layout, moves, groups)
 
@@ -232,9 +233,9 @@ def test_returning_classes_choose_their_exemplars_again() -> None:
 
 def test_a_class_without_exemplars_is_not_trained_away_by_the_softmax() -> None:
     classifier = quick(memory=None).partial_fit(*blobs("ab"))
-    rows = classifier._network.head.weight[:2].detach()
+    rows = classifier._predictor.module.head.weight[:2].detach()
     classifier.partial_fit(*blobs("cd"))
-    moved = classifier._network.head.weight[:2].detach() - rows
+    moved = classifier._predictor.module.head.weight[:2].detach() - rows
     assert moved.abs().max() < 1e-6  # rows outside the current task's softmax get no gradient
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from numbers import Integral
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -67,6 +68,22 @@ class ArrayEstimator(BaseEstimator):  # type: ignore[misc]
         return x
 
 
+class Summable:
+    """Whatever merges can be added up."""
+
+    def merge(self, other: Self) -> Self:
+        """Learn all that another has learned."""
+        raise NotImplementedError
+
+    def __add__(self, other: Any) -> Self:
+        """A new one that has learned what both have."""
+        return copy.deepcopy(self).merge(other) if type(other) is type(self) else NotImplemented
+
+    def __radd__(self, other: Any) -> Self:
+        # sum() begins with 0.
+        return copy.deepcopy(self) if isinstance(other, int) and other == 0 else NotImplemented
+
+
 class ArrayClassifier(ClassifierMixin, ArrayEstimator):  # type: ignore[misc]
     """Predicts the class of the highest score."""
 
@@ -79,6 +96,13 @@ class ArrayClassifier(ClassifierMixin, ArrayEstimator):  # type: ignore[misc]
     def _sharpness(self) -> float:
         """What scores are multiplied by before their softmax is a probability."""
         return 1.0
+
+    def decision_function(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
+        """A score per class, the highest the most likely; of two classes, how much the second is ahead."""
+        scores = self._scores(X)
+        if scores.shape[1] == 2:
+            scores = scores[:, 1] - scores[:, 0]
+        return cast(NDArray[np.float64], scores.numpy())
 
     def predict(self, X: ArrayLike | Tensor) -> NDArray[Any]:
         """The most likely of all classes learned."""
@@ -101,13 +125,6 @@ class ArrayClassifier(ClassifierMixin, ArrayEstimator):  # type: ignore[misc]
             raise InputError(f"{len(predicted)} inputs but {len(labels)} labels: give one label per example")
         right = np.array([guess == label for guess, label in zip(predicted, labels, strict=True)], dtype=float)
         return float(np.average(right, weights=None if sample_weight is None else np.asarray(sample_weight)))
-
-
-def margins(scores: Tensor) -> NDArray[np.float64]:
-    """Scores as scikit-learn gives them: of two classes, how much the second is ahead."""
-    if scores.shape[1] == 2:
-        scores = scores[:, 1] - scores[:, 0]
-    return cast(NDArray[np.float64], scores.numpy())
 
 
 def _tensor(x: NDArray[Any]) -> Tensor:

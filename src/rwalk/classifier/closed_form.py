@@ -11,10 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
+from rwalk.classifier import closed_form_settings as settings
 from rwalk.classifier import records
-from rwalk.classifier.arrays import ArrayClassifier, margins
+from rwalk.classifier.arrays import ArrayClassifier
 from rwalk.classifier.closed_form_base import ClosedForm
-from rwalk.closed_form.model import Examples
+from rwalk.closed_form.examples import Examples
+from rwalk.closed_form.model import check_mergeable
 from rwalk.closed_form.ridge import FOR_CLASSES
 from rwalk.errors import InputError, unknown
 from rwalk.labels import columns_of, labels_of, merged
@@ -98,7 +100,7 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
         every = merged(known, labels, announced)
         if self.method not in METHODS:
             raise unknown("method", str(self.method), METHODS)
-        model = self._new_model(tuple(x.shape[1:]), len(every)) if afresh else copy.copy(self._model)
+        model = settings.model_of(self, tuple(x.shape[1:]), len(every)) if afresh else copy.copy(self._model)
         if len(every) != model.columns:
             model.move_columns(columns_of(known, every).tolist(), len(every))
         model.learn(Examples(x, columns_of(labels, every), weight))
@@ -128,7 +130,7 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
         """Learn all that another has learned. Both must have the same feature map: see `fresh`."""
         check_is_fitted(self)
         check_is_fitted(other)
-        self._model.check_mergeable(other._model)
+        check_mergeable(self._model, other._model)
         every = merged(self.classes_, other.classes_)
         theirs, ours = copy.copy(other._model), copy.copy(self._model)
         theirs.move_columns(columns_of(other.classes_, every).tolist(), len(every))
@@ -139,17 +141,13 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
 
     # ── using ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def decision_function(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
-        """A score per class, the highest the most likely; of two classes, how much the second is ahead."""
-        return margins(self._scores(X))
-
     def _scores(self, X: Any) -> Tensor:
         model = self._ready()
         scores = model.scores(self._inputs(X))
         return scores.masked_fill(model.counts == 0, -torch.inf)
 
     def _sharpness(self) -> float:
-        return self._ready().sharpness
+        return self._ready().fit.sharpness
 
     def _solver(self) -> str:
         return METHODS[self.method]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,16 +13,13 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from rwalk.classifier import closed_form_files as files
+from rwalk.classifier import closed_form_settings as settings
 from rwalk.classifier import records
-from rwalk.classifier.arrays import ArrayEstimator
-from rwalk.closed_form.features import Recipe
+from rwalk.classifier.arrays import ArrayEstimator, Summable
 from rwalk.closed_form.model import Model
-from rwalk.errors import InputError, unknown
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-class ClosedForm(ArrayEstimator):
+class ClosedForm(Summable, ArrayEstimator):
     """Parameters, inputs, files, and sums of estimators."""
 
     _share = 1.0
@@ -67,36 +63,22 @@ class ClosedForm(ArrayEstimator):
         """Become one that knows the map and nothing else."""
         raise NotImplementedError
 
-    def merge(self, other: Self) -> Self:
-        """Learn all that another has learned. Both must have the same feature map: see `fresh`."""
-        raise NotImplementedError
-
-    def __add__(self, other: Any) -> Self:
-        """A new one that has learned what both have."""
-        if type(other) is not type(self):
-            return NotImplemented
-        return copy.deepcopy(self).merge(other)
-
-    def __radd__(self, other: Any) -> Self:
-        # sum() begins with 0.
-        return copy.deepcopy(self) if isinstance(other, int) and other == 0 else NotImplemented
-
     # ── what was found ────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def ridge_(self) -> float:
         """The λ in use, relative to the mean variance of a feature."""
-        return self._ready().solution.ridge
+        return self._ready().fit.solution.ridge
 
     @property
     def coef_(self) -> NDArray[np.float64]:
         """Weights of the features, one row per class or target."""
-        weights: NDArray[np.float64] = self._ready().solution.weights.T.cpu().numpy().copy()
+        weights: NDArray[np.float64] = self._ready().fit.solution.weights.T.cpu().numpy().copy()
         return weights
 
     @property
     def intercept_(self) -> NDArray[np.float64]:
-        bias: NDArray[np.float64] = self._ready().solution.bias.cpu().numpy().copy()
+        bias: NDArray[np.float64] = self._ready().fit.solution.bias.cpu().numpy().copy()
         return bias
 
     def features_of(self, X: ArrayLike | Tensor) -> NDArray[Any]:
@@ -124,7 +106,7 @@ class ClosedForm(ArrayEstimator):
             stored, record, tensors = files.read(Path(path), cls.__name__, cls._get_param_names(), params)
             self = cls(**stored)
             self._from_record(record)
-            self._model = self._new_model(self.input_shape_, self._columns())
+            self._model = settings.model_of(self, self.input_shape_, self._columns())
             files.restore(self._model, record, tensors)
         return self
 
@@ -144,47 +126,12 @@ class ClosedForm(ArrayEstimator):
     def _columns(self) -> int:
         raise NotImplementedError
 
-    # ── parameters and inputs ─────────────────────────────────────────────────────────────────────────────────
+    # ── state ─────────────────────────────────────────────────────────────────────────────────
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_model")
 
     def _ready(self) -> Model:
         check_is_fitted(self)
-        self._model.use_ridge(self._checked_ridge())
+        self._model.use_ridge(settings.checked_ridge(self.ridge))
         return self._model
-
-    def _new_model(self, shape: tuple[int, ...], columns: int) -> Model:
-        if not (self.network is None or isinstance(self.network, nn.Module)):
-            raise InputError(
-                f"closed form takes features from a trained nn.Module, not from network={self.network!r}"
-            )
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise unknown("dtype", str(self.dtype), DTYPES)
-        for name in ("size", "warm_up"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, Integral) and int(value) > 0):
-                raise InputError(f"{name}={value!r} is no positive whole number: give one")
-        size = None if self.size is None else int(self.size)
-        return Model(
-            Recipe(
-                self.features if self.network is None else self.network,
-                size,
-                bool(self.standardize),
-                self._seed(),
-                None if self.mirror is None else bool(self.mirror),
-            ),
-            shape,
-            columns,
-            ridge=self._checked_ridge(),
-            warm_up=int(self.warm_up),
-            dtype=None if self.dtype is None else DTYPES[self.dtype],
-            device=self._device(),
-            solver=self._solver(),
-            share=self._share,
-        )
-
-    def _checked_ridge(self) -> float | None:
-        if self.ridge is not None and not (isinstance(self.ridge, Real) and 0 < self.ridge < np.inf):
-            raise InputError(f"ridge={self.ridge!r} is no positive number: give one, or None to have it chosen")
-        return None if self.ridge is None else float(self.ridge)

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from rwalk import sealed
 from rwalk.classifier import records
+from rwalk.closed_form.examples import Examples
 from rwalk.closed_form.features import KINDS, FeatureMap, fingerprint, tensors_of
-from rwalk.closed_form.model import Examples, Model
+from rwalk.closed_form.model import Model
 from rwalk.closed_form.statistics import Statistics
 from rwalk.errors import InputError
 from rwalk.sealed import expect
@@ -40,20 +41,20 @@ WHOLE = ("counts", "grid")
 def write(path: Path, name: str, params: Mapping[str, Any], about: Mapping[str, Any], model: Model) -> None:
     """All of it or nothing."""
     tensors: dict[str, Tensor] = {}
-    if model.map is None:
+    counted = model.counted
+    if counted is None:
         for place, each in enumerate(model.held):
             tensors |= {f"held.{place}.{field}": getattr(each, field) for field in HELD}
     else:
-        assert model.statistics is not None
-        tensors |= {f"map.{key}": tensor for key, tensor in tensors_of(model.map).items()}
-        tensors |= {f"sums.{key}": tensor for key, tensor in model.statistics.tensors().items()}
+        tensors |= {f"map.{key}": tensor for key, tensor in tensors_of(counted.map).items()}
+        tensors |= {f"sums.{key}": tensor for key, tensor in counted.statistics.tensors().items()}
         tensors["sums.gram"] = _upper(tensors["sums.gram"])
     record = {
         **about,
         "estimator": name,
         "params": _params_to_json(params),
         "seed": model.recipe.seed,
-        "map": None if model.map is None else {"kind": model.map.kind, "fingerprint": fingerprint(model.map)},
+        "map": None if counted is None else {"kind": counted.map.kind, "fingerprint": fingerprint(counted.map)},
         "held": len(model.held),
     }
     tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
@@ -107,7 +108,8 @@ def restore(model: Model, record: Mapping[str, Any], tensors: Mapping[str, Tenso
     rows, columns = torch.triu_indices(size, size)
     gram[rows, columns] = sums["gram"]
     places = {**sums, "gram": gram}
-    model.statistics = Statistics(*(places[name].to(model.device) for name in SUMS))
+    assert model.counted is not None
+    model.counted.statistics = Statistics(*(places[name].to(model.device) for name in SUMS))
 
 
 def checked_targets(targets: Any, flat: Any) -> tuple[int, bool]:

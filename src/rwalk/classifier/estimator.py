@@ -9,32 +9,28 @@ is asked.
 from __future__ import annotations
 
 import copy
-import inspect
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
+from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from rwalk import parts, sealed
-from rwalk.classifier import closed_form_files, records
-from rwalk.classifier.arrays import margins
-from rwalk.classifier.closed_form import METHODS, ClosedFormClassifier
-from rwalk.classifier.network import NetworkClassifier
+from rwalk.classifier import families
+from rwalk.classifier.arrays import ArrayClassifier, Summable
+from rwalk.classifier.closed_form import ClosedFormClassifier
+from rwalk.classifier.families import Family
 from rwalk.engine.networks import Factory
-from rwalk.errors import InputError, unknown
+from rwalk.errors import InputError
 from rwalk.losses import Loss
 from rwalk.methods import Method
 from rwalk.projectors import Projector
 
 
-class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class IncrementalClassifier(Summable, ArrayClassifier):
     """Learns classes call by call, and keeps what it learned.
 
     Every call of `partial_fit` may bring new classes, repeat old ones, or both. With the defaults nothing need be
@@ -81,8 +77,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     ['right', 'left', 'up']
     """
 
-    _warned = False
-    _inner: ClosedFormClassifier | NetworkClassifier
+    _inner: Family
 
     def __init__(
         self,
@@ -131,8 +126,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def fit(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> Self:
         """Forget everything, then learn this."""
-        inner = self._made()
-        inner.fit(X, y, **self._weights(sample_weight))
+        inner = families.made(self)
+        inner.fit(X, y, **families.weights(inner, sample_weight))
         self._inner = inner
         return self
 
@@ -152,8 +147,8 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             for x, labels in X:
                 self.partial_fit(x, labels, classes)
             return self
-        inner = self._current() if self.__sklearn_is_fitted__() else self._made()
-        inner.partial_fit(X, y, classes, **self._weights(sample_weight))
+        inner = self._current() if self.__sklearn_is_fitted__() else families.made(self)
+        inner.partial_fit(X, y, classes, **families.weights(inner, sample_weight))
         self._inner = inner
         return self
 
@@ -176,31 +171,13 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         twin._inner = self._sums().fresh()
         return twin
 
-    def __add__(self, other: Any) -> Self:
-        """A new one that has learned what both have."""
-        return copy.deepcopy(self).merge(other) if type(other) is type(self) else NotImplemented
-
-    def __radd__(self, other: Any) -> Self:
-        # sum() begins with 0.
-        return copy.deepcopy(self) if isinstance(other, int) and other == 0 else NotImplemented
-
     # ── using ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def decision_function(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
-        """A score per class, the highest the most likely; of two classes, how much the second is ahead."""
-        return margins(self._current()._scores(X))
+    def _scores(self, X: Any) -> Tensor:
+        return self._current()._scores(X)
 
-    def predict(self, X: ArrayLike | Tensor) -> NDArray[Any]:
-        """The most likely of all classes learned."""
-        return self._current().predict(X)
-
-    def predict_proba(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
-        """Probabilities, a column for each of `classes_`; classes only announced have 0."""
-        return self._current().predict_proba(X)
-
-    def score(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> float:
-        """The accuracy."""
-        return self._current().score(X, y, sample_weight)
+    def _sharpness(self) -> float:
+        return self._current()._sharpness()
 
     def __getattr__(self, name: str) -> Any:
         """What was learned, under the names of the family that learned it."""
@@ -224,10 +201,7 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
         Nothing in the file is executed, and all of it is checked.
         """
-        with records.reading(path):
-            form = sealed.header(Path(path)).get("format")
-        kind = ClosedFormClassifier if form == closed_form_files.FORMAT else NetworkClassifier
-        inner = kind.load(path, **params)
+        inner = families.written_in(Path(path)).load(path, **params)
         self = cls(**inner.get_params(deep=False))
         self._inner = inner
         return self
@@ -237,37 +211,12 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def __sklearn_is_fitted__(self) -> bool:
         return "_inner" in self.__dict__
 
-    def _kind(self) -> type[ClosedFormClassifier] | type[NetworkClassifier]:
-        if isinstance(self.method, str):
-            if self.method in METHODS:
-                return ClosedFormClassifier
-            if ":" not in self.method and self.method not in (known := parts.parts()):
-                raise unknown("method", self.method, [*METHODS, *known])
-        return NetworkClassifier
-
-    def _made(self) -> ClosedFormClassifier | NetworkClassifier:
-        """A new one, of the family that `method` names."""
-        kind = self._kind()
-        defaults = inspect.signature(type(self)).parameters
-        unused = [
-            name
-            for name in self._get_param_names()
-            if name not in kind._get_param_names() and getattr(self, name) is not defaults[name].default
-        ]
-        if unused and not self._warned:
-            self._warned = True
-            other = "'rwalk'" if kind is ClosedFormClassifier else "'closed-form'"
-            warnings.warn(
-                f"method={self.method!r} does not use {', '.join(unused)}: method={other} does", stacklevel=3
-            )
-        return kind(**self._params_of(kind))
-
-    def _current(self) -> ClosedFormClassifier | NetworkClassifier:
+    def _current(self) -> Family:
         """The one that learned so far, with the parameters as they are now."""
         check_is_fitted(self)
-        if not isinstance(self._inner, self._kind()):
+        if not isinstance(self._inner, families.kind_of(self.method)):
             raise InputError(f"method={self.method!r} did not learn this: set it back, or call fit")
-        self._inner.set_params(**self._params_of(type(self._inner)))
+        self._inner.set_params(**families.params_of(self, type(self._inner)))
         return self._inner
 
     def _sums(self) -> ClosedFormClassifier:
@@ -275,11 +224,3 @@ class IncrementalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if not isinstance(inner, ClosedFormClassifier):
             raise InputError("only sums can be taken apart and put together: set method='closed-form'")
         return inner
-
-    def _weights(self, sample_weight: Any) -> dict[str, Any]:
-        if sample_weight is not None and self._kind() is NetworkClassifier:
-            raise InputError("networks take no sample_weight: leave it out, or set method='closed-form'")
-        return {} if sample_weight is None else {"sample_weight": sample_weight}
-
-    def _params_of(self, kind: type[BaseEstimator]) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in kind._get_param_names()}

@@ -13,8 +13,9 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from rwalk.classifier import closed_form_files as files
+from rwalk.classifier import closed_form_settings as settings
 from rwalk.classifier.closed_form_base import ClosedForm
-from rwalk.closed_form.model import Examples
+from rwalk.closed_form.examples import Examples
 from rwalk.errors import InputError
 
 
@@ -40,7 +41,7 @@ class IncrementalRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
 
     def _learn(self, X: Any, y: Any, sample_weight: Any, afresh: bool) -> Self:
         x, targets, weight, flat = self._with_targets(X, y, sample_weight, afresh)
-        model = self._new_model(tuple(x.shape[1:]), targets.shape[1]) if afresh else copy.copy(self._model)
+        model = settings.model_of(self, tuple(x.shape[1:]), targets.shape[1]) if afresh else copy.copy(self._model)
         model.learn(Examples(x, targets, weight))
         self._model, self._flat, self.input_shape_ = model, flat, model.shape
         return self

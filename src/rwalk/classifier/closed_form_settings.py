@@ -1,0 +1,57 @@
+"""An estimator's parameters, checked and made into what learns in closed form."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rwalk.closed_form.features import Recipe
+from rwalk.closed_form.fit import Rule
+from rwalk.closed_form.model import Model
+from rwalk.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from rwalk.classifier.closed_form_base import ClosedForm
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def model_of(estimator: ClosedForm, shape: tuple[int, ...], columns: int) -> Model:
+    """A model that has learned nothing, as the parameters say."""
+    network, dtype, mirror = estimator.network, estimator.dtype, estimator.mirror
+    if not (network is None or isinstance(network, nn.Module)):
+        raise InputError(f"closed form takes features from a trained nn.Module, not from network={network!r}")
+    if dtype is not None and dtype not in DTYPES:
+        raise unknown("dtype", str(dtype), DTYPES)
+    recipe = Recipe(
+        estimator.features if network is None else network,
+        None if estimator.size is None else _positive("size", estimator.size),
+        bool(estimator.standardize),
+        estimator._seed(),
+        None if mirror is None else bool(mirror),
+    )
+    return Model(
+        recipe,
+        shape,
+        columns,
+        Rule(estimator._solver(), checked_ridge(estimator.ridge), estimator._share),
+        warm_up=_positive("warm_up", estimator.warm_up),
+        dtype=None if dtype is None else DTYPES[dtype],
+        device=estimator._device(),
+    )
+
+
+def checked_ridge(ridge: Any) -> float | None:
+    if ridge is not None and not (isinstance(ridge, Real) and 0 < float(ridge) < np.inf):
+        raise InputError(f"ridge={ridge!r} is no positive number: give one, or None to have it chosen")
+    return None if ridge is None else float(ridge)
+
+
+def _positive(name: str, value: Any) -> int:
+    if not (isinstance(value, Integral) and int(value) > 0):
+        raise InputError(f"{name}={value!r} is no positive whole number: give one")
+    return int(value)

@@ -1,0 +1,70 @@
+"""The families behind the estimator: which one a method names, and how it is made from its parameters."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from pathlib import Path
+from typing import Any
+
+from sklearn.base import BaseEstimator
+
+from rwalk import parts, sealed
+from rwalk.classifier import closed_form_files, records
+from rwalk.classifier.closed_form import METHODS, ClosedFormClassifier
+from rwalk.classifier.network import NetworkClassifier
+from rwalk.errors import InputError, unknown
+
+Family = ClosedFormClassifier | NetworkClassifier
+
+
+def kind_of(method: Any) -> type[Family]:
+    """The family that a method belongs to."""
+    if isinstance(method, str):
+        if method in METHODS:
+            return ClosedFormClassifier
+        if ":" not in method and method not in (known := parts.parts()):
+            raise unknown("method", method, [*METHODS, *known])
+    return NetworkClassifier
+
+
+def made(estimator: BaseEstimator) -> Family:
+    """A new one, of the family that the estimator's method names; parameters it does not use are named once."""
+    kind = kind_of(estimator.method)
+    unused = [name for name in _given(estimator) if name not in kind._get_param_names()]
+    if unused and not getattr(estimator, "_warned", False):
+        estimator._warned = True
+        other = "'rwalk'" if kind is ClosedFormClassifier else "'closed-form'"
+        warnings.warn(
+            f"method={estimator.method!r} does not use {', '.join(unused)}: method={other} does", stacklevel=3
+        )
+    return kind(**params_of(estimator, kind))
+
+
+def params_of(estimator: BaseEstimator, kind: type[Family]) -> dict[str, Any]:
+    return {name: getattr(estimator, name) for name in kind._get_param_names()}
+
+
+def weights(family: Family, sample_weight: Any) -> dict[str, Any]:
+    """The weights of a call's examples as the family takes them, if it does."""
+    if sample_weight is not None and isinstance(family, NetworkClassifier):
+        raise InputError(
+            "networks take no sample_weight, as a step draws its examples class by class: leave it out, or set "
+            "method='closed-form'"
+        )
+    return {} if sample_weight is None else {"sample_weight": sample_weight}
+
+
+def written_in(path: Path) -> type[Family]:
+    """The family whose model a file holds."""
+    with records.reading(path):
+        form = sealed.header(path).get("format")
+    return ClosedFormClassifier if form == closed_form_files.FORMAT else NetworkClassifier
+
+
+def _given(estimator: BaseEstimator) -> list[str]:
+    """The parameters that differ from their defaults."""
+    defaults = inspect.signature(type(estimator)).parameters
+    return [
+        name for name in estimator._get_param_names() if getattr(estimator, name) is not defaults[name].default
+    ]
