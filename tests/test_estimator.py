@@ -247,3 +247,57 @@ def test_wrong_input_is_one_line() -> None:
     x[3, 3] = np.nan
     with pytest.raises(InputError, match=r"^Input X contains NaN: fill in or leave out what is missing$"):
         IncrementalClassifier().partial_fit(x, y)
+
+
+@pytest.mark.parametrize("params", [{"size": 30}, NETWORK], ids=["closed form", "network"])
+def test_pandas_frames_keep_their_names_and_cause_no_warning(params: dict[str, Any]) -> None:
+    pd = pytest.importorskip("pandas")
+    x, y = table()
+    frame = pd.DataFrame(x, columns=list("abcde")).assign(f=np.arange(len(x)) % 3)
+    numbers = pd.Series(np.unique(y, return_inverse=True)[1])
+    for labels in (pd.Series(y), pd.Series(y).astype("category"), numbers.astype("Int64")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            clf = IncrementalClassifier(**params).partial_fit(frame[:120], labels[:120])
+            clf.partial_fit(frame[120:], labels[120:])
+            assert clf.score(frame, labels) > 0.7
+        assert clf.feature_names_in_.tolist() == list("abcdef")
+        assert clf.classes_.tolist() == sorted(set(labels.tolist()))
+        assert clf.classes_.dtype.kind in "OUi"  # whole numbers stay whole
+        with pytest.raises(InputError, match="same order"):
+            clf.predict(frame[list("bacdef")])
+
+
+@pytest.mark.parametrize("params", [{}, {"memory": 2}, {"method": "rwalk"}])
+def test_a_sampler_that_does_not_exist_is_refused_even_if_nothing_is_kept(params: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="unknown sampler 'moff': did you mean 'mof'"):
+        IncrementalClassifier(sampler="moff", **params).fit(*table())
+
+
+def test_probabilities_survive_a_file(tmp_path: Path) -> None:
+    x, y = table(1200)
+    clf = IncrementalClassifier(method="rwalk", memory=2).partial_fit(x, y)
+    assert clf._inner._sharpness() != 1
+    clf.save(tmp_path / "a" / "b" / "model")
+    again = IncrementalClassifier.load(tmp_path / "a" / "b" / "model")
+    np.testing.assert_array_equal(clf.predict_proba(x), again.predict_proba(x))
+
+
+@pytest.mark.parametrize("params", [{"size": 30}, NETWORK], ids=["closed form", "network"])
+def test_folders_of_a_path_are_made(params: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "not" / "there" / "yet"
+    IncrementalClassifier(**params).partial_fit(*table()).save(path)
+    assert IncrementalClassifier.load(path).score(*table()) > 0.7
+    with pytest.raises(InputError, match="cannot write"):
+        IncrementalClassifier(**params).partial_fit(*table()).save(path / "below a file")
+
+
+def test_another_kind_of_file_is_not_called_damaged(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("print('a program')\n")
+    with pytest.raises(InputError, match="it is no safetensors file: give the path that `save` was given"):
+        IncrementalClassifier.load(tmp_path / "x.py")
+    whole = tmp_path / "model"
+    IncrementalClassifier(size=30).fit(*table()).save(whole)
+    whole.write_bytes(whole.read_bytes()[:1000])
+    with pytest.raises(InputError, match="damaged"):
+        IncrementalClassifier.load(whole)

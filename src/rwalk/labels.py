@@ -31,13 +31,22 @@ def one_line() -> Iterator[None]:
 
 
 def array(values: Any) -> Any:
-    """Tensors of any device and type, and NumPy's new strings, as arrays scikit-learn can read."""
+    """Tensors of any device and type, NumPy's new strings and pandas' whole numbers, for scikit-learn."""
     if isinstance(values, Tensor):
         values = values.detach().cpu()
         return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     if isinstance(values, np.ndarray) and values.dtype.kind == "T":
         return values.astype(object)
+    if (kind := _extended(values)) in ("i", "u") and not values.isna().any():
+        return values.to_numpy(dtype=np.int64 if kind == "i" else np.uint64)  # scikit-learn would make them floats
     return values
+
+
+def _extended(values: Any) -> str | None:
+    """NumPy's letter for the type of a column that is of a type pandas added to NumPy's."""
+    if not hasattr(values, "to_numpy") or isinstance(getattr(values, "dtype", np.dtype(float)), np.dtype):
+        return None
+    return str(values.dtype.kind)
 
 
 def whole(number: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +84,7 @@ def read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     except InputError:
         raise
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise InputError(f"it is damaged or no safetensors file ({shown(error)}): use another copy") from error
+        raise _unreadable(path, error) from error
 
 
 def annotate(path: Path, note: Mapping[str, Any]) -> None:
@@ -113,7 +114,16 @@ def header(path: Path) -> dict[str, str]:
         with safe_open(path, "pt") as file:
             return file.metadata() or {}
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise InputError(f"it is damaged or no safetensors file ({shown(error)}): use another copy") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    """Damage, or another kind of file altogether: safetensors begin with the length of a JSON object."""
+    with suppress(OSError), open(path, "rb") as file:
+        begin = file.read(9)
+        if begin and begin[8:] != b"{":
+            return InputError("it is no safetensors file: give the path that `save` was given")
+    return InputError(f"it is damaged or no safetensors file ({shown(error)}): use another copy")
 
 
 def unsealed(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rwalk import parts, sealed
 from rwalk.classifier import closed_form_files, records
 from rwalk.classifier.closed_form import METHODS, ClosedFormClassifier
 from rwalk.classifier.network import NetworkClassifier
+from rwalk.data import samplers
 from rwalk.errors import InputError, unknown
 
 Family = ClosedFormClassifier | NetworkClassifier
@@ -31,6 +32,7 @@ def kind_of(method: Any) -> type[Family]:
 def made(estimator: BaseEstimator) -> Family:
     """A new one, of the family that the estimator's method names; parameters it does not use are named once."""
     kind = kind_of(estimator.method)
+    samplers.check_name(estimator.sampler)  # refused even where it is not used
     unused = [name for name in _given(estimator) if name not in kind._get_param_names()]
     if unused and not getattr(estimator, "_warned", False):
         estimator._warned = True

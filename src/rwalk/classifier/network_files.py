@@ -145,7 +145,7 @@ def _checked_knowledge(
     expect(isinstance(sharp, float) and 0 < sharp < 100, "the sharpness")
     expect(is_whole(record["best"], 0, len(tensors["theta"])), "the best run")
     return Knowledge(
-        seed, tasks, last_seen, exemplars, tensors["theta"], method, buffer, scale, judges, record["best"]
+        seed, tasks, last_seen, exemplars, tensors["theta"], method, buffer, scale, judges, record["best"], sharp
     )
 
 
