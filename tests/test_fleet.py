@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from rwalk.data.streams import Dataset, Stream
 from rwalk.engine import evaluation
 from rwalk.engine import fisher as fisher_of
 from rwalk.engine.fleet import Fleet, Progress
+from rwalk.engine.graphs import uncollected
 from rwalk.engine.lessons import batches_of
 from rwalk.errors import InputError
 from rwalk.learners import Learner, learner
@@ -312,6 +314,15 @@ def test_a_captured_graph_is_the_cpus_training(stream: Stream, name: str, runs: 
     here.train()
     there.train()
     torch.testing.assert_close(there.theta.cpu(), here.theta, rtol=0, atol=1e-8)
+
+
+def test_no_garbage_is_collected_during_a_capture() -> None:
+    """A finished fleet's graphs are garbage in a cycle; freeing them spoils a capture in progress."""
+    before = gc.isenabled()
+    with pytest.raises(RuntimeError), uncollected():
+        assert not gc.isenabled()
+        raise RuntimeError("a capture that fails")
+    assert gc.isenabled() == before
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -38,6 +38,7 @@ from rwalk.engine.vectors import Layout
 from rwalk.errors import InputError
 from rwalk.learners import learner
 from rwalk.methods import EWCpp, RWalk
+from rwalk.parts import stack
 from rwalk.projectors.gem import AGEM, GEM
 from rwalk.training import Training
 
@@ -211,6 +212,26 @@ def test_new_rows_are_held_by_nothing_and_old_ones_as_before(name: str) -> None:
         assert torch.equal(rows(importance, wider)[moves], rows(old_importance, layout))
         assert torch.equal(rows(anchor, wider)[moves], rows(old_anchor, layout))
     assert fleet.method.cost(fleet.state, fleet.theta) == 0
+
+
+def test_compiled_fleets_go_on_too_whose_hyper_parameters_are_columns() -> None:
+    classifier = quick(epochs=2).partial_fit(*blobs("ac"))
+    past, layout, moves = classifier._knowledge, Layout.of(classifier._predictor.module), [0, 2]
+    new = torch.from_numpy(blobs("b")[0]), torch.ones(20, dtype=torch.int64)
+    stream, groups = stream_of(Call(*new, past.moved(moves, 3)))
+    learners = [learner_of(classifier)] * 3
+    fleet = Fleet(stream, "mlp", learners, [9, 9, 9])
+    fleet.method = stack([each.method for each in learners], fleet.theta, columns=True)
+    take_up(fleet, past.moved(moves, 3), layout, moves, groups)
+    assert torch.equal(fleet.theta[0], fleet.theta[2])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("lam", [1.0, "auto"])
+def test_call_after_call_on_a_gpu(lam: float | str) -> None:
+    classifier = quick(lam=lam, device="cuda").partial_fit(*blobs("ac"))
+    classifier.partial_fit(*blobs("be"))
+    assert classifier.score(*blobs("abce", seed=1)) > 0.9
 
 
 def test_a_task_may_repeat_old_classes() -> None:

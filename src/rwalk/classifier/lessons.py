@@ -156,7 +156,7 @@ def take_up(fleet: Fleet, past: Knowledge, layout: Layout, moves: Sequence[int],
     as they begin, in θ and in the method's vectors; where the method begins without a vector, they are zero, and a
     spring of importance 0 is none. Where there was one run so far, all runs go on from it.
     """
-    check_method(fleet.method, past)
+    check_method(fleet.learner.method, past)
     if layout.names != fleet.net.layout.names or past.buffer.keys() != fleet.net.buffers.keys():
         raise InputError("the network is not the one that learned so far: keep that, or call fit anew")
     begin = snapshots.take(fleet)

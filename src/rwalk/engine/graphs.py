@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -51,7 +53,7 @@ class _Capture:
     def __init__(self, function: Callable[..., Tensors], inputs: tuple[Tensor, ...]) -> None:
         self.inputs = [each.clone() for each in inputs]
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with uncollected(), torch.cuda.graph(self.graph):
             self.result = function(*self.inputs)
 
     def __call__(self, inputs: tuple[Tensor, ...]) -> Tensors:
@@ -61,6 +63,18 @@ class _Capture:
         if isinstance(self.result, tuple):
             return tuple(each.clone() for each in self.result)
         return None if self.result is None else self.result.clone()
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage is collected in here: freeing a finished fleet's graph would spoil the capture in progress."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class Arriving:

@@ -153,10 +153,21 @@ SETTINGS = {f"{dataset}-{block}": _setting(dataset, block) for dataset in EXEMPL
         "single",
         (Training(steps=4000),),
         {
-            "lwf": _numbers(lam=(0.1, 0.3, 1.0, 3.0, 10.0)),
+            "lwf": _numbers(lam=(0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)),
             "mas": _numbers(lam=_decades(-1, 4), penalty=("proximal",)),
             "ewc-online": _numbers(lam=_decades(2, 8), penalty=("proximal",)),
             "l2": _numbers(lam=_decades(-3, 2), penalty=("proximal",)),
+        },
+        seeds=1,
+    ),
+    # The yardstick of that name, whose strengths the papers choose by a grid of their own.
+    "permuted-mnist": Setting(
+        RunSpec(StreamSpec("mnist", permuted=10), "mlp-1000"),
+        "single",
+        (Training(steps=5000, batch=128, lr=1e-4, keep_optimizer=True),),
+        {
+            "ewc": _numbers(lam=(10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4), fisher=("exact",)),
+            "pi": _numbers(lam=(0.3, 1.0, 3.0, 10.0, 30.0, 100.0), xi=(0.1,)),
         },
         seeds=1,
     ),
