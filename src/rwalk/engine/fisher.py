@@ -10,11 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rwalk import seeds
-from rwalk.engine.vectors import example_squares, squares_of_linear_layers
+from rwalk.engine.vectors import example_squares, is_linear_layers, squares_of_linear_layers
 from rwalk.losses import heads
 
 if TYPE_CHECKING:
     from rwalk.engine.fleet import Fleet
+
+AT_ONCE = 4096  # examples in a pass on a GPU, over all runs
 
 
 def of_examples(fleet: Fleet, x: Tensor, y: Tensor) -> Tensor:
@@ -52,6 +54,14 @@ def expected(fleet: Fleet, x: Tensor) -> Tensor:
         return sum((example_squares(fleet.net, x, loss, y) for y in each), start=torch.zeros_like(fleet.theta))
 
 
+def _at_once(fleet: Fleet) -> int:
+    """Examples in a pass: a training batch; on a GPU more where gradients are squared before they are added, and
+    take no more memory."""
+    squared_first = fleet.method.fisher == "exact" and is_linear_layers(fleet.net.module)
+    batch = fleet.training.batch
+    return max(batch, AT_ONCE // fleet.runs) if fleet.theta.is_cuda and squared_first else batch
+
+
 def of_task(fleet: Fleet) -> Tensor:
     """The Fisher of the task's data at θ, eq. (1): mean squared gradient, in evaluation mode.
 
@@ -74,7 +84,7 @@ def of_task(fleet: Fleet) -> Tensor:
     examples = fleet.lesson.examples
     draws = [seeds.generator(seed, "fisher", fleet.past + fleet.task) for seed in fleet.seeds]
     orders = torch.stack([examples[torch.randperm(len(examples), generator=draw)] for draw in draws])
-    for index in orders.to(fleet.theta.device).split(fleet.training.batch, dim=1):
+    for index in orders.to(fleet.theta.device).split(_at_once(fleet), dim=1):
         x, y = fleet.stream.batch(index)
         if fleet.method.fisher == "exact":
             square = expected(fleet, x)

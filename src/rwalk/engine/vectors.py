@@ -273,20 +273,24 @@ def squares_of_linear_layers(
     No example's gradient is computed on its own: this costs one backward pass per loss. In evaluation mode.
     None where the network has other parameters than those of linear layers, each used once.
     """
-    linear = [module for module in net.module.modules() if isinstance(module, nn.Linear)]
-    owned = {id(p) for module in linear for p in module.parameters()}
-    if any(p.requires_grad and id(p) not in owned for p in net.module.parameters()):
+    if not is_linear_layers(net.module):
         return None
     net.module.eval()
     theta = net.theta.detach().clone().requires_grad_()
     with SquareWell() as counted:
         _, logits = torch.func.vmap(net.call)(net.layout.split(theta), net.buffers, x)
-    if counted.layers != len(linear):
+    if counted.layers != sum(isinstance(module, nn.Linear) for module in net.module.modules()):
         return None
     squares = torch.zeros_like(theta)
     for loss in losses(logits):
         squares += torch.autograd.grad(loss.sum(), theta, retain_graph=True)[0]
     return squares.detach()
+
+
+def is_linear_layers(module: nn.Module) -> bool:
+    """Whether all that is trained are the parameters of linear layers."""
+    owned = {id(p) for each in module.modules() if isinstance(each, nn.Linear) for p in each.parameters()}
+    return all(id(p) in owned for p in module.parameters() if p.requires_grad)
 
 
 def _begun(build: Callable[[], nn.Module], seeds: Sequence[int], dtype: torch.dtype) -> Begun:
