@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks import against, bars, gpu, growth, guard, herding, losses, record, startup, steps
+from benchmarks import against, bars, gpu, growth, guard, guard_gpu, herding, losses, record, startup, steps
 from benchmarks.rounds import Missing
 
 SECTIONS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -20,6 +20,7 @@ SECTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "losses": losses.bench,
     "fleet": steps.fleet_on_all_cores,
     "guard": guard.bench,
+    "guard-gpu": guard_gpu.bench,
     "herding": herding.bench,
     "growth": growth.bench,
     "gpu": gpu.bench,
@@ -48,7 +49,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     if unknown := [name for name in asked.sections if name not in SECTIONS]:
         parser.error(f"there is no section {unknown[0]!r} (there are: {', '.join(SECTIONS)})")
     if not asked.sections and asked.against is None:
-        asked.sections = [name for name in SECTIONS if name != "gpu" or torch.cuda.is_available()]
+        asked.sections = [name for name in SECTIONS if "gpu" not in name or torch.cuda.is_available()]
     return asked
 
 

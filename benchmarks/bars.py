@@ -11,6 +11,9 @@ STEP = {"vanilla": 1.05, "pi": 1.15, "ewc++": 1.12, "rwalk": 1.20}
 LOSS = {"lwf": 1.10, "der++": 1.10, "der++ with a reservoir": 1.10}
 FLEET = 0.65
 GUARD = 1.15
+GUARDED_MLP = 1.20
+GUARDED_MODEL = {"RWalk": 1.10, "RWalk, proximal": 1.10, "EWC": 1.06, "PI": 1.06}  # on a GPU
+VECTORS = {"RWalk": 8, "RWalk, proximal": 7}  # beside one tensor
 HERDING = 20.0
 BUFFERS = 6.0
 SCALARS = 0.01  # of a vector: counters, biases' corrections and a batch of two are not vectors
@@ -65,8 +68,28 @@ def _fleet(fleet: Mapping[str, Any]) -> Iterator[Row]:
 
 def _guard(guard: Mapping[str, Any]) -> Iterator[Row]:
     yield at_most("Guard(RWalk), a ResNet-18 step", guard["ratio"], GUARD, "×")
-    peak, documented = guard["extra_buffers"], guard["documented_buffers"]
-    yield Row("… its memory at the peak, in parameters", f"{peak:.1f}", f"≤ {documented:.1f}", peak <= documented)
+    for moment, ratio in guard["mlp"].items():
+        yield at_most(
+            f"Guard(RWalk), a step of a 2 × 256 MLP, {moment} the first task's end", ratio, GUARDED_MLP, "×"
+        )
+    for form, peak in guard["vectors"].items():
+        yield at_most(f"{form}: its memory at the peak, in parameters", peak, VECTORS[form] + guard["largest"], "")
+
+
+def _guard_gpu(found: Mapping[str, Any]) -> Iterator[Row]:
+    yield Row(f"a language model of {found['tensors']} tensors, a step on a GPU", f"{found['plain_ms']:.1f} ms")
+    for name, measured in found.items():
+        if not isinstance(measured, Mapping):
+            continue
+        for moment in ("before", "after"):
+            what = f"Guard({name}), a step {moment} something is held"
+            yield at_most(what, measured[moment], GUARDED_MODEL.get(name), "×", digits=3)
+        bar = VECTORS[name] + found["largest"] if name in VECTORS else None
+        yield at_most("… its memory at the peak, in parameters", measured["vectors"], bar, "")
+        if "kernels" in measured:
+            yield Row("… kernels that it adds to a step", f"{measured['kernels']}")
+            waits = measured["waits"]
+            yield Row("… whether the host waits for the device", "yes" if waits else "no", "no", not waits)
 
 
 def _herding(herding: Mapping[str, Any]) -> Iterator[Row]:
@@ -112,6 +135,7 @@ ROWS = {
     "losses": _losses,
     "fleet": _fleet,
     "guard": _guard,
+    "guard-gpu": _guard_gpu,
     "herding": _herding,
     "growth": _growth,
     "gpu": _gpu,

@@ -1,31 +1,34 @@
-"""What Guard(RWalk) costs: the time of a ResNet-18 step on the CPU, and the peak of memory."""
+"""What Guard(RWalk) costs on one core: the time of a step of a ResNet-18 and of an MLP, and the peak of memory."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from time import process_time
 
 import torch
 import torch.nn.functional as F
+from rich.console import Console
+from torch import nn
 
+from benchmarks import bars
+from benchmarks.rounds import Contender, beside
 from rwalk.engine.networks import ResNet18
 from rwalk.guard import Guard
 from rwalk.methods import RWalk
 
-BUFFERS, SCRATCH = 8, 4  # docs/guard.md: as large as all parameters, and as the largest of them
+FORMS = {"RWalk": RWalk(), "RWalk, proximal": RWalk(penalty="proximal")}
+Step = Callable[[], None]
 
 
-def training(guarded: bool, filters: int, batch: int) -> tuple[Callable[[], None], list[int]]:
-    """A step of the second task, when everything is held and observed; and the bytes of each parameter."""
-    torch.manual_seed(0)
-    model = ResNet18((3, 32, 32), 100, filters)
+def training(model: nn.Module, method: RWalk | None, batch: int, *shape: int, held: bool = True) -> Step:
+    """A step of the second task, when everything is held and observed; of the first, where nothing is held yet."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    guard = Guard(model, optimizer, RWalk()) if guarded else None
-    x, y = torch.randn(batch, 3, 32, 32), torch.randint(100, (batch,))
+    guard = None if method is None else Guard(model, optimizer, method)
+    x, y = torch.randn(batch, *shape), torch.randint(10, (batch,))
 
     def step() -> None:
         F.cross_entropy(model(x), y).backward()
@@ -33,53 +36,74 @@ def training(guarded: bool, filters: int, batch: int) -> tuple[Callable[[], None
         optimizer.zero_grad()
 
     step()
-    if guard is not None:
+    if guard is not None and held:
         guard.consolidate()
     step()
-    return step, [parameter.nbytes for parameter in model.parameters()]
+    return step
 
 
-def peak(guarded: bool) -> tuple[int, list[int]]:
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+def peak(form: str | None) -> tuple[int, list[int]]:
     """Of a process of its own: the most memory it ever had, and that of each parameter, in bytes."""
     torch.set_num_threads(1)
-    step, sizes = training(guarded, filters=64, batch=2)
+    model = ResNet18((3, 32, 32), 100, 64)
+    step = training(model, None if form is None else FORMS[form], 2, 3, 32, 32)
     for _ in range(2 * RWalk().dt):
         step()
     # Linux's own mark of this program; getrusage's begins with the size of the process that started it.
     (mark,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
-    return int(mark.split()[1]) * 1024, sizes
+    return int(mark.split()[1]) * 1024, [parameter.nbytes for parameter in model.parameters()]
 
 
-def bench(steps: int = 20) -> dict[str, float]:
-    """Steps with and without a guard in turn, on one thread, in its own seconds: a busy machine harms little."""
+def peaks() -> dict[str, object]:
+    """Parameter-sized vectors more than without a guard, and what share of all parameters the largest is."""
     # With this, glibc gives freed tensors back at once: the peak is that of tensors, not of what malloc keeps.
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        (plain, sizes), (guarded, _) = (pool.apply(peak, (kind,)) for kind in (False, True))
+        plain, sizes = pool.apply(peak, (None,))
+        extra = {form: (pool.apply(peak, (form,))[0] - plain) / sum(sizes) for form in FORMS}
     del os.environ["MALLOC_MMAP_THRESHOLD_"]
+    return {"vectors": extra, "largest": max(sizes) / sum(sizes)}
 
+
+def ratio(
+    model: Callable[[], nn.Module], steps: int, rounds: int, batch: int, *shape: int, held: bool = True
+) -> float:
+    """A step with a guard by one without, in turns, in the process's own seconds: a busy machine harms little."""
+
+    def contender(step: Step) -> Contender:
+        def work() -> float:
+            start = process_time()
+            for _ in range(steps):
+                step()
+            return (process_time() - start) / steps
+
+        return work
+
+    torch.manual_seed(0)
+    plain, guarded = (contender(training(model(), each, batch, *shape, held=held)) for each in (None, RWalk()))
+    return beside(plain, {"guarded": guarded}, rounds)[1]["guarded"]
+
+
+def bench() -> dict[str, object]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    loops = [training(kind, filters=20, batch=64)[0] for kind in (False, True)]
-    seconds: tuple[list[float], list[float]] = ([], [])
-    for _ in range(steps):
-        for step, spent in zip(loops, seconds, strict=True):
-            start = process_time()
-            step()
-            spent.append(process_time() - start)
-    torch.set_num_threads(threads)
-    without, within = (median(spent) for spent in seconds)
-    return {
-        "plain_s": without,
-        "guarded_s": within,
-        "ratio": within / without,
-        "extra_buffers": (guarded - plain) / sum(sizes),
-        "documented_buffers": BUFFERS + SCRATCH * max(sizes) / sum(sizes),
+    found: dict[str, object] = {
+        "ratio": ratio(lambda: ResNet18((3, 32, 32), 100, 20), 1, 20, 64, 3, 32, 32),
+        "mlp": {when: ratio(mlp, 20, 30, 64, 784, held=when == "after") for when in ("before", "after")},
     }
+    torch.set_num_threads(threads)
+    return found | peaks()
+
+
+def main() -> int:
+    results = {"guard": bench()}
+    Console().print(bars.table(results))
+    return 1 if any(row.met is False for row in bars.rows(results)) else 0
 
 
 if __name__ == "__main__":
-    print(
-        "a ResNet-18 step on one core: {plain_s:.3f} s, with Guard(RWalk) {guarded_s:.3f} s, {ratio:.2f}×; "
-        "{extra_buffers:.1f} buffers more at the peak, {documented_buffers:.1f} documented".format(**bench())
-    )
+    sys.exit(main())

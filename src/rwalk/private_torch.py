@@ -75,6 +75,14 @@ def fused_adam() -> Callable[..., None] | None:
     return kernel
 
 
+def foreach(name: str) -> Callable[..., Any] | None:
+    """The kernel that does an operation to a list of tensors at once. Without it: one kernel per tensor."""
+    kernel: Callable[..., Any] | None = getattr(torch, f"_foreach_{name}", None)
+    if kernel is None:
+        _say_once(f"this torch has no kernel that does {name!r} to many tensors: they are taken one by one")
+    return kernel
+
+
 def calls_step_hooks(optimizer: Any) -> bool:
     """Whether an optimizer's own `step` calls hooks: those of wrappers (Accelerate's, Lightning's) do not.
 

@@ -68,8 +68,8 @@ class Anchoring:
         return weight.minimum(LONGEST * (pushed / self._length.clamp(min=1e-300)).sqrt())
 
     def compared(self, optimizer: Optimizer, old: Old, drift: float) -> Comparison:
-        gradients = [piece.passage.gradient for piece in self._learned.started]
-        found = [gradient for gradient in gradients if gradient is not None]
+        gradients = [piece.parameter.grad for piece in self._learned.started]
+        found = [local(gradient) for gradient in gradients if gradient is not None]
         if self._length is None or not found:
             return Comparison(0.0, 0.0)
         pull, gradient = math.sqrt(float(self._length)), math.sqrt(float(_square_length(found)))

@@ -17,6 +17,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from rwalk.errors import InputError
 from rwalk.guard import stiffness
 from rwalk.guard.learned import Pieces
+from rwalk.guard.pieces import Piece
+from rwalk.guard.rows import Rows
 from rwalk.guard.steps import Step, Uninterrupted, contain
 from rwalk.guard.work import Work
 
@@ -145,7 +147,8 @@ class Following:
         """Of a group of the optimizer's parameters, those that are guarded take part in the step."""
         method = self.learned.method
         size = stiffness.step_size(self.optimizer, group)
-        lr = size if method.penalty == "gradient" else group.get("lr")
+        lr = (size if method.penalty == "gradient" else group.get("lr")) or 0.0
+        alike: dict[tuple[float | None, bool], list[Piece]] = {}
         for parameter in group["params"]:
             piece = self.learned.pieces[parameter]
             # Without a gradient the optimizer leaves a parameter alone, and so does the guard.
@@ -153,16 +156,25 @@ class Following:
                 continue
             if not piece.started:
                 piece.start(method)
-            step.pieces.append((piece, lr or 0.0))
-            piece.passage.enter(method, stiffness.followed(size, piece.stiffest(method)), pulls.get(parameter))
+            followed = stiffness.followed(size, piece.stiffest(method))
+            if parameter.grad.is_sparse:
+                rows = Rows(piece)
+                step.passages.append((rows, lr))
+                rows.enter(method, followed, pulls.get(parameter))
+            else:
+                alike.setdefault((followed, parameter in pulls), []).append(piece)
+        for (followed, pulled), pieces in alike.items():
+            for pack in self.learned.packs.of(pieces):
+                step.passages.append((pack, lr))
+                pack.enter(method, followed, pulls if pulled else {}, aside=not _leaves_gradients(self.optimizer))
 
     @torch.no_grad()
     def _after_step(self, step: Step) -> None:
         self._step = None
         try:
             with Uninterrupted():
-                for piece, lr in step.pieces:
-                    piece.passage.leave(self.learned.method, lr)
+                for passage, lr in step.passages:
+                    passage.leave(self.learned.method, lr)
                 self._work.observed(self._model, self.optimizer)
         except BaseException:
             step.abandon(at_once=True)
@@ -186,6 +198,11 @@ def _will_step(optimizer: Any) -> bool:
                     parameter.grad.div_(scale.to(parameter.grad.device))
         optimizer.grad_scale = None
     return True
+
+
+def _leaves_gradients(optimizer: Optimizer) -> bool:
+    """Whether a step leaves gradients as they are: torch's own optimizers do; of others nobody knows."""
+    return type(optimizer).__module__.startswith("torch.optim.")
 
 
 # ── all guards at work ───────────────────────────────────────────────────────────────────────────────────────

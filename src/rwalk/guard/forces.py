@@ -63,7 +63,7 @@ class Springs:
 
 def _lengths(piece: Piece, method: Method) -> list[Tensor] | None:
     """The squares of those of the gradient, the pull and the way gone."""
-    gradient = piece.passage.gradient
+    gradient = piece.gradient
     with piece.whole() as (state, theta):
         springs = method.springs(state)
         if not springs or gradient is None or gradient.shape != theta.shape:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from rwalk.errors import InputError
 from rwalk.guard import files, measure, watch
+from rwalk.guard.packs import Packs
 from rwalk.guard.pieces import Piece
 from rwalk.guard.selection import some
 from rwalk.guard.shards import Group
@@ -31,6 +32,7 @@ class Learned:
     def __init__(self, method: Method, dtype: torch.dtype | None, offload: torch.device | None) -> None:
         self.method = method
         self.pieces: Pieces = {}
+        self.packs = Packs()
         self.tasks = 0  # consolidated so far
         self.steps = 0  # observed in the current task
         self._dtype = dtype
@@ -57,6 +59,7 @@ class Learned:
                 f"the optimizer holds none of the {len(chosen)} parameters to guard ({some(chosen)}): "
                 "make it from the parameters of this very model, then guard.attach(optimizer)"
             )
+        self.packs.forget()
         known = {piece.name: piece for piece in self.guarded}
         pieces: dict[nn.Parameter, Piece | None] = {}
         for name, parameter in chosen.items():
@@ -79,12 +82,13 @@ class Learned:
 
     def _score(self) -> None:
         if self.method.window:
-            for piece in self.started:
-                piece.score(self.method)
+            for pack in self.packs.of(self.started):
+                pack.score(self.method)
 
     def consolidate(self, fishers: Mapping[Piece, Tensor]) -> None:
         """A task ended; `fishers` are those of a pass over its data, or none."""
         self._score()  # what is left of the last window; the ranges must see it
+        self.packs.forget()
         ranges = self._ranges(fishers.values())
         for piece in fishers or self.started:
             piece.consolidate(self.method, fishers.get(piece), ranges)
@@ -153,6 +157,7 @@ class Learned:
 
     def load(self, state: Mapping[str, Any], vectors: files.Vectors) -> None:
         """Go on from a state whose vectors were checked."""
+        self.packs.forget()
         pieces = {piece.name: piece for piece in self.guarded}
         restored = [
             pieces[name].restored(saved, pieces[name].parameter, self.method) for name, saved in vectors.items()

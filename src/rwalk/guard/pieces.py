@@ -11,20 +11,19 @@ from torch import Tensor, nn
 
 from rwalk.errors import InputError
 from rwalk.guard import shards, stiffness
-from rwalk.guard.passage import Passage
-from rwalk.guard.shards import Group, is_sharded
+from rwalk.guard.shards import Group, is_sharded, local
 from rwalk.guard.storage import Storage
 from rwalk.methods.base import Method, Ranges, State
 
 
 class Piece:
-    """A parameter under its name, its state, and its way through each step."""
+    """A parameter under its name, and its state."""
 
     def __init__(self, name: str, storage: Storage) -> None:
         self.name = name
         self.storage = storage
-        self.passage = Passage(name, storage)
         self.started = False
+        self._rooms: dict[str, Tensor] = {}
         self._stiffest: float | None = None  # of all its springs at λ = 1; None until it is asked for
 
     @property
@@ -42,7 +41,36 @@ class Piece:
 
     @property
     def nbytes(self) -> int:
-        return self.storage.nbytes + self.passage.nbytes
+        return self.storage.nbytes + sum(room.nbytes for room in self._rooms.values())
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has on this rank."""
+        return local(self.parameter.detach()).numel()
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What parameters have to have in common to be worked on as one."""
+        parameter = self.parameter
+        return parameter.dtype, parameter.device, is_sharded(parameter), tuple(self.state)
+
+    def room(self, name: str) -> Tensor:
+        """Room for as many numbers as it has, at home, from step to step."""
+        theta, room = self.storage.theta(), self._rooms.get(name)
+        if room is None or (room.shape, room.dtype, room.device) != (theta.shape, theta.dtype, self.storage.home):
+            room = self._rooms[name] = torch.empty_like(theta, device=self.storage.home)
+        return room
+
+    def leave_rooms(self) -> None:
+        """They are free to be used by others, or others have them already."""
+        self._rooms = {}
+        self.storage.touched()
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """Of the last step, until the user drops it; None of a sparse one."""
+        gradient = self.parameter.grad
+        return None if gradient is None or gradient.is_sparse else local(gradient)[None]
 
     @contextmanager
     def whole(self, write: bool = False) -> Iterator[tuple[State, Tensor]]:
@@ -56,10 +84,6 @@ class Piece:
     def start(self, method: Method) -> None:
         self.storage.keep(method.start(self.storage.wide(self.storage.theta())))
         self.started = True
-
-    def score(self, method: Method) -> None:
-        with self.whole(write=True) as (state, theta):
-            method.score(state, theta)
 
     def begin(self, method: Method, fisher: Tensor) -> None:
         with self.whole(write=True) as (state, _):

@@ -13,22 +13,30 @@ import threading
 from collections.abc import Callable
 from functools import wraps
 from types import FrameType, MethodType
-from typing import Any
+from typing import Any, Protocol
 
 from torch.optim import Optimizer
 
-from rwalk.guard.pieces import Piece
+from rwalk.methods import Method
+
+
+class Passage(Protocol):
+    """Of parameters through a step."""
+
+    def leave(self, method: Method, lr: float) -> None: ...
+
+    def abandon(self, at_once: bool) -> None: ...
 
 
 class Step:
-    """A step under way: the pieces that take part, with their learning rates.
+    """A step under way: what takes part in it, with its learning rate.
 
     `call` is torch's frame of `optimizer.step`; None in a loop that calls the guard itself.
     """
 
     def __init__(self, call: FrameType | None = None) -> None:
         self.call = call
-        self.pieces: list[tuple[Piece, float]] = []
+        self.passages: list[tuple[Passage, float]] = []
 
     def is_under_way(self) -> bool:
         """Whether its call has neither returned nor raised yet; asked from within a step, so rarely."""
@@ -41,9 +49,9 @@ class Step:
 
     def abandon(self, at_once: bool) -> None:
         """It failed: gradients are given back, nothing is observed."""
-        for piece, _ in self.pieces:
-            piece.passage.abandon(at_once)
-        self.pieces = []
+        for passage, _ in self.passages:
+            passage.abandon(at_once)
+        self.passages = []
 
 
 def contain(optimizer: Optimizer, on_failure: Callable[[], None]) -> Callable[[], None]:

@@ -27,6 +27,7 @@ class Storage:
     def __init__(self, parameter: nn.Parameter, dtype: torch.dtype | None, offload: torch.device | None) -> None:
         self.parameter = parameter
         self.state: State = {}
+        self.mark = object()  # another one whenever vectors of the state are replaced
         self._dtype = dtype
         self._offload = offload
 
@@ -50,13 +51,6 @@ class Storage:
         """The tensor itself where it already is as the equations want it."""
         return tensor.to(self.home, self.worked_in)
 
-    def copied(self, source: Tensor, room: Tensor | None) -> Tensor:
-        """A copy at home, in the source's own precision, in the room of the last one if there is any."""
-        home = self.home
-        if room is None or (room.shape, room.dtype, room.device) != (source.shape, source.dtype, home):
-            room = torch.empty_like(source, device=home)
-        return room.copy_(source)
-
     def theta(self, rows: Tensor | None = None) -> Tensor:
         """The parameter's numbers on this rank; some rows, where a sparse gradient moves only those."""
         theta = local(self.parameter.detach())[None]
@@ -64,6 +58,11 @@ class Storage:
 
     def keep(self, state: State) -> None:
         self.state = {name: vector.to(self.home, self.stored_as) for name, vector in state.items()}
+        self.touched()
+
+    def touched(self) -> None:
+        """Whoever has remembered vectors of the state has to look again."""
+        self.mark = object()
 
     def follow(self) -> None:
         """The model may have been moved to another device since the last step."""
@@ -74,6 +73,8 @@ class Storage:
     def borrowed(self, rows: Tensor | None = None, write: bool = False) -> AbstractContextManager[State]:
         """The state as the equations want it; with `write`, what they change is kept, once they are done."""
         if rows is None and self.stored_as == self.worked_in:
+            if write:
+                self.touched()
             return nullcontext(self.state)
         return self._copied_state(rows, write)
 

@@ -146,15 +146,13 @@ class Method:
 
     def proximal_step(self, state: State, theta: Tensor, lr: float) -> None:
         """θ ← argmin_u  penalty(u) + ‖u − θ‖²/(2η), in closed form: an average of θ and the anchors."""
-        springs = self.springs(state)
-        if not springs:
-            return
-        weight = torch.ones_like(theta)
-        for strength, importance, anchor in springs:
+        weight = None
+        for strength, importance, anchor in self.springs(state):
             stiffness = (2.0 * lr * strength) * importance
             theta.addcmul_(stiffness, anchor)
-            weight += stiffness
-        theta /= weight
+            weight = stiffness.add_(1.0) if weight is None else weight.add_(stiffness)
+        if weight is not None:
+            theta /= weight
 
 
 def normalized(vector: Tensor, extrema: tuple[Tensor, Tensor] | None = None) -> Tensor:

@@ -1,0 +1,241 @@
+"""What a Guard costs around a language model on a GPU: the time of a step, kernels, memory.
+
+    python -m benchmarks.guard_gpu
+
+A model of SmolLM2-135M's form, with random weights: 272 tensors, of which the smallest have 576 numbers and the
+largest has 28 million. Steps with and without a guard take turns, in bfloat16 by autocast, on 16 × 512 tokens with
+AdamW. Memory is measured on a few tokens, so that it is that of the parameters and what is held for them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor, nn
+
+from benchmarks import bars
+from benchmarks.meter import meter
+from benchmarks.rounds import Missing, interleaved, ratios
+from rwalk import EWC, PI, Anchor, Guard, RWalk
+from rwalk.methods.mas import MAS
+
+ROUNDS, STEPS = 6, 10  # a round is a window of RWalk's path score
+Made = tuple[Callable[[], None], Guard | None]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A model of SmolLM2's kind, and what it is trained on."""
+
+    layers: int = 30
+    width: int = 576
+    heads: int = 9
+    groups: int = 3  # of keys and values
+    inner: int = 1536
+    words: int = 49152
+    batch: int = 16
+    length: int = 512
+
+
+class Layer(nn.Module):
+    def __init__(self, form: Form) -> None:
+        super().__init__()
+        self.form = form
+        narrow = form.width // form.heads * form.groups
+        self.query, self.out = (nn.Linear(form.width, form.width, bias=False) for _ in range(2))
+        self.key, self.value = (nn.Linear(form.width, narrow, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(form.width, form.inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(form.inner, form.width, bias=False)
+        self.before_attention, self.before_mlp = (nn.RMSNorm(form.width) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.before_attention(x)
+        heads = [each(seen).unflatten(-1, (-1, self.form.width // self.form.heads)).transpose(1, 2)
+                 for each in (self.query, self.key, self.value)]  # fmt: skip
+        attended = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        seen = self.before_mlp(x)
+        mixed: Tensor = x + self.down(F.silu(self.gate(seen)) * self.up(seen))
+        return mixed
+
+
+class Model(nn.Module):
+    """Outputs are tied to the embedding, as SmolLM2's are; positions are left out, for they have no parameters."""
+
+    def __init__(self, form: Form) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(form.words, form.width)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        self.layers = nn.ModuleList(Layer(form) for _ in range(form.layers))
+        self.last = nn.RMSNorm(form.width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = F.linear(self.last(x), self.embedding.weight)
+        return logits
+
+
+def guards() -> dict[str, dict[str, Any] | None]:
+    """What is compared: the options of each guard."""
+    return {
+        "plain": None,
+        "RWalk": {"method": RWalk()},
+        "RWalk, stiff": {"method": RWalk(lam=1e4)},  # λ beyond what AdamW's steps can follow
+        "RWalk, proximal": {"method": RWalk(penalty="proximal")},
+        "EWC": {"method": EWC(lam=1e3)},
+        "PI": {"method": PI()},
+        "MAS": {"method": MAS()},
+        "Anchor": {"method": Anchor(weight=1.0)},
+    }
+
+
+def training(form: Form, device: str, options: Mapping[str, Any] | None) -> Made:
+    """A step of a model that nothing is held of yet, and its guard."""
+    torch.manual_seed(0)
+    model = Model(form).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    guard = None if options is None else Guard(model, optimizer, **options)
+    tokens = torch.randint(form.words, (form.batch, form.length + 1), device=device)
+
+    def step() -> None:
+        with narrow(device):
+            loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    return step, guard
+
+
+def narrow(device: str) -> AbstractContextManager[object]:
+    return torch.autocast(torch.device(device).type, torch.bfloat16)
+
+
+def end_task(guard: Guard, form: Form, device: str) -> None:
+    """Whatever the method is, something is held from here on."""
+    tokens = torch.randint(form.words, (max(2, form.batch // 2), max(2, form.length // 2)), device=device)
+    if isinstance(guard.method, Anchor):
+        guard.consolidate(probes=tokens)
+    elif guard.method.data_pass:
+        with narrow(device):
+            guard.consolidate(guard.model(batch).square().mean() for batch in tokens.split(1))
+    else:
+        guard.consolidate()
+
+
+def wait(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+
+
+def times(made: Mapping[str, Made], device: str, rounds: int, steps: int) -> dict[str, list[float]]:
+    def contender(step: Callable[[], None]) -> Callable[[], float]:
+        def work() -> float:
+            wait(device)
+            start = perf_counter()
+            for _ in range(steps):
+                step()
+            wait(device)
+            return (perf_counter() - start) / steps
+
+        return work
+
+    return interleaved({name: contender(step) for name, (step, _) in made.items()}, rounds)
+
+
+def kernels(step: Callable[[], None]) -> int:
+    """That one step launches."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+        torch.cuda.synchronize()
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+
+
+def waits(step: Callable[[], None]) -> bool:
+    """Whether the host waits for the device anywhere in a step."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(STEPS):
+            step()
+    except RuntimeError:
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return False
+
+
+def peak(form: Form, device: str, options: Mapping[str, Any] | None) -> tuple[int, int]:
+    """The most bytes of two tasks and the step between them, and those of all parameters."""
+    with meter(device) as readings:
+        step, guard = training(form, device, options)
+        for _ in range(2):
+            for _ in range(STEPS + 1):
+                step()
+            if guard is not None:
+                end_task(guard, form, device)
+        wait(device)
+        readings.mark("all")
+        parameters = 0 if guard is None else sum(each.nbytes for each in guard.model.parameters())
+    return readings.readings["all"].peak, parameters
+
+
+def bench(
+    device: str = "cuda", form: Form | None = None, rounds: int = ROUNDS, steps: int = STEPS
+) -> dict[str, Any]:
+    """By guard: steps by those without it, before and after something is held; kernels; vectors of memory."""
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise Missing("guard-gpu cannot be measured: there is no CUDA device here")
+    form = form or Form()
+    few = Form(**{**vars(form), "batch": 1, "length": 8})
+    without, _ = peak(few, device, None)
+    extra = {}
+    for name, options in guards().items():
+        if options is not None:
+            most, parameters = peak(few, device, options)
+            extra[name] = (most - without) / parameters
+    made = {name: training(form, device, options) for name, options in guards().items()}
+    moments = {"before": times(made, device, rounds, steps)}
+    for _, guard in made.values():
+        if guard is not None:
+            end_task(guard, form, device)
+    moments["after"] = times(made, device, rounds, steps)
+    sizes = [parameter.numel() for parameter in Model(form).parameters()]
+    found: dict[str, Any] = {
+        "plain_ms": 1e3 * median(moments["after"]["plain"]),
+        "tensors": len(sizes),
+        "largest": max(sizes) / sum(sizes),
+    }
+    by_plain = {moment: ratios(seconds, "plain") for moment, seconds in moments.items()}
+    for name in extra:
+        found[name] = {**{moment: by[name] for moment, by in by_plain.items()}, "vectors": extra[name]}
+    if torch.device(device).type == "cuda":
+        launched = {name: kernels(step) for name, (step, _) in made.items()}
+        for name in extra:
+            found[name] |= {"kernels": launched[name] - launched["plain"], "waits": waits(made[name][0])}
+    return found
+
+
+def main() -> int:
+    try:
+        results = {"guard-gpu": bench()}
+    except Missing as reason:
+        print(reason, file=sys.stderr)
+        return 2
+    Console().print(bars.table(results))
+    return 1 if any(row.met is False for row in bars.rows(results)) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

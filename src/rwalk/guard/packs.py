@@ -1,0 +1,260 @@
+"""Parameters on their way through a step of the optimizer: pulled before it, observed after it.
+
+Many small parameters go together, so that a step costs a few dozen kernels and not thousands; nothing in it waits
+for the device. A pack is at most half as large as the largest parameter, so that the two passing copies it makes
+at a time are no more than one of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rwalk.errors import InputError
+from rwalk.guard import many, stiffness
+from rwalk.guard.many import apart, together
+from rwalk.guard.pieces import Piece
+from rwalk.guard.shards import is_sharded, local
+from rwalk.methods.base import Method, State
+
+KEPT = 16  # divisions into packs that are remembered: which parameters have gradients may vary from step to step
+
+
+class Packs:
+    """Parameters divided into packs: once, and again when any of them has changed."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Piece, ...], list[Pack]] = {}
+
+    def of(self, pieces: Sequence[Piece]) -> list[Pack]:
+        key = tuple(pieces)
+        packs = self._known.get(key)
+        stale = packs is not None and not all(pack.is_current() for pack in packs)
+        if stale or len(self._known) > KEPT:
+            self._known.clear()  # along with the vectors that nobody else may hold any more
+        if packs is None or stale:
+            packs = self._known[key] = [Pack(part) for part in _divided(pieces)]
+        return packs
+
+    def forget(self) -> None:
+        """Hold no memory until the next step."""
+        for piece in {piece for key in self._known for piece in key}:
+            piece.leave_rooms()
+        self._known.clear()
+
+
+def _divided(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Those of a kind together, as many as there is room for."""
+    kinds: dict[object, list[Piece]] = {}
+    for piece in pieces:
+        kinds.setdefault(piece.kind, []).append(piece)
+    room = max((piece.size for piece in pieces), default=0) // 2
+    for alike in kinds.values():
+        part: list[Piece] = []
+        for piece in alike:
+            if part and sum(each.size for each in part) + piece.size > room:
+                yield part
+                part = []
+            part.append(piece)
+        yield part
+
+
+class _Underway(NamedTuple):
+    """What is remembered of a pack from before the step."""
+
+    gradients: list[Any]  # the user's own, of the task's loss alone
+    given: list[Tensor]  # what the optimizer reads in their place; nothing, where it reads them
+    versions: list[int]  # torch's count of changes to what was given
+    saved: Any  # of sharded gradients, which the pull is added to in place, what they were
+    negated: Any  # −θ before the step
+    beyond: float | None  # the stiffness beyond which springs pull after the step
+
+
+class Pack:
+    """Parameters of a kind, as one."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = list(pieces)
+        self._parameters = [piece.parameter for piece in pieces]
+        self._marks = [piece.storage.mark for piece in pieces]
+        self._storage = pieces[0].storage  # all are alike in this: where they lie, and how precise they are
+        self._sharded = is_sharded(self._parameters[0])
+        self._state: State = {name: together([piece.state[name] for piece in pieces]) for name in pieces[0].state}
+        self._addresses: list[int] = []
+        self._theta: Any = None
+        self._rooms: dict[str, Any] = {}
+        self._underway: _Underway | None = None
+        self._look()
+
+    def is_current(self) -> bool:
+        """Whether the state is still that of its parameters, where they are now."""
+        self._look()
+        home = self._storage.home
+        if any(vector.device != home for vector in self._state.values()):
+            for piece in self._pieces:
+                piece.storage.follow()
+        return all(piece.storage.mark is mark for piece, mark in zip(self._pieces, self._marks, strict=True))
+
+    # ── a step ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def enter(
+        self,
+        method: Method,
+        followed: float | None,
+        pulls: Mapping[nn.Parameter, Tensor],
+        aside: bool = False,
+    ) -> None:
+        """Remember what `observe` will want, and add the pull to the gradient the optimizer is about to use.
+
+        followed  the stiffness that the optimizer can follow; None where no spring is stiffer
+        pulls     from elsewhere, shaped like the gradients: of all parameters of the pack, or of none
+        aside     the optimizer may change gradients: it gets a copy
+        """
+        gradients = [parameter.grad for parameter in self._parameters]
+        own = self._as_one(gradients)
+        springs = method.penalty == "gradient" and bool(method.springs(self._state))
+        beyond = followed if springs else None
+        negated = torch.neg(self._theta, out=self._room("before")) if "move" in method.wants else None
+        pulled = self._pulled(method, own, beyond) if springs else None
+        if pulls:
+            pulled = (own if pulled is None else pulled) + together([pulls[each] for each in self._parameters])
+        elif pulled is None and aside and method.wants:
+            pulled = own.clone()
+        self._underway = _Underway(gradients, [], [], None, negated, beyond)
+        if pulled is not None:
+            self._give(pulled, own)
+
+    def leave(self, method: Method, lr: float) -> None:
+        """Give the gradients back as they were, pull after the step where that is due, and observe."""
+        assert self._underway is not None
+        underway = self._underway
+        self._give_back()
+        self._look()
+        if method.penalty == "proximal" and method.springs(self._state):
+            self._take_proximal_step(method, lr, beyond=None)
+        elif underway.beyond is not None:
+            self._take_proximal_step(method, lr, underway.beyond)
+        if method.wants:
+            self._observe(method, self._as_one(underway.gradients), underway.negated)
+        self._underway = None
+
+    def abandon(self, at_once: bool) -> None:
+        """The step failed: its gradients are given back, and nothing is observed.
+
+        Unless this is done `at_once`, gradients may have been zeroed or added to since: those are left alone.
+        """
+        if self._underway is not None:
+            self._give_back(unless_changed=not at_once)
+            self._underway = None
+
+    def score(self, method: Method) -> None:
+        """A window of steps ended."""
+        with self._borrowed(write=True) as state:
+            method.score(state, self._wide(self._theta))
+
+    def _pulled(self, method: Method, own: Any, beyond: float | None) -> Any:
+        alone, theta = self._wide(own), self._wide(self._theta)
+        out = self._room("pulled") if alone is own else None
+        with self._borrowed() as state:
+            if beyond is None:
+                pulled = method.pull(state, theta, alone, out=out)
+            else:
+                pulled = stiffness.soft_pull(method.springs(state), theta, alone, beyond, out=out)
+        return pulled.to(own.device, own.dtype)
+
+    def _observe(self, method: Method, own: Any, negated: Any) -> None:
+        gradient = move = square = self._wide(own)
+        if "move" in method.wants:
+            move = self._wide(negated).add_(self._wide(self._theta))
+        if "square" in method.wants:
+            square = torch.mul(gradient, gradient, out=self._rooms.get("pulled") if gradient is own else None)
+        with self._borrowed(write=True) as state:
+            method.observe(state, gradient, move, square)
+
+    def _take_proximal_step(self, method: Method, lr: float, beyond: float | None) -> None:
+        near = self._wide(self._theta)
+        with self._borrowed() as state:
+            if beyond is None:
+                method.proximal_step(state, near, lr)
+            else:
+                stiffness.proximal_step(method.springs(state), near, lr, beyond)
+        if near is not self._theta:
+            self._theta.copy_(near)
+
+    # ── gradients, given and taken back ───────────────────────────────────────────────────────────────────────
+
+    def _give(self, pulled: Any, own: Any) -> None:
+        """To the optimizer; the user's own gradients are put aside untouched, unless they are sharded."""
+        assert self._underway is not None
+        if self._sharded:
+            self._underway = self._underway._replace(saved=own.clone())
+            own.copy_(pulled)
+            given = apart(own)
+        else:
+            given = [each[0] for each in apart(pulled)]
+            for parameter, each in zip(self._parameters, given, strict=True):
+                parameter.grad = each
+        self._underway = self._underway._replace(given=given, versions=[each._version for each in given])
+
+    def _give_back(self, unless_changed: bool = False) -> None:
+        assert self._underway is not None
+        gradients, given, versions, saved, _, _ = self._underway
+        for i, each in enumerate(given):
+            parameter = self._parameters[i]
+            is_there = self._sharded or parameter.grad is each
+            if unless_changed and not (is_there and each._version == versions[i]):
+                self._pieces[i].leave_rooms()  # what was given is the user's now
+            elif self._sharded:
+                each.copy_(apart(saved)[i])
+            else:
+                parameter.grad = gradients[i]
+        self._underway = self._underway._replace(given=[])
+
+    # ── numbers, as the equations want them ───────────────────────────────────────────────────────────────────
+
+    def _look(self) -> None:
+        """The parameters' numbers, which may lie elsewhere than before: moved, or replaced by the optimizer."""
+        addresses = [parameter.data_ptr() for parameter in self._local(self._parameters)]
+        if addresses != self._addresses:
+            self._addresses = addresses
+            self._theta = together([piece.storage.theta() for piece in self._pieces])
+            self._rooms = {}
+
+    def _room(self, name: str) -> Any:
+        """Room for as many numbers as θ has, kept from step to step.
+
+        Not on an accelerator, whose memory is the dearer, and where room costs nothing to come by: None.
+        """
+        if many.launches(self._storage.home):
+            return None
+        if name not in self._rooms:
+            self._rooms[name] = together([piece.room(name) for piece in self._pieces])
+        return self._rooms[name]
+
+    def _wide(self, tensors: Any) -> Any:
+        """Themselves where they already are as the equations want them."""
+        return self._storage.wide(tensors)
+
+    def _local(self, tensors: list[Any]) -> list[Tensor]:
+        """The parts on this rank."""
+        return [local(each) for each in tensors] if self._sharded else tensors
+
+    def _as_one(self, tensors: list[Any]) -> Any:
+        return together([each.unsqueeze(0) for each in self._local(tensors)])
+
+    @contextmanager
+    def _borrowed(self, write: bool = False) -> Iterator[State]:
+        """The state as the equations want it; with `write`, what they change is kept, once they are done."""
+        exact = self._storage.stored_as == self._storage.worked_in
+        state = dict(self._state) if exact else {name: self._wide(each) for name, each in self._state.items()}
+        yield state
+        if write:
+            for name, vector in state.items():
+                if name not in self._state:
+                    raise InputError(f"a method may make vectors in start and consolidate, not {name!r} in a step")
+                if vector is not self._state[name]:
+                    self._state[name].copy_(vector)

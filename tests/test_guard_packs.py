@@ -1,0 +1,320 @@
+"""Parameters in packs: whatever goes through a step together does what each would do alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from benchmarks.meter import meter
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rwalk import EWC, PI, Guard, InputError, RWalk
+from rwalk.guard import many
+from rwalk.guard.many import Many
+from rwalk.methods import Method, State
+
+RWALK = RWalk(lam=0.1, dt=3)  # soft enough to be left to the optimizer
+
+
+@pytest.fixture(params=["one by one", "together"], autouse=True)
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """On a GPU, operations go over many tensors in one kernel; those kernels are there on a CPU too."""
+    together = request.param == "together"
+    if together:
+        monkeypatch.setattr(many, "launches", lambda device: True)
+    return together
+
+
+class Network(nn.Module):
+    """Parameters of several sizes and of two precisions, and heads that take turns."""
+
+    def __init__(self, narrow: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(1, 3, 2, dtype=torch.float64).to(memory_format=torch.channels_last)
+        self.second = nn.Linear(3, 6, dtype=torch.float64)
+        self.third = nn.Linear(6, 5, dtype=narrow)
+        self.heads = nn.ModuleList(nn.Linear(5, 4, dtype=narrow) for _ in range(2))
+
+    def forward(self, x: Tensor, head: int) -> Tensor:
+        seen = self.second(self.first(x).mean((2, 3))).tanh()
+        logits: Tensor = self.heads[head](self.third(seen.to(self.third.weight.dtype)).tanh())
+        return logits
+
+
+def batches(task: int) -> list[tuple[Tensor, Tensor, int]]:
+    draw = torch.Generator().manual_seed(task)
+    return [
+        (
+            torch.randn(8, 1, 4, 4, generator=draw, dtype=torch.float64),
+            torch.randint(4, (8,), generator=draw),
+            i % 2,
+        )
+        for i in range(8)
+    ]
+
+
+def walked(model: Network, guard: Guard | None, optimizer: Optimizer, oracle: Oracle | None = None) -> None:
+    for task in range(2):
+        for x, y, head in batches(task):
+            F.cross_entropy(model(x, head), y).backward()
+            if oracle is None:
+                optimizer.step()
+            else:
+                oracle.step(optimizer)
+            optimizer.zero_grad()
+        if guard is not None:
+            guard.consolidate()
+        elif oracle is not None:
+            oracle.end_task()
+
+
+class Oracle:
+    """RWalk as the paper has it, parameter by parameter, with a copy of everything."""
+
+    def __init__(self, model: nn.Module, method: RWalk) -> None:
+        self.method = method
+        self.parameters = list(model.parameters())
+        self.anchors: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
+        self.fisher = {p: torch.zeros_like(p) for p in self.parameters}
+        self.score = {p: torch.zeros_like(p) for p in self.parameters}
+        self.path = {p: torch.zeros_like(p) for p in self.parameters}
+        self.origin = {p: p.detach().clone() for p in self.parameters}
+        self.joined: set[nn.Parameter] = set()
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, optimizer: Optimizer) -> None:
+        moving = [p for p in self.parameters if p.grad is not None]
+        before = {p: (p.clone(), p.grad.clone()) for p in moving if p.grad is not None}
+        for p in moving:
+            if p in self.anchors and p.grad is not None:
+                importance, anchor = self.anchors[p]
+                p.grad += 2 * self.method.lam * importance * (p - anchor)
+        optimizer.step()
+        for p, (theta, grad) in before.items():
+            self.joined.add(p)
+            self.fisher[p] = (1 - self.method.alpha) * self.fisher[p] + self.method.alpha * grad**2
+            self.path[p] = self.path[p] - grad * (p - theta)
+        self.steps += 1
+        if self.steps % self.method.dt == 0:
+            self.end_window()
+
+    def end_window(self) -> None:
+        for p in self.joined:
+            distance = 0.5 * self.fisher[p] * (p.detach() - self.origin[p]) ** 2
+            gained = (self.path[p] / (distance + self.method.eps)).clamp(min=0)
+            self.score[p] = self.score[p] + gained * (0.5 if p in self.anchors else 1)
+            self.path[p] = torch.zeros_like(p)
+            self.origin[p] = p.detach().clone()
+
+    def end_task(self) -> None:
+        self.end_window()
+
+        def unit(vectors: dict[nn.Parameter, Tensor], p: nn.Parameter) -> Tensor:
+            every = torch.cat([vectors[each].flatten().double() for each in self.joined])
+            return (vectors[p] - every.min()) / (every.max() - every.min())
+
+        found = {p: (unit(self.fisher, p) + unit(self.score, p)).to(p.dtype) for p in self.joined}
+        self.anchors = {p: (importance, p.detach().clone()) for p, importance in found.items()}
+        self.score = {p: score / 2 for p, score in self.score.items()}
+        self.steps = 0
+
+
+def sgd(model: nn.Module) -> Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+
+
+@pytest.mark.parametrize(("narrow", "near"), [(torch.float64, 1e-11), (torch.float32, 1e-4)], ids=str)
+def test_a_network_in_packs_walks_as_the_equations_written_out(narrow: torch.dtype, near: float) -> None:
+    ours, theirs = Network(narrow), Network(narrow)
+    guard = Guard(ours, optimizer := sgd(ours), RWALK)
+    walked(ours, guard, optimizer)
+    oracle = Oracle(theirs, RWALK)
+    walked(theirs, None, sgd(theirs), oracle)
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=near)
+    kept = guard.state_dict()["tensors"]
+    for (name, _), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        importance, anchor = oracle.anchors[q]
+        torch.testing.assert_close(kept[f"anchor/{name}"], anchor, rtol=0, atol=near)
+        torch.testing.assert_close(kept[f"importance/{name}"], importance, rtol=0, atol=10 * near)
+
+
+@pytest.mark.parametrize("method", [RWALK, PI(lam=0.5), RWalk(penalty="proximal"), RWalk(lam=1e5)], ids=str)
+def test_packs_of_one_do_the_same(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained() -> list[Tensor]:
+        guard = Guard(model := Network(), optimizer := sgd(model), method)
+        walked(model, guard, optimizer)
+        return [*model.parameters(), *guard.state_dict()["tensors"].values()]
+
+    together = trained()
+    monkeypatch.setattr("rwalk.guard.packs._divided", lambda pieces: ([piece] for piece in pieces))
+    for one, other in zip(together, trained(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+class Changing(torch.optim.SGD):
+    """Clips the gradients themselves, as some people's optimizers do."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.grad.clamp_(-1e-3, 1e-3)
+        return super().step(closure)
+
+
+class Replacing(torch.optim.SGD):
+    """Gives parameters new numbers, and not in their old place."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.data = p.data - group["lr"] * p.grad
+
+
+@pytest.mark.parametrize("kind", [Changing, Replacing])
+def test_whatever_an_optimizer_does_the_gradient_and_the_move_are_observed(kind: type[Optimizer]) -> None:
+    model = Network()
+    guard = Guard(model, optimizer := kind(model.parameters(), lr=0.05), RWALK)
+    x, y, head = batches(0)[0]
+    for _ in range(2):
+        F.cross_entropy(model(x, head), y).backward()
+        grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        paths = {name: t.clone() for name, t in guard.state_dict()["tensors"].items() if name.startswith("path/")}
+        optimizer.step()
+        state = guard.state_dict()["tensors"]
+        for name, p in model.named_parameters():
+            if name in grads:
+                assert torch.equal(p.grad, grads[name])
+                moved = -grads[name] * (p.detach() - before[name])
+                torch.testing.assert_close(state[f"path/{name}"], paths.get(f"path/{name}", 0) + moved)
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_torchs_own_optimizers_leave_gradients_as_they_are(foreach: bool) -> None:
+    kinds = [
+        kind
+        for name, kind in vars(torch.optim).items()
+        if isinstance(kind, type)
+        and issubclass(kind, Optimizer)
+        and name not in ("Optimizer", "LBFGS", "SparseAdam")
+    ]
+    assert len(kinds) > 8
+    for kind in kinds:
+        parameter = nn.Parameter(torch.ones(3, 2))
+        options = {"lr": 0.1, "weight_decay": 0.1, "foreach": foreach}
+        known = kind.__init__.__code__.co_varnames
+        optimizer = kind([parameter], **{key: value for key, value in options.items() if key in known})
+        for _ in range(3):
+            parameter.grad = torch.full((3, 2), 0.5)
+            optimizer.step()
+            assert parameter.grad.eq(0.5).all(), kind.__name__
+
+
+@pytest.mark.parametrize(("method", "vectors"), [(RWalk(), 8), (RWalk(penalty="proximal"), 7), (PI(), 6)], ids=str)
+def test_memory_at_the_peak_is_as_documented(method: Method, vectors: int) -> None:
+    """As many vectors as that, and one tensor: of a model whose parameters take more than anything else."""
+    peaks = []
+    for guarded in (False, True):
+        with meter("cpu") as readings:
+            torch.manual_seed(0)
+            model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(12)), nn.Linear(64, 128))
+            optimizer = sgd(model)
+            guard = Guard(model, optimizer, method) if guarded else None
+            for _ in range(2):
+                for _ in range(11):
+                    model(torch.ones(1, 64)).square().sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if guard is not None:
+                    guard.consolidate()
+            readings.mark("all")
+        peaks.append(readings.readings["all"].peak)
+        del guard, optimizer
+    sizes = [p.nbytes for p in model.parameters()]
+    assert peaks[1] - peaks[0] <= vectors * sum(sizes) + 1.5 * max(sizes)
+
+
+@dataclass(frozen=True)
+class Careless(RWalk):
+    """Rebinds a vector instead of changing it, and invents another where it is told to."""
+
+    invents: bool = False
+
+    def observe(self, state: State, grad: Tensor, move: Tensor, square: Tensor) -> None:
+        state["fisher"] = state["fisher"] * (1 - self.alpha) + self.alpha * square
+        state["path"] = state["path"] - grad * move
+        if self.invents:
+            state["new"] = grad
+
+
+def test_a_method_may_rebind_its_vectors_but_not_make_new_ones_in_a_step() -> None:
+    states = []
+    for method in (RWALK, Careless(lam=0.1, dt=3)):
+        guard = Guard(model := Network(), optimizer := sgd(model), method)
+        walked(model, guard, optimizer)
+        states.append(guard.state_dict()["tensors"])
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(states[1][name], tensor, rtol=1e-4, atol=1e-6)
+    guard = Guard(model := Network(), optimizer := sgd(model), Careless(invents=True))
+    with pytest.raises(InputError, match="not 'new' in a step"):
+        walked(model, guard, optimizer)
+
+
+OPERATIONS = {
+    "add": lambda a, b: a + 2 * b - b / 3,
+    "in place": lambda a, b: a.clone().add_(b, alpha=2).mul_(0.5).addcmul_(a, b, value=-1).lerp_(b, 0.3),
+    "out": lambda a, b: torch.sub(a, b, out=b.clone()),
+    "functions": lambda a, b: torch.addcmul(a, b, torch.sub(a, b), value=3.0),
+    "clamp": lambda a, b: a.clamp(min=0) + b.clone().clamp_(max=0.1) + a.clamp(-0.1, 0.2),
+    "of one": lambda a, b: torch.neg(a.square()) + b.clone().square_().sqrt() + abs(a) + (-b),
+    "without a kernel": lambda a, b: torch.where(a > b, a.sin(), torch.zeros_like(b)) + (1 - a) / (2 + b**2),
+    "a tensor": lambda a, b: a * torch.tensor(2.0) + b,
+    "zeros": lambda a, b: a.clone().zero_() + b.to(torch.device("cpu"), torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_many_tensors_are_each_of_them(name: str) -> None:
+    torch.manual_seed(0)
+    pairs = [(torch.randn(1, n), torch.randn(1, n)) for n in (3, 1, 4)]
+    operation = OPERATIONS[name]
+    found = operation(Many([a for a, _ in pairs]), Many([b for _, b in pairs]))
+    for ours, (a, b) in zip(found.tensors, pairs, strict=True):
+        torch.testing.assert_close(ours, operation(a, b), rtol=1e-6, atol=1e-7)
+
+
+def test_many_tensors_have_no_value_of_their_own() -> None:
+    with pytest.raises((TypeError, AttributeError)):
+        float(Many([torch.ones(1), torch.ones(2)]))
+    with pytest.raises(AttributeError):
+        Many([torch.ones(1)]).no_such_thing()
+
+
+def test_ewc_holds_each_task_in_packs_too() -> None:
+    guard = Guard(model := Network(), optimizer := sgd(model), EWC(lam=10.0))
+    for task in range(2):
+        for x, y, head in batches(task):
+            F.cross_entropy(model(x, head), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        guard.consolidate(F.cross_entropy(model(x, head), y) for x, y, head in batches(task))
+    springs = guard.state_dict()["tensors"]
+    by_hand = sum(
+        5.0 * float((springs[f"fisher.{k}/{name}"] * (p.detach() + 1 - springs[f"anchor.{k}/{name}"]) ** 2).sum())
+        for k in range(2)
+        for name, p in model.named_parameters()
+    )
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 1
+    assert guard.penalty() == pytest.approx(by_hand, rel=1e-5)
