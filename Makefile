@@ -1,12 +1,15 @@
-# make run    the demonstration: five methods, five seeds, on digits
-# make test   style, types, and the fast tests
+# make run            the demonstration: what is forgotten, and what helps, in under a minute
+# make test           style, types, and the fast tests
+# make release-check  build, check and try out what would be published
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+RUNNABLE := .venv/.runnable
 READY := .venv/.ready
 
-.PHONY: run test test-slow test-trackers fuzz bench clean
+.PHONY: run test test-slow test-trackers fuzz bench release-check clean
 
-run: $(READY)
+run: $(RUNNABLE)
 	$(BIN)/rwalk run
 
 test: $(READY)
@@ -20,7 +23,7 @@ test-slow: $(READY)
 
 # TensorBoard's event reader, an MLflow client on a real server, W&B's offline files; installed for this alone.
 test-trackers: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tensorboard,mlflow,wandb]'
+	$(INSTALL) -e '.[tensorboard,mlflow,wandb]'
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/test_trackers.py
 
 # Every loader for so many seconds; atheris is installed for this alone.
@@ -34,12 +37,24 @@ fuzz: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
-# Installed once; again only when what to install has changed.
-$(READY): pyproject.toml constraints.txt
+# A source archive and a wheel, checked; and the wheel by itself, in an empty environment elsewhere.
+release-check: $(READY)
+	$(INSTALL) build twine
+	rm -rf dist
+	$(BIN)/python -m build --quiet
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python tests/wheel_smoke.py dist/*.whl
+
+# Installed once; again only when what to install has changed. First what the demonstration needs, then the rest.
+$(RUNNABLE): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rwalk needs Python 3.11 or newer; set PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) -e '.[report]'
+	touch $@
+
+$(READY): $(RUNNABLE)
+	$(INSTALL) -e '.[dev]'
 	touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import little
-from rwalk import Fleet, MemorySpec, Training, cli
+from rwalk import Fleet, MemorySpec, Training, __version__, cli
 from rwalk.cli import sweep, trust
 from rwalk.parts import parts
 from rwalk.studies.specs import RunSpec, StreamSpec
@@ -229,7 +228,7 @@ def test_replay_is_recorded_as_it_is_done_and_a_method_with_its_own_says_so(rwal
 
 
 def test_the_version_is_told(rwalk: Rwalk) -> None:
-    assert rwalk("--version") == (0, f"rwalk {version('rwalk')}\n", "")
+    assert rwalk("--version") == (0, f"rwalk {__version__}\n", "")
 
 
 def test_a_stopped_run_is_reported(rwalk: Rwalk) -> None:
@@ -267,6 +266,13 @@ def test_what_changes_nothing_is_said(rwalk: Rwalk) -> None:
     assert "there is only one task, so nothing can be forgotten" in said
     assert "--lam" not in rwalk(*options, "--methods=vanilla,rwalk", "--lam=1", "--out=b").err
     assert rwalk(*options, "--methods=vanilla", "--lam=1", "--quiet", "--out=a").err == ""
+
+
+def test_where_both_heads_are_the_same_there_is_one_table(rwalk: Rwalk) -> None:
+    options = [*LITTLE, "--methods=vanilla,rwalk", "--steps=1"]
+    said = rwalk(*options, "--permuted=2", "--out=permuted").out
+    assert said.count("accuracy A") == 1 and "Single-head and multi-head, which are the same here" in said
+    assert rwalk(*options, "--out=split").out.count("accuracy A") == 2
 
 
 def test_a_device_that_is_not_there_comes_with_a_way_out(rwalk: Rwalk) -> None:

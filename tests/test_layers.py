@@ -23,7 +23,7 @@ LAYERS = (
     ("labels",),
     ("studies", "classifier"),
     ("report", "models"),
-    ("paper",),
+    ("paper", "demonstration"),
     ("yardsticks",),
     ("cli", "testing"),
     ("__main__",),

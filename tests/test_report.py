@@ -141,10 +141,25 @@ def test_a_row_of_the_wrong_form_is_refused(tmp_path: Path) -> None:
             results.read(tmp_path)
 
 
-def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "cure"), [("runs", "`rwalk resume {}` trains that run again"), ("mine", "")])
+def test_a_torn_last_line_is_left_out_and_said_so(
+    name: str, cure: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     rows = made_rows()[:2]
-    (tmp_path / "runs.jsonl").write_text(json.dumps(rows[0]) + "\n" + json.dumps(rows[1])[:50])
+    file = tmp_path / f"{name}.jsonl"
+    file.write_text(json.dumps(rows[0]) + "\n" + json.dumps(rows[1])[:50])
     assert [row["hash"] for row in results.read(tmp_path).rows] == [rows[0]["hash"]]
+    (said,) = caplog.messages
+    assert said.startswith(f"{file} ends in the middle of a row, which is left out")
+    assert said.endswith(cure.format(tmp_path))
+    caplog.clear()
+    write_rows(file, rows)
+    assert len(results.read(tmp_path).rows) == 2 and not caplog.messages
+
+
+def test_a_stopped_run_without_a_strength_shows_none() -> None:
+    page = render(results.Results([row for row in made_rows() if row["stopped"]], []), "title")
+    assert re.search(r"<td>vanilla</td><td class=\"number\">–</td>", page)
 
 
 # ── grouping ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rwalk.studies import Study
     from rwalk.training import Training
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "EWC",

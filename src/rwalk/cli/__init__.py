@@ -72,9 +72,9 @@ def _friendly_errors() -> Iterator[None]:
 
 def _tell_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
+        import rwalk
 
-        print(f"rwalk {version('rwalk')}")
+        print(f"rwalk {rwalk.__version__}")
         raise typer.Exit
 
 

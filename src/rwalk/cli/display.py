@@ -10,20 +10,29 @@ if TYPE_CHECKING:
 
 
 def show(rows: list[Row], folder: Path) -> None:
+    """What a study found, and what was written; the demonstration has a way of its own."""
+    from rwalk.cli import demonstrate
+    from rwalk.demonstration.runs import are_all_in
+
+    (demonstrate.show if are_all_in(rows) else _show_tables)(rows, folder)
+
+
+def _show_tables(rows: list[Row], folder: Path) -> None:
     """One table per head, the runs that stopped and why, and what was written."""
     from rich.console import Console
     from rich.markup import escape
 
-    from rwalk.report.summary import summarise
-    from rwalk.report.tables import result_table
+    from rwalk.report.summary import heads_agree, summarise
+    from rwalk.report.tables import BOTH, result_table
     from rwalk.studies.provenance import mixture
 
     console = Console()
     summaries = summarise(rows)
     if said := mixture(rows):
         console.print(escape(said), style="yellow", highlight=False)
-    for head in ("single", "multi"):
-        console.print(result_table(summaries, head))
+    heads = ["single"] if heads_agree(summaries) else ["single", "multi"]
+    for head in heads:
+        console.print(result_table(summaries, head, BOTH if len(heads) == 1 else ""))
     for row in rows:
         if row["stopped"]:
             reason = escape(row["stopped"])
@@ -32,7 +41,8 @@ def show(rows: list[Row], folder: Path) -> None:
     try:
         from rwalk.report.figures import HEAD_NAMES, Block, accuracy_over_time
 
-        blocks = [Block(head, summaries, f"{name} accuracy %") for head, name in HEAD_NAMES.items()]
+        named = {"single": ""} if len(heads) == 1 else HEAD_NAMES
+        blocks = [Block(head, summaries, f"{name} accuracy %".lstrip()) for head, name in named.items()]
         accuracy_over_time(blocks, folder / "accuracy.png")
         written += ", accuracy.png"
     except ImportError:

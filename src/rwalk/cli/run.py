@@ -36,7 +36,15 @@ USUAL_REPLAY = {"reservoir": "beside"}
 DEFAULT_EPOCHS = {"digits": 20}  # small data needs several passes; 1 everywhere else
 
 
+# Options that say where a study is trained and how it is shown, not what is learned.
+HOW = {
+    *("data", "device", "workers", "checkpoint_every", "executor", "join"),
+    *("out", "keep", "track", "quiet", "as_json"),
+}
+
+
 def run(
+    context: typer.Context,
     dataset: Annotated[
         str,
         typer.Option(
@@ -154,7 +162,9 @@ def run(
 ) -> None:
     """Learn a stream of tasks with several methods and seeds, and compare them.
 
-    Without any option: digits, five methods, five seeds, in under a minute.
+    Without options: a demonstration of what forgetting is and what helps against it, in under a minute. With any
+    option that says what to learn, a study; digits in five tasks of two classes each, five methods and five seeds,
+    as far as the options do not say otherwise.
     """
     from rwalk.cli import sweep
     from rwalk.data.datasets import Reading, is_folder
@@ -213,12 +223,17 @@ def run(
             remarks.append(f"--replay {replay} is ignored for {name}, which prescribes its own replay")
     if lam and not any("lam" in each.numbers for each in runs):
         remarks.append(f"--lam is ignored: {', '.join(names)} has no λ")
+    name = Path(dataset).expanduser().resolve().name if is_folder(dataset) else dataset
+    if not _says_what_to_learn(context):
+        from rwalk.demonstration.runs import runs as demonstration
+        from rwalk.demonstration.story import INTRODUCTION
+
+        runs, reference, remarks, name = [*demonstration()], "none", [*INTRODUCTION], "demonstration"
     where = chosen_device(device)
     study = Study(
         tuple(runs), reference, data, where, workers, checkpoint_every=checkpoint_every, executor=executor
     )
     remarks += execute.remarks_on(study, keep)
-    name = Path(dataset).expanduser().resolve().name if is_folder(dataset) else dataset
     hashed = f"{Path(name.replace(':', '-')).name}-{study.describe()['hash'][:8]}"
     folder = out or Path("rwalk-studies") / hashed
     if not join:
@@ -230,6 +245,12 @@ def run(
         )
     study = replace(study, executor="join", cache=folder)
     execute.run_and_show(study, SharedStore(folder), quiet, as_json, remarks=remarks, go_on="the same command")
+
+
+def _says_what_to_learn(context: typer.Context) -> bool:
+    """Whether any option given is about what is learned."""
+    sources = {name: context.get_parameter_source(name) for name in context.params if name not in HOW}
+    return any(source is not None and source.name == "COMMANDLINE" for source in sources.values())
 
 
 def _memory(

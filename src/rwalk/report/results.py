@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from typing import Any
 
 from rwalk.errors import InputError
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.store import Row, Store, read_rows
+from rwalk.studies.store import Row, Store, is_torn, read_rows
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,12 @@ def read(folder: Path) -> Results:
 def _rows(path: Path) -> list[Row]:
     """The rows of a study, which knows where it was begun, or of a file collected from somewhere."""
     store = Store(path.parent)
-    return store.rows() if path == store.rows_file else read_rows(path)
+    own = path == store.rows_file
+    rows = store.rows() if own else read_rows(path)
+    if is_torn(path):
+        cure = f": `rwalk resume {path.parent}` trains that run again" if own else ""
+        logger.warning("%s ends in the middle of a row, which is left out%s", path, cure)
+    return rows
 
 
 def _planned(studies: Iterable[Mapping[str, Any]]) -> set[str]:

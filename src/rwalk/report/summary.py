@@ -48,6 +48,13 @@ def summarise(rows: Sequence[Row]) -> list[Summary]:
     return [_summary(group) for group in groups.values()]
 
 
+def heads_agree(summaries: Sequence[Summary]) -> bool:
+    """Whether both heads measure the same, as they do where every task has all classes."""
+    return all(
+        np.array_equal(each.accuracy["single"], each.accuracy["multi"], equal_nan=True) for each in summaries
+    )
+
+
 def _summary(rows: list[Row]) -> Summary:
     first = rows[0]
     heads = ("single", "multi")

@@ -13,12 +13,13 @@ from rwalk.report.summary import MORE, Summary, mean_and_deviation
 
 ASKED_FOR = ("gap", "calibration")  # measured only where a run is told to
 TITLES = {"single": "Single-head: which of all classes seen?", "multi": "Multi-head: which class of this task?"}
+BOTH = "Single-head and multi-head, which are the same here"
 
 
-def result_table(summaries: Sequence[Summary], head: str) -> Table:
+def result_table(summaries: Sequence[Summary], head: str, title: str = "") -> Table:
     """A_K in percent, F_K and I_K as the paper writes them; mean ± standard deviation over the seeds."""
     tasks = summaries[0].accuracy[head].shape[-1]
-    table = Table(title=TITLES[head], title_justify="left", title_style="bold")
+    table = Table(title=title or TITLES[head], title_justify="left", title_style="bold")
     table.add_column("method")
     table.add_column("λ", justify="right")
     table.add_column(f"accuracy A{_sub(tasks)} %  ↑", justify="right")

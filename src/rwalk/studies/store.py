@@ -206,6 +206,16 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
+def is_torn(path: Path) -> bool:
+    """Whether a file of rows ends in the middle of one, as after a crash or on a full disk."""
+    last = path.read_bytes().rpartition(b"\n")[2]
+    try:
+        parse_json(last or b"{}")
+    except ValueError:
+        return True
+    return False
+
+
 def _checked(row: Any) -> Row:
     """A row as this version writes it, or InputError with what is wrong with it.
 

@@ -1,0 +1,66 @@
+"""The demonstration on the terminal: one table, one sentence, one picture, and what to do next."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rwalk.studies.store import Row
+
+
+def show(rows: list[Row], folder: Path) -> None:
+    """What became of the first task, by every way to learn."""
+    from rich.console import Console
+
+    from rwalk.demonstration import story
+    from rwalk.demonstration.picture import picture
+    from rwalk.demonstration.table import table
+    from rwalk.files import write_atomically
+    from rwalk.report.summary import summarise
+
+    console = Console(highlight=False)
+    ways = story.ways(summarise(rows))
+    console.print(table(ways))
+    console.print(f"\n[bold]{story.sentence(ways)}[/bold]\n")
+    console.print(f"{story.WAYS} {story.pairs(ways)} {story.SETTINGS}\n")
+    drawn = folder / "demonstration.svg"
+    try:
+        write_atomically(drawn, picture(ways))
+        console.print(f"The picture: {drawn}", soft_wrap=True)
+    except OSError as error:
+        console.print(f"No picture could be written: {error.strerror}", soft_wrap=True)
+    console.print("Next:")
+    for command, why in _next(folder):
+        console.print(f"  {shlex.join([*program(), *command])}    [dim]# {why}[/dim]", soft_wrap=True)
+
+
+def _next(folder: Path) -> list[tuple[list[str], str]]:
+    """Three commands that work here, as they are."""
+    with_report = all(find_spec(name) for name in ("plotly", "jinja2"))
+    look = (["report", str(folder)], "these runs as one page for your browser")
+    again = (["resume", str(folder)], "all this once more, without training")
+    return [
+        look if with_report else again,
+        (["run", "--memory", "10", "--seeds", "2"], "harder: two new classes per task, ten examples kept of each"),
+        (["methods"], "every way to learn there is; with your own data: rwalk fit --help"),
+    ]
+
+
+def program() -> list[str]:
+    """The words that start this program again from the current folder."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":  # python -m rwalk
+        return [_from_here(Path(sys.executable)), "-m", "rwalk"]
+    found = shutil.which(called.name)
+    return [called.name] if found and Path(found).resolve() == called.resolve() else [_from_here(called)]
+
+
+def _from_here(path: Path) -> str:
+    """Relative, if it is below the current folder; not resolved, for an environment's python is a link."""
+    path = Path.cwd() / path
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,1 @@
+"""What rwalk is for, shown in under a minute: the study behind `rwalk run` without options, and how it is told."""
