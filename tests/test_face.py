@@ -61,10 +61,16 @@ def test_the_list_of_methods_is_that_of_the_parts_there_are() -> None:
     assert list(catalogue.summaries().items()) == list(learners.summaries().items())
 
 
-def test_a_guard_does_not_wait_for_scikit_learn_and_nothing_waits_for_extras() -> None:
-    assert not {"sklearn", "scipy", "rich", "typer"} & imported_by("import rwalk; rwalk.Guard")
+def test_a_guard_does_not_wait_for_scikit_learn() -> None:
+    assert not {"sklearn", "scipy", "pandas", "rich", "typer"} & imported_by("import rwalk; rwalk.Guard")
+
+
+def test_no_public_name_waits_for_an_extra() -> None:
+    """Nor for more of scikit-learn than its base, which itself imports whatever else it finds."""
     everything = imported_by("import rwalk; [getattr(rwalk, name) for name in rwalk.__all__]")
-    assert not {"sklearn.model_selection", "typer", "matplotlib", "plotly", "PIL", "pyarrow"} & everything
+    beyond = everything - imported_by("import torch, sklearn.base")
+    extras = {"sklearn.model_selection", "typer", "matplotlib", "plotly", "PIL", "pyarrow", "lightning"}
+    assert not extras & beyond
 
 
 @pytest.mark.parametrize("collecting", [True, False])
