@@ -11,12 +11,16 @@ from torch import Tensor
 
 from rwalk.classifiers import Classifier, Logits, NearestMean
 from rwalk.data.batches import Replay
-from rwalk.losses.base import Batch, Taught
+from rwalk.losses.base import Batch, Taught, spread
+from rwalk.methods.base import Number, require
 
 
 @dataclass(frozen=True)
 class ICaRL(Taught):
-    """Sigmoid cross entropy: new outputs learn the labels, old outputs what the network said before the task."""
+    """Sigmoid cross entropy: new outputs learn the labels, old outputs what the network said before the task.
+
+    temperature  softens what it said; the paper does without
+    """
 
     name: ClassVar[str] = "icarl"
     summary: ClassVar[str] = "iCaRL: distillation, herded exemplars, nearest mean of exemplars"
@@ -24,10 +28,16 @@ class ICaRL(Taught):
     needs_memory: ClassVar[bool] = True
     classifier: ClassVar[Classifier] = NearestMean()
 
+    temperature: Number = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.temperature, "temperature", minimum=0.0, open_=True)
+
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         target = F.one_hot(batch.y, logits.shape[-1]).to(logits.dtype)
         if batch.taught is not None:
-            target = torch.where(batch.old, batch.taught.sigmoid(), target)
+            said = (batch.taught / spread(self.temperature, logits)).sigmoid()
+            target = torch.where(batch.old, said, target)
         each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
         return (each * (batch.new | batch.old)).sum(-1).mean(-1)
 
