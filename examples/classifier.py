@@ -1,22 +1,38 @@
-"""Handwritten digits arrive in five batches of two classes. Who still knows the first ones at the end?
-
-    python examples/classifier.py
-
-Half a minute on one core. Prints, after each batch, the accuracy on all digits seen so far.
 """
+New classes, call by call
+=========================
 
-from __future__ import annotations
+Handwritten digits arrive in five batches of two classes, and each batch is gone when the next one comes. Who
+still knows the first digits at the end?
+
+.. code-block:: console
+
+   $ python examples/classifier.py
+
+It takes half a minute on one core.
+"""
 
 import tempfile
 import warnings
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from rwalk import IncrementalClassifier
 
-CLASSIFIERS = {
+# %%
+# The data, and five classifiers
+# ------------------------------
+# The default learns in closed form. The other four train a network: with and without a method that holds it,
+# with and without a few examples kept from each class.
+
+x, y = load_digits(return_X_y=True)
+x, x_test, y, y_test = train_test_split(x, y, stratify=y, random_state=0)
+pairs = [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
+
+classifiers = {
     "the default": IncrementalClassifier(),
     "RWalk, 10 exemplars per class": IncrementalClassifier(method="rwalk", memory=10),
     "10 exemplars per class alone": IncrementalClassifier(method=None, memory=10),
@@ -24,32 +40,47 @@ CLASSIFIERS = {
     "a network without protection": IncrementalClassifier(method=None),
 }
 
+# %%
+# Learn the batches in turn
+# -------------------------
+# After each batch, every classifier is asked about all digits seen so far. rwalk warns that a network without
+# exemplars will favour the newest classes. Two of the five are here to show exactly that.
 
-def main() -> None:
-    x, y = load_digits(return_X_y=True)
-    x, x_test, y, y_test = train_test_split(x, y, stratify=y, random_state=0)
-    pairs = [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
-    warnings.filterwarnings("ignore", "learning classes call by call")  # two of the five are there to show it
+warnings.filterwarnings("ignore", "learning classes call by call")
 
-    print(f"{'':30}" + "".join(f"  {f'{a} and {b}':>7}" for a, b in pairs))
-    for name, classifier in CLASSIFIERS.items():
-        line = f"{name:30}"
-        for pair in pairs:
-            arrived = (y == pair[0]) | (y == pair[1])
-            classifier.partial_fit(x[arrived], y[arrived])
-            seen = y_test <= pair[1]
-            line += f"  {classifier.score(x_test[seen], y_test[seen]):7.1%}"
-        print(line)
+scores = {}
+print(f"{'accuracy on all digits so far':30}" + "".join(f"  {f'{a} and {b}':>7}" for a, b in pairs))
+for name, classifier in classifiers.items():
+    scores[name] = []
+    for pair in pairs:
+        arrived = (y == pair[0]) | (y == pair[1])
+        classifier.partial_fit(x[arrived], y[arrived])
+        seen = y_test <= pair[1]
+        scores[name].append(classifier.score(x_test[seen], y_test[seen]))
+    print(f"{name:30}" + "".join(f"  {score:7.1%}" for score in scores[name]))
 
-    # What was learned fits into one file and goes on from there. And what was learned can be unlearned, exactly.
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "digits.safetensors"
-        CLASSIFIERS["the default"].save(file)
-        classifier = IncrementalClassifier.load(file)
-    warnings.filterwarnings("ignore", "what was learned from these examples is gone")
-    classifier.forget(x[y == 7], y[y == 7])
-    print(f"\nwithout the sevens, it knows {classifier.classes_.tolist()}")
+# %%
+# The picture
+# -----------
 
+_, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+for name, line in scores.items():
+    axes.plot(range(1, 6), [100 * score for score in line], marker="o", label=f"{name}: {line[-1]:.0%}")
+axes.set(xlabel="batches learned", ylabel="accuracy on all digits so far, %", xticks=range(1, 6), ylim=(0, 102))
+axes.legend(loc="lower left", frameon=False)
+axes.spines[["top", "right"]].set_visible(False)
+plt.show()
 
-if __name__ == "__main__":
-    main()
+# %%
+# Save it, go on later, take something back
+# -----------------------------------------
+# What was learned fits into one file. And what was learned in closed form can be unlearned, exactly.
+
+with tempfile.TemporaryDirectory() as folder:
+    file = Path(folder) / "digits.safetensors"
+    classifiers["the default"].save(file)
+    classifier = IncrementalClassifier.load(file)
+
+warnings.filterwarnings("ignore", "what was learned from these examples is gone")
+classifier.forget(x[y == 7], y[y == 7])
+print(f"without the sevens, it knows {classifier.classes_.tolist()}")

@@ -1,13 +1,20 @@
-"""Guard in Hugging Face's Trainer: five tasks on digits, one `train` each.
+"""
+Guard in the Hugging Face Trainer
+=================================
 
-pip install 'rwalk[huggingface]'
-python examples/guard_huggingface.py
+Five tasks of digits, one ``train`` each. The callback is all that is new.
+
+.. code-block:: console
+
+   $ pip install 'rwalk[huggingface]'
+   $ python examples/guard_huggingface.py
 """
 
 from __future__ import annotations
 
 from tempfile import TemporaryDirectory
 
+import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 from digits import MultiHead, accuracy, tasks
@@ -17,6 +24,10 @@ from transformers import Trainer, TrainingArguments, set_seed
 
 import rwalk
 from rwalk.integrations.huggingface import GuardCallback
+
+# %%
+# A model that returns its loss
+# -----------------------------
 
 
 class Module(nn.Module):
@@ -34,6 +45,11 @@ class Module(nn.Module):
 
 def rows(data: TensorDataset) -> list[dict[str, Tensor]]:
     return [{"x": x, "labels": y} for x, y in data]
+
+
+# %%
+# One train per task, with the same callback
+# ------------------------------------------
 
 
 def train(epochs: int = 10) -> list[float]:
@@ -61,6 +77,21 @@ def train(epochs: int = 10) -> list[float]:
     return [accuracy(module.model, task) for task in stream]
 
 
+def picture(accuracies: list[float]) -> None:
+    _, axes = plt.subplots(figsize=(5, 3), layout="constrained")
+    bars = axes.bar([f"task {number}" for number in range(1, 6)], [100 * each for each in accuracies])
+    axes.bar_label(bars, fmt="%.1f")
+    axes.set(ylabel="accuracy at the end, %", ylim=(0, 110))
+    axes.spines[["top", "right"]].set_visible(False)
+    plt.show()
+
+
+# %%
+# What comes out
+# --------------
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print("after five tasks:", ", ".join(f"{each:.1%}" for each in train()))
+    known = train()
+    print("after five tasks:", ", ".join(f"{each:.1%}" for each in known))
+    picture(known)

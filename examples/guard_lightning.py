@@ -1,7 +1,13 @@
-"""Guard in Lightning: five tasks on digits, one `fit` each.
+"""
+Guard in Lightning
+==================
 
-pip install 'rwalk[lightning]'
-python examples/guard_lightning.py
+Five tasks of digits, one ``fit`` each. The callback is all that is new.
+
+.. code-block:: console
+
+   $ pip install 'rwalk[lightning]'
+   $ python examples/guard_lightning.py
 """
 
 from __future__ import annotations
@@ -9,6 +15,7 @@ from __future__ import annotations
 import logging
 
 import lightning.pytorch as pl
+import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 from digits import MultiHead, accuracy, tasks
@@ -17,6 +24,10 @@ from torch.utils.data import DataLoader
 
 import rwalk
 from rwalk.integrations.lightning import GuardCallback
+
+# %%
+# The module is as ever
+# ----------------------
 
 
 class Module(pl.LightningModule):
@@ -31,6 +42,11 @@ class Module(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+
+# %%
+# One fit per task, with the same callback
+# ----------------------------------------
 
 
 def train(epochs: int = 10) -> list[float]:
@@ -54,7 +70,22 @@ def train(epochs: int = 10) -> list[float]:
     return [accuracy(module.model, task) for task in stream]
 
 
+def picture(accuracies: list[float]) -> None:
+    _, axes = plt.subplots(figsize=(5, 3), layout="constrained")
+    bars = axes.bar([f"task {number}" for number in range(1, 6)], [100 * each for each in accuracies])
+    axes.bar_label(bars, fmt="%.1f")
+    axes.set(ylabel="accuracy at the end, %", ylim=(0, 110))
+    axes.spines[["top", "right"]].set_visible(False)
+    plt.show()
+
+
+# %%
+# What comes out
+# --------------
+
 if __name__ == "__main__":
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     torch.set_num_threads(1)
-    print("after five tasks:", ", ".join(f"{each:.1%}" for each in train()))
+    known = train()
+    print("after five tasks:", ", ".join(f"{each:.1%}" for each in known))
+    picture(known)

@@ -1,16 +1,22 @@
-"""Guard and one head: digits 0 to 4, then 5 to 9, all ten told apart by the same outputs.
-
-    python examples/guard_one_head.py
-
-What the loss compares matters as much as the guard. Against all outputs, the new classes' examples push the old
-ones' outputs down, and no importance of weights can hold that up; against the task's own, nothing does. A few old
-examples in every batch are worth more than either.
 """
+One head: a guard alone is not enough
+=====================================
+
+Digits 0 to 4, then 5 to 9, all ten told apart by the same outputs.
+
+.. code-block:: console
+
+   $ python examples/guard_one_head.py
+
+What the loss compares matters as much as the guard. If it compares all outputs, examples of the new classes push
+the old classes' outputs down, and no importance of weights can hold them up. If it compares the task's own
+outputs, nothing pushes them. A few old examples in every batch are worth more than either."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
@@ -24,6 +30,11 @@ EPOCHS, BATCH, KEPT = 20, 32, 10  # examples kept of every old class
 LOOPS = ("all outputs", "the task's own outputs", "all outputs, with old examples")
 
 Examples = tuple[Tensor, Tensor]
+
+
+# %%
+# The loop, in three variants
+# ---------------------------
 
 
 def batches(task: Examples, kept: Examples | None) -> Iterator[Examples]:
@@ -67,6 +78,11 @@ def train(loop: str, seed: int, method: rwalk.Method | None) -> tuple[float, flo
     return right[y_test < 5].mean().item(), right[y_test >= 5].mean().item()
 
 
+# %%
+# With and without a guard
+# ------------------------
+
+
 def compare(seeds: range = range(5)) -> dict[tuple[str, str], tuple[float, float]]:
     """Accuracies on old and new classes by loop, with and without a guard: means over the seeds."""
     found = {}
@@ -77,7 +93,33 @@ def compare(seeds: range = range(5)) -> dict[tuple[str, str], tuple[float, float
     return found
 
 
+def picture(found: dict[tuple[str, str], tuple[float, float]]) -> None:
+    """Old classes against new ones: top right is best."""
+    _, axes = plt.subplots(figsize=(6.5, 4.5), layout="constrained")
+    for loop, colour in zip(LOOPS, ("tab:red", "tab:orange", "tab:blue"), strict=True):
+        before, after = found[loop, "without"], found[loop, "Guard(RWalk)"]
+        move = {"arrowstyle": "->", "color": colour, "shrinkA": 6, "shrinkB": 6}
+        axes.annotate("", [100 * each for each in after], [100 * each for each in before], arrowprops=move)
+        axes.plot(100 * before[0], 100 * before[1], "o", color=colour, markerfacecolor="white")
+        axes.plot(100 * after[0], 100 * after[1], "o", color=colour, label=loop)
+    axes.set(
+        xlabel="accuracy on the old classes, %",
+        ylabel="accuracy on the new classes, %",
+        xlim=(-3, 103),
+        ylim=(60, 103),
+    )
+    axes.legend(title="the loss compares (from without a guard, to with it)", loc="lower left", frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    plt.show()
+
+
+# %%
+# What comes out
+# --------------
+
 if __name__ == "__main__":
     torch.set_num_threads(1)  # the network is too small to share out
-    for (loop, name), (old, new) in compare().items():
+    found = compare()
+    for (loop, name), (old, new) in found.items():
         print(f"{loop:31} {name:13} old {old:6.1%}   new {new:6.1%}   both {(old + new) / 2:6.1%}")
+    picture(found)
