@@ -1,0 +1,184 @@
+"""Fills in what a method's page can take from elsewhere: its settings from the code, its figures from our tables.
+
+    python docs/_tools/method_pages.py
+
+The text of the pages is written by hand. Between `<!-- settings -->` and `<!-- /settings -->`, and likewise for
+`measured` and, on the first page, `methods`, everything is written by this program. A test says when it is out of
+date.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+DOCS = Path(__file__).parents[1]
+ROOT = DOCS.parent
+PAGES = DOCS / "methods"
+sys.path[:0] = [str(ROOT / "src"), str(DOCS / "_extensions")]
+
+from plain_docstrings import NAMED  # noqa: E402
+
+from rwalk import parts  # noqa: E402
+from rwalk.losses import Loss  # noqa: E402
+from rwalk.methods import Method  # noqa: E402
+from rwalk.projectors import Projector  # noqa: E402
+from rwalk.solvers import Solver  # noqa: E402
+
+KINDS = {
+    Method: "Springs on parameters",
+    Loss: "Replay and distillation: another loss",
+    Projector: "Projected gradients",
+    Solver: "Closed form: no gradient",
+}
+# The tables of RESULTS.md that compare methods, and what their blocks mean.
+PAPER = {
+    "Table 1, MNIST (and figures 2 and 3)": "MNIST, 5 tasks",
+    "Table 1, CIFAR-100 (and figures 2 and 3)": "CIFAR-100, 10 tasks",
+    "Table S1: ResNet-18, 20 tasks, GEM and iCaRL": "CIFAR-100, 20 tasks, ResNet-18",
+}
+BLOCKS = {"multi": "multi-head", "single": "single-head", "samples": "single-head, with exemplars"}
+FROM_MEMORY = "Quoted from memory: we could not check it against its source."
+NOT_YET = "None of the tables has this method yet."
+
+
+class Figure(NamedTuple):
+    """A row of the measured figures."""
+
+    where: str
+    ours: str
+    published: str
+    seeds: str
+
+
+def filled(page: str, name: str | None) -> str:
+    """A page with its blocks written anew; `name` is the method's, or None for the first page."""
+    blocks = {"methods": listing} if name is None else {"settings": settings, "measured": measured}
+    for block, content in blocks.items():
+        text = content() if name is None else content(name)  # type: ignore[call-arg]
+        marks = re.compile(rf"(<!-- {block} -->\n).*?(<!-- /{block} -->)", re.DOTALL)
+        if not marks.search(page):
+            raise ValueError(f"the page of {name or 'all methods'} has no place for {block}: <!-- {block} -->")
+        page = marks.sub(lambda found, text=text: f"{found[1]}{text}\n{found[2]}", page)
+    return page
+
+
+def listing() -> str:
+    """All methods by what they are, one line each."""
+    out = []
+    for kind, title in KINDS.items():
+        rows = [(name, part) for name, part in parts.parts().items() if issubclass(part, kind)]
+        out += [f"**{title}**", "", "| method | what it does | keeps old examples |", "|---|---|---|"]
+        out += [f"| [{name}]({name}.md) | {part.summary} | {_keeps(part)} |" for name, part in rows]
+        out.append("")
+    return "\n".join(out).strip()
+
+
+def _keeps(part: Any) -> str:
+    if getattr(part, "everything", False):
+        return "all of them"
+    if getattr(part, "needs_memory", False):
+        return "yes"
+    return "no" if getattr(part, "memoryless", False) else "if you like"
+
+
+def settings(name: str) -> str:
+    kind = parts.parts()[name]
+    rows = [(each.name, _default(each.default), _meaning(kind, each.name)) for each in fields(kind)]
+    if not rows or name == "vanilla":
+        return "It has nothing to set."
+    table = [f"| `{setting}` | {default} | {meaning} |" for setting, default, meaning in rows]
+    return "\n".join(["| setting | default | |", "|---|---|---|", *table])
+
+
+def _default(value: Any) -> str:
+    if value is MISSING:
+        return ""
+    if hasattr(value, "proximal"):
+        return f"{float(value):g} (proximal: {value.proximal:g})"
+    return f"{value:g}" if isinstance(value, float) else f"{value}".replace("None", "–")
+
+
+def _meaning(kind: type, setting: str) -> str:
+    """What the docstring of the class, or of one above it, says about a setting."""
+    for each in kind.__mro__:
+        meanings = _explained(each.__doc__ or "")
+        if setting in meanings:
+            return meanings[setting].replace("|", "\\|")
+    raise ValueError(f"no docstring says what {setting} of {kind.__name__} is")
+
+
+def _explained(docstring: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    last = ""
+    for line in docstring.splitlines():
+        if (match := NAMED.fullmatch(line.strip())) is not None:
+            last = match["name"]
+            found[last] = match["meaning"]
+        elif last and line.startswith("           ") and line.strip():
+            found[last] += f" {line.strip()}"
+        else:
+            last = ""
+    return found
+
+
+def measured(name: str) -> str:
+    figures = [*_of_the_paper(name), *_of_the_yardsticks(name)]
+    if not figures:
+        return NOT_YET
+    rows = [f"| {each.where} | {each.ours} | {each.published} | {each.seeds} |" for each in figures]
+    remark = ["", f"† {FROM_MEMORY}"] if any("†" in each.published for each in figures) else []
+    return "\n".join(["| | accuracy, % | published | seeds |", "|---|---|---|---|", *rows, *remark])
+
+
+def _of_the_paper(name: str) -> list[Figure]:
+    out = []
+    for title, data in PAPER.items():
+        for row in _rows(ROOT / "RESULTS.md", title):
+            block, method, ours, published, seeds = row[0], row[1], row[5], row[6], row[4]
+            if method in (name, f"{name}-S") and _was_run(ours):
+                where = f"[{data}, {BLOCKS.get(block, block)}](../../RESULTS.md#{_slug(title)})"
+                out.append(Figure(where, ours, published, seeds))
+    return out
+
+
+def _of_the_yardsticks(name: str) -> list[Figure]:
+    """All of them but those that repeat the paper's tables."""
+    out = []
+    page = DOCS / "yardsticks.md"
+    for title in re.findall(r"^## (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+        for row in _rows(page, title):
+            if row[1] == name and _was_run(row[3]) and "RWalk's table 1" not in title:
+                setting = re.sub(r"^(class|task), (\d+)$", r"\1-incremental, \2 kept", row[0])
+                where = f"[{title.partition(' (')[0]}: {setting}](../yardsticks.md#{_slug(title)})"
+                out.append(Figure(where, row[3], row[2], row[6]))
+    return out
+
+
+def _was_run(ours: str) -> bool:
+    return ours not in ("", "–")
+
+
+def _rows(page: Path, title: str) -> list[list[str]]:
+    """The cells of the tables in a section, without their heads."""
+    _, _, rest = page.read_text(encoding="utf-8").partition(f"\n## {title}\n")
+    section = re.split(r"^## ", rest, maxsplit=1, flags=re.MULTILINE)[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def _slug(title: str) -> str:
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def main() -> None:
+    for name in (None, *parts.parts()):
+        page = PAGES / f"{name or 'index'}.md"
+        page.write_text(filled(page.read_text(encoding="utf-8"), name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
