@@ -1,5 +1,6 @@
 # make run            the demonstration: what is forgotten, and what helps, in under a minute
 # make test           style, types, and the fast tests
+# make docs           the site, in build/docs: every example is run
 # make release-check  build, check and try out what would be published
 PYTHON ?= python3
 BIN := .venv/bin
@@ -7,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 RUNNABLE := .venv/.runnable
 READY := .venv/.ready
 
-.PHONY: run test test-slow test-trackers fuzz bench release-check clean
+.PHONY: run test test-slow test-trackers docs fuzz bench release-check clean
 
 run: $(RUNNABLE)
 	$(BIN)/rwalk run
@@ -25,6 +26,12 @@ test-slow: $(READY)
 test-trackers: $(READY)
 	$(INSTALL) -e '.[tensorboard,mlflow,wandb]'
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/test_trackers.py
+
+# The site; a warning is an error. Sphinx and what the examples need are installed for this alone.
+docs: $(RUNNABLE)
+	$(INSTALL) -e '.[docs]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going --nitpicky --quiet -b html docs build/docs
+	@echo "open build/docs/index.html"
 
 # Every loader for so many seconds; atheris is installed for this alone.
 SECONDS ?= 60
@@ -57,4 +64,4 @@ $(READY): $(RUNNABLE)
 	touch $@
 
 clean:
-	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist docs/gallery docs/api/generated .pytest_cache .mypy_cache .ruff_cache .hypothesis

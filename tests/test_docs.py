@@ -1,4 +1,4 @@
-"""The documentation's code is code: what docs/extending.md shows is written down, run and checked."""
+"""The documentation's code is code: what its pages show is written down, run and checked."""
 
 from __future__ import annotations
 
@@ -77,10 +77,33 @@ def test_a_study_of_own_parts_goes_on_only_when_each_is_confirmed(
     assert rwalk("resume", "study", "--trust=mine:MeanGradient", "--trust=mine:LEAST_SURE", "--quiet") == 0
 
 
-@pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md")))
-def test_links_between_pages_lead_somewhere(page: str) -> None:
-    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", (DOCS / page).read_text()):
-        assert link.startswith("http") or (DOCS / link).exists(), f"{page} links to {link}"
+HOW_TO = sorted((DOCS / "howto").glob("*.md"))
+RUN = [DOCS / "studies.md", *HOW_TO]  # of these, all that is marked python or bash
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
+def test_what_a_page_tells_to_do_can_be_done(folder: Path, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts and commands in the order of the page; what cannot be run here is marked py, sh or console."""
+    namespace: dict[str, object] = {}
+    for language, block in re.findall(
+        r"^```(python|bash)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL
+    ):
+        if language == "python":
+            exec(compile(block, str(page), "exec"), namespace)
+        else:
+            for command in block.splitlines():
+                _run(command, monkeypatch)
+
+
+def _run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = shlex.split(command, comments=True)
+    assert words[0] == "rwalk"
+    if words[1] == "run" and "--join" not in words:
+        words.append("--executor=here")  # without starting processes, which takes longer than the training
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code, command
 
 
 def test_the_commands_on_the_page_about_files_do_what_it_says(folder: Path, capsys, monkeypatch) -> None:

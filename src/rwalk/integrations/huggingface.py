@@ -17,12 +17,12 @@ FILE = "guard.safetensors"  # beside a checkpoint's other files
 
 
 class GuardCallback(TaskGuard, TrainerCallback):
-    """Keep it from task to task, with a new Trainer each:
+    """Keep it from task to task, with a new Trainer each::
 
-    guarding = GuardCallback(RWalk(lam=1.0), params="*lora_*")
-    for task in tasks:
-        Trainer(model, args, train_dataset=task, callbacks=[guarding]).train()
-    guarding.guard.save("skills.safetensors")
+        guarding = GuardCallback(RWalk(lam=1.0), params="*lora_*")
+        for task in tasks:
+            Trainer(model, args, train_dataset=task, callbacks=[guarding]).train()
+        guarding.guard.save("skills.safetensors")
 
     Every checkpoint gets a `guard.safetensors`; give it as `load=` where training resumes from that checkpoint.
     """

@@ -14,12 +14,12 @@ except ImportError as error:
 
 
 class GuardCallback(TaskGuard, Callback):
-    """Keep it from task to task, with a new Trainer each:
+    """Keep it from task to task, with a new Trainer each::
 
-    guarding = GuardCallback(RWalk(lam=1.0))
-    for task in tasks:
-        Trainer(callbacks=[guarding]).fit(model, task)
-    guarding.guard.save("skills.safetensors")
+        guarding = GuardCallback(RWalk(lam=1.0))
+        for task in tasks:
+            Trainer(callbacks=[guarding]).fit(model, task)
+        guarding.guard.save("skills.safetensors")
 
     A checkpoint written within a task holds the guard as well, and a resumed `fit` continues with it.
     """
