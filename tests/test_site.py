@@ -17,7 +17,7 @@ DOCS = ROOT / "docs"
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 BUILT = ("gallery/", "api/generated/")  # made by `make docs`
 PAGES = sorted(page for page in DOCS.rglob("*.md") if not page.relative_to(DOCS).as_posix().startswith(BUILT))
-OUTSIDE = [ROOT / "README.md", ROOT / "RESULTS.md", ROOT / "benchmarks" / "README.md"]
+OUTSIDE = [*sorted(ROOT.glob("*.md")), ROOT / "benchmarks" / "README.md"]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 sys.path.insert(0, str(DOCS / "_extensions"))
