@@ -179,6 +179,12 @@ def test_run_without_options_demonstrates_and_what_it_proposes_works(
     assert (study / "report.html").exists()
 
 
+def test_without_the_extra_no_report_is_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demonstrate, "find_spec", lambda name: None)
+    commands = [command for command, _ in demonstrate._next(Path("study"))]
+    assert len(commands) == 3 and commands[0] == ["resume", "study"]
+
+
 def test_the_demonstration_is_shown_again_without_training(
     small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from datetime import date, datetime
 from pathlib import Path
 
 import pytest
+
+import rwalk
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -43,6 +46,14 @@ def test_its_table_is_that_of_the_results(row: str) -> None:
     assert ours == [found[method + suffix] for method in COLUMNS]
     bold = [cell for cell in line.split("|") if "**" in cell]
     assert {cell.strip(" *") for cell in bold} == {max(ours, key=float)}, "the best is marked, and nothing else"
+
+
+def test_the_release_has_one_version() -> None:
+    assert f"\nversion: {rwalk.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    released = re.search(r"^date-released: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    newest = re.search(r"^## (\S+), (\d+ \w+ \d+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert released and newest and newest[1] == rwalk.__version__
+    assert datetime.strptime(newest[2], "%d %B %Y").date() == date.fromisoformat(released[1])
 
 
 def test_what_it_says_of_the_closed_form_is_what_its_page_says() -> None:

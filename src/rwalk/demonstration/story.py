@@ -80,7 +80,10 @@ def pairs(ways: Sequence[Way]) -> str:
     others = np.array([way.first[:, -1] for way in ways if _is_protected(way)])
     compared = np.isfinite(others - bare)
     more, cases = int(((others > bare) & compared).sum()), int(compared.sum())
-    return f"Protected networks kept more of task 1 than the plain one of their seed in {more} of {cases} cases."
+    return (
+        "Protected networks kept more of task 1 than the unprotected one with the same seed "
+        f"in {more} of {cases} cases."
+    )
 
 
 def _is_protected(way: Way) -> bool:
