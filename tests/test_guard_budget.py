@@ -81,7 +81,7 @@ def unguarded_drift(kind: Any, lr: float) -> float:
 # The rule by itself
 
 
-def plant(rate: float, allowed: float, every: int, steps: int = 300) -> tuple[float, float]:
+def plant(rate: float, allowed: float, every: int, step_back: bool, steps: int = 300) -> tuple[float, float]:
     """Springs of very different importance against a gradient with noise: the drift at the end, free and held."""
 
     def drift_at_the_end(held: bool) -> float:
@@ -90,46 +90,72 @@ def plant(rate: float, allowed: float, every: int, steps: int = 300) -> tuple[fl
         force = [draw.gauss(0, 1) for _ in range(size)]
         importance = [0.3 * draw.random() ** 3 + 0.0075 for _ in range(size)]  # a tenth of the mean, at least
         curvature = [50 * (0.2 + draw.random()) / size for _ in range(size)]
-        way, control, drift = [0.0] * size, budget.Control(), 0.0
-        for step in range(1, steps + 1):
-            pushes = [f + draw.gauss(0, 1) for f in force]
-            lam = control.lam if held else 0.0
-            way = [
-                (x - rate * g) / (1 + rate * 2 * lam * i) for x, g, i in zip(way, pushes, importance, strict=True)
-            ]
+        way, control = [0.0] * size, budget.Control()
+
+        def pulled(pull: float) -> list[float]:
+            return [x / (1 + 2 * pull * i) for x, i in zip(way, importance, strict=True)]
+
+        def distance() -> float:
             drift = 0.5 * sum(c * x * x for c, x in zip(curvature, way, strict=True))
-            if step % every == 0:
-                spring = math.hypot(*(2 * i * x for i, x in zip(importance, way, strict=True)))
-                control = budget.followed(control, step, drift, allowed, math.hypot(*pushes) / spring)
-        return drift
+            return budget.distance(drift, allowed)
+
+        for step in range(1, steps + 1):
+            way = [x - rate * (f + draw.gauss(0, 1)) for x, f in zip(way, force, strict=True)]
+            way = pulled(rate * control.strength if held else 0.0)
+            if held and step % every == 0:
+                found = left = distance()
+                pulls = [2 * i * x for i, x in zip(importance, way, strict=True)]
+                control = budget.guessed(budget.at(control, step, rate), math.hypot(*pulls) / math.hypot(*way))
+                while step_back and left > budget.NEAR:
+                    pull, before = budget.needed(control, left), left
+                    way = pulled(pull)
+                    left = distance()
+                    control = budget.learned(control, pull, before, left)
+                control = budget.followed(control, found, left)
+        return allowed * distance() ** 2
 
     return drift_at_the_end(False), drift_at_the_end(True)
 
 
+@pytest.mark.parametrize("step_back", [True, False], ids=["stepping back", "λ alone"])
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("rate", [1e-3, 3e-3])
 @pytest.mark.parametrize("allowed", BUDGETS)
-def test_the_rule_holds_a_simulated_plant(allowed: float, rate: float, every: int) -> None:
-    free, held = plant(rate, allowed, every)
+def test_the_rule_holds_a_simulated_plant(allowed: float, rate: float, every: int, step_back: bool) -> None:
+    free, held = plant(rate, allowed, every, step_back)
     assert free > allowed
     assert 0.8 * allowed <= held <= 1.2 * allowed
 
 
-def test_nothing_is_held_until_there_is_drift_to_speak_of() -> None:
+def test_nothing_is_held_until_the_budget_is_reached() -> None:
     control = budget.Control()
     for step in range(1, 10):
-        control = budget.followed(control, step, drift=0.005, budget=0.05, balance=3.0)
-    assert control.base is None and control.lam == budget.FREE
-    control = budget.followed(control, 10, drift=0.05, budget=0.05, balance=3.0)
-    assert control.lam == pytest.approx(3.0)
+        control = budget.followed(budget.at(control, step, 0.1), 0.9, 0.9)
+    assert control.time == 0 and control.strength == budget.FREE
+    control = budget.guessed(budget.at(control, 10, 0.1), response=0.5)
+    control = budget.followed(control, 1.0, 1.0)
+    assert control.time == pytest.approx(1.0)  # ten steps of 0.1
+    assert control.response * control.strength * control.time == pytest.approx(1.0)  # as strong as the push
+
+
+def test_a_pull_back_learns_what_a_pull_is_worth() -> None:
+    control = budget.guessed(budget.at(budget.Control(), 10, 0.1), response=3.0)
+    distance, true_response = 5.0, 0.02
+    while distance > budget.NEAR:
+        pull, before = budget.needed(control, distance), distance
+        distance *= math.exp(-true_response * pull)
+        control = budget.learned(control, pull, before, distance)
+    assert distance == pytest.approx(1.0, rel=0.02) and control.response == pytest.approx(true_response)
 
 
 def test_the_rule_is_clipped_whatever_it_is_told() -> None:
     for drift in (0.0, 1e-300, 1e300, math.inf, math.nan):
-        control = budget.followed(budget.Control(), 1, 0.05, 0.05, balance=1.0)
+        control = budget.guessed(budget.at(budget.Control(), 1, 0.1), 1.0)
+        control = budget.followed(control, 1.0, 1.0)
         for step in range(2, 200):
-            control = budget.followed(control, step, drift, 0.05, balance=1.0)
-            assert budget.FREE <= control.lam <= budget.MOST
+            distance = budget.distance(drift, 0.05)
+            control = budget.followed(budget.at(control, step, 0.1), distance, distance)
+            assert budget.FREE <= control.lam <= budget.MOST and math.isfinite(control.strength)
 
 
 # Budgets are held

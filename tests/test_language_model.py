@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from time import process_time
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from benchmarks import language_model
 
 from rwalk import Guard, own_samples
 from rwalk.guard import fisher, inputs, measure
+from rwalk.guard.attention import PlainAttention
 from rwalk.methods import EWC
 
 transformers = pytest.importorskip("transformers")
@@ -47,29 +49,25 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_way_is_walked_and_a_stopped_run_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_way_is_walked_and_a_stopped_run_goes_on(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(language_model, "BUDGETS", (0.05,))
+    monkeypatch.setattr(language_model, "RATES", (1e-4, 3e-4))
     words = [str(folder / name) for name in ("model", "first.txt", "second.txt")]
-    words += [
-        "--out",
-        str(folder / "rows.jsonl"),
-        "--seeds",
-        "1",
-        "--steps",
-        "3",
-        "--batch",
-        "4",
-        "--tokens",
-        "16",
-    ]
-    words += ["--probes", "4", "--probe-tokens", "8", "--test", "2"]
+    words += f"--out {folder}/rows.jsonl --folder {folder}/prepared --seeds 1 --steps 3 --batch 4".split()
+    words += ["--tokens", "16", "--probes", "4", "--probe-tokens", "8", "--test", "2"]
     language_model.main([*words, "--minutes", "0"])
     assert "time is up" in capsys.readouterr().out
-    language_model.main(words)
+    language_model.main([*words, "--only", "held"])
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
-    assert len(rows) == len(language_model.ways())
-    assert {row["method"] for row in rows} == {"plain", "replay", "l2", "ewc", "rwalk", "anchor"}
-    assert all(row["held_out_drift"] >= 0 and row["after"]["second"] < 6 for row in rows)
-    capsys.readouterr()
+    assert len(rows) == len(language_model.held()) == 2 + 2 * 3
+    language_model.main(words)
+    assert "budgets held:" in capsys.readouterr().out
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    assert len(rows) == len(language_model.plan(1, None))
+    assert {row["method"] for row in rows} >= {"plain", "replay", "l2", "ewc", "rwalk", "anchor"}
+    assert all(row["drift"] >= 0 and row["after"]["second"] < 6 for row in rows)
     language_model.main(words)
     said = capsys.readouterr().out
     assert "seed 0" not in said and "| plain at 0.0001 | 1 |" in said
@@ -89,6 +87,42 @@ def test_the_fisher_of_sequences_is_batched_and_the_same_as_one_by_one() -> None
     assert len(batched) == len(pieces)
     for piece in pieces:
         torch.testing.assert_close(batched[piece], single[piece], rtol=1e-3, atol=1e-9)
+
+
+def test_the_fisher_is_batched_under_autocast(caplog: pytest.LogCaptureFixture) -> None:
+    """Torch's own attention cannot be differentiated by torch.func there; that would be one pass per sequence."""
+    model = tiny_model()
+
+    def predict(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            logits: torch.Tensor = model(**batch, use_cache=False).logits
+        return logits
+
+    probes = own_samples(model, None, 12, tokens=8)
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), EWC())
+    pieces = guard._work.learned.guarded
+    narrow = fisher.of_probes(model, pieces, EWC(), inputs.batches(probes), predict)
+    assert not caplog.records, "it says so where it cannot be batched"
+    exact = fisher.of_probes(model, pieces, EWC(), inputs.batches(probes), None)
+    together = [torch.cat([each[piece].flatten() for piece in pieces]) for each in (narrow, exact)]
+    assert F.cosine_similarity(*together, dim=0) > 0.99  # labels are drawn from predictions, which differ a little
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}, {"enable_gqa": True}])
+@pytest.mark.parametrize("mask", [None, "bool", "float"])
+def test_plain_attention_is_torchs(options: dict[str, Any], mask: str | None) -> None:
+    if mask and "is_causal" in options:
+        return  # torch refuses both
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, 5, 3, generator=generator)
+    key, value = torch.randn(2, 2, 2 if "enable_gqa" in options else 4, 6, 3, generator=generator)
+    seen = torch.rand(5, 6, generator=generator) < 0.7
+    seen[:, 0] = True
+    given = {None: None, "bool": seen, "float": seen.float().log()}[mask]
+    expected = F.scaled_dot_product_attention(query, key, value, given, **options)
+    with PlainAttention():
+        found = F.scaled_dot_product_attention(query, key, value, given, **options)
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_batch_of_sequences_takes_a_fraction_of_the_time_of_one_pass_each() -> None:

@@ -10,14 +10,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rwalk.guard.anchors import Anchor
+from rwalk.guard.budget import FREE
 from rwalk.guard.drift import Probes
-from rwalk.guard.forces import Comparison, ratio
+from rwalk.guard.forces import ratio
 from rwalk.guard.learned import Learned
 from rwalk.guard.old import Old
 from rwalk.guard.quiet import undisturbed
 from rwalk.guard.shards import local
 from rwalk.guard.stiffness import step_size
 
+BEGIN = 0.1  # of its weight, where a budget is reached: too weak does no harm there, too strong does
 LONGEST = 4.0  # a pull is at most so many times as long as the gradient
 
 
@@ -29,6 +31,7 @@ class Anchoring:
     def __init__(self, anchor: Anchor, learned: Learned) -> None:
         self.anchor = anchor
         self.lam = float(anchor.weight)
+        self.start = BEGIN * self.lam
         self._learned = learned
         self._length: Tensor | None = None  # squared, of the last pull
 
@@ -36,9 +39,9 @@ class Anchoring:
         self, model: nn.Module, sets: Sequence[Probes], optimizer: Optimizer
     ) -> Mapping[nn.Parameter, Tensor]:
         """What to add to the gradients before this step; nothing until predictions are kept."""
-        batches = [(probes, number) for probes in sets for number in range(len(probes.kept))]
+        batches = [(probes, number) for probes in sets if probes.kept for number in probes.pulled]
         turn, rest = divmod(self._learned.steps, self.anchor.every)
-        if not batches or rest or not self.lam:
+        if not batches or rest or self.lam <= FREE:
             return {}
         probes, number = batches[turn % len(batches)]
         with undisturbed(model), torch.enable_grad():
@@ -67,13 +70,20 @@ class Anchoring:
         pushed = _square_length(local(gradient) for gradient in gradients if gradient is not None)
         return weight.minimum(LONGEST * (pushed / self._length.clamp(min=1e-300)).sqrt())
 
-    def compared(self, optimizer: Optimizer, old: Old, drift: float) -> Comparison:
+    def compared(self, optimizer: Optimizer) -> float:
         gradients = [piece.parameter.grad for piece in self._learned.started]
         found = [local(gradient) for gradient in gradients if gradient is not None]
         if self._length is None or not found:
-            return Comparison(0.0, 0.0)
+            return 0.0
         pull, gradient = math.sqrt(float(self._length)), math.sqrt(float(_square_length(found)))
-        return Comparison(ratio(gradient, pull), self.lam * ratio(pull, gradient))
+        return self.lam * ratio(pull, gradient)
+
+    def response(self) -> float:
+        return 1.0
+
+    def back(self, model: nn.Module, old: Old, pull: float) -> None:
+        """On the straight way: in function space there is no other that costs nothing."""
+        old.approach(model, -math.expm1(-pull))
 
 
 def _square_length(vectors: Iterable[Tensor]) -> Tensor:

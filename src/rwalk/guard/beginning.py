@@ -51,7 +51,7 @@ def begun(
     known, are_losses = _told_apart(model, known)
     if are_losses:
         return measure.data_fisher(model, learned.guarded, learned.method, known)
-    probes = Probes(known, keeper.watching.predict, rows)
+    probes = Probes(known, keeper.watching.predict, rows, keeper.watching.apart)
     probes.keep(model)  # whatever cannot be measured is refused before the long pass
     keeper.sets = [probes]
     return _fishers(learned, model, probes, keeper)

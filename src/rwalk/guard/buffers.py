@@ -12,8 +12,6 @@ from torch import nn
 from rwalk.guard.old import Old
 from rwalk.guard.selection import named_buffers
 
-BACK = 0.1  # of the way, roughly, where λ is what it was first set to
-
 
 class Buffers:
     """Those buffers of a model that training was seen to move."""
@@ -31,12 +29,7 @@ class Buffers:
             and not torch.equal(buffer, old.tensors[name].to(buffer))
         ]
 
-    def hold(self, model: nn.Module, old: Old, strength: float) -> None:
-        """strength: λ, in units of what it was first set to."""
-        if not self._moving:
-            return
-        back = 1.0 - 1.0 / (1.0 + BACK * strength)
-        there = named_buffers(model)
-        for name in self._moving:
-            if name in there:
-                there[name].lerp_(old.tensors[name].to(there[name]), back)
+    def hold(self, model: nn.Module, old: Old, share: float) -> None:
+        """Back by this share of their way, as the parameters are meant to go."""
+        if self._moving and share:
+            old.approach(model, share, self._moving)

@@ -42,6 +42,7 @@ class Guard:
     probes     inputs that the model knows as it is now, to measure drift on; see `begin`
     share      of the time that measuring may take
     every      steps between two readings of the drift, instead of a share: what makes a run repeatable
+    step_back  whoever is found beyond the budget is taken back to it at once; False leaves it to λ alone
     predict    from the model and a batch of probes to logits; calling the model, unless told otherwise
     params     which parameters to guard: patterns such as "*lora_*", or a function of name and parameter; all
     dtype      what the state is kept in: float32 (float64 for float64 parameters) or torch.bfloat16
@@ -71,6 +72,7 @@ class Guard:
         probes: Any = None,
         share: float = 0.05,
         every: int | None = None,
+        step_back: bool = True,
         predict: Predict | None = None,
         params: Params | None = None,
         dtype: torch.dtype | None = None,
@@ -82,7 +84,7 @@ class Guard:
         self.model = model
         self._params = params if params is None or isinstance(params, str) or callable(params) else tuple(params)
         self._hooked = hooks
-        self._work = Work(method, Watching(budget, predict, share, every), dtype, offload)
+        self._work = Work(method, Watching(budget, predict, share, every, step_back), dtype, offload)
         self._following: Following | None = None  # the optimizer, step by step
         self.attach(optimizer)
         if isinstance(method, Anchor) and probes is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,16 +15,26 @@ from rwalk.guard.predictions import Kept, divergence, kept, logits_in, loss_in
 from rwalk.guard.quiet import undisturbed
 
 Predict = Callable[[Any, Batch], Any]
+WATCHED = 1 / 4  # of the batches, where others are pulled on
 
 
 class Probes:
     """Inputs on which a model's predictions are to stay, with the predictions they had.
 
     predict  from a model and a batch to its output; calling the model, unless told otherwise
+    apart    some are only watched, the others only pulled on: whoever descends the drift of probes sees less of it
+             there than elsewhere
     """
 
-    def __init__(self, given: Any, predict: Predict | None = None, rows: int | None = None) -> None:
+    def __init__(
+        self, given: Any, predict: Predict | None = None, rows: int | None = None, apart: bool = False
+    ) -> None:
         self.batches = inputs.batches(given, rows)
+        if apart and rows is None and len(self.batches) == 1:
+            self.batches = inputs.batches(self.batches, math.ceil(inputs.length_of(self.batches[0]) / 4))
+        watched = math.ceil(WATCHED * len(self.batches)) if apart else len(self.batches)
+        self.watched = range(watched)
+        self.pulled = range(watched if watched < len(self.batches) else 0, len(self.batches))
         self.kept: list[Kept] = []
         self.loss_before: float | None = None  # where the probes have labels, which the model makes a loss of
         self.ratios: list[float] = []  # of each batch's drift to the first one's, where it was last measured
@@ -37,7 +48,7 @@ class Probes:
         with undisturbed(model), torch.no_grad():
             self.kept = [kept(self._logits(model, number)) for number in range(len(self.batches))]
         self.loss_before = self.loss(model)
-        self.ratios = [1.0] * len(self.batches)
+        self.ratios = [1.0] * len(self.watched)
         self._next = 0
 
     @property
@@ -57,21 +68,27 @@ class Probes:
         return weighted_mean(told, [inputs.length_of(batch) for batch in self.batches])
 
     def drift(self, model: nn.Module) -> float:
-        """Of all probes."""
-        return self._mean(self._measured(model, range(len(self.batches))))
+        """Of all probes that are watched."""
+        return self._mean(self._measured(model, self.watched))
 
     def reading(self, model: nn.Module) -> float:
         """An estimate of the drift from two batches: the first, and another each time.
 
         Batches drift in proportion to each other, so that the first stands for all once the proportions are known.
         """
-        if len(self.batches) <= 2:
+        if len(self.watched) <= 2:
             return self.drift(model)
-        self._next = self._next % (len(self.batches) - 1) + 1
+        self._next = self._next % (len(self.watched) - 1) + 1
         first, other = self._measured(model, (0, self._next))
         if first > 0:
             self.ratios[self._next] = other / first
         return first * self._mean(self.ratios)
+
+    def again(self, model: nn.Module) -> float:
+        """The last reading's estimate, after a change to the model: from the first batch alone."""
+        if len(self.watched) <= 2:
+            return self.drift(model)
+        return self._measured(model, (0,))[0] * self._mean(self.ratios)
 
     def pull(self, model: nn.Module, number: int) -> Tensor:
         """The drift of one batch, with its graph: for those who descend it."""
@@ -89,7 +106,7 @@ class Probes:
         return measured
 
     def _mean(self, of_batches: list[float]) -> float:
-        return weighted_mean(of_batches, [len(each) for each in self.kept])
+        return weighted_mean(of_batches, [len(self.kept[number]) for number in self.watched])
 
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rwalk.errors import InputError
 from rwalk.guard import inputs
+from rwalk.guard.attention import PlainAttention
 from rwalk.guard.drift import Predict, device_of
 from rwalk.guard.inputs import Batch
 from rwalk.guard.measure import add_squares
@@ -126,7 +126,7 @@ def _all_at_once(asked: _Asked, trained: Sequence[Piece], batch: Batch, luck: Te
         return _loss(logits, luck, method)
 
     each: Callable[..., Any] = vmap(grad(loss), in_dims=(None, along, 0))
-    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels cannot be batched, or only slowly
+    with PlainAttention():
         slopes = each(parameters, tensors, luck)
     return {
         piece: method.in_pass(piece.storage.wide(slopes[name]).square()).sum(0)[None]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rwalk.guard import measure
@@ -19,26 +19,37 @@ from rwalk.guard.shards import Group
 from rwalk.methods import Method
 
 
-class Comparison(NamedTuple):
-    """A pull and the gradient of the task."""
-
-    balance: float  # the λ at which they would be equally long
-    pull: float  # how many times as long as the gradient the pull is now
-
-
 class Force(Protocol):
-    """Something with a strength λ that keeps a model where it was."""
+    """Something with a strength λ that keeps a model where it was.
+
+    holds_parameters  where they were; or only what the model says, wherever they are
+    start             the λ to begin with where a budget was reached; None: found from `response`
+    """
 
     lam: float
-    holds_parameters: bool  # where they were; or only what the model says, wherever they are
+    holds_parameters: bool
 
-    def compared(self, optimizer: Optimizer, old: Old, drift: float) -> Comparison: ...
+    @property
+    def start(self) -> float | None: ...
+
+    def compared(self, optimizer: Optimizer) -> float:
+        """How many times as long as the gradient, or as a step, the pull is now."""
+        ...
+
+    def response(self) -> float:
+        """A guess, rather too large, of how fast a pull back shortens the way."""
+        ...
+
+    def back(self, model: nn.Module, old: Old, pull: float) -> None:
+        """Towards the old model, by so many units of λ times learning rates."""
+        ...
 
 
 class Springs:
     """The springs of a method."""
 
     holds_parameters = True
+    start = None
 
     def __init__(self, learned: Learned) -> None:
         self._learned = learned
@@ -51,14 +62,27 @@ class Springs:
     def lam(self, lam: float) -> None:
         self._learned.method = replace(self._learned.method, lam=lam)
 
-    def compared(self, optimizer: Optimizer, old: Old, drift: float) -> Comparison:
-        method = replace(self._learned.method, lam=1.0)
-        totals = _added(self._learned.started, lambda piece: _lengths(piece, method))
-        gradient, pull, way = (math.sqrt(total) for total in totals)
-        if method.penalty == "proximal":  # not rescaled as gradients are: compared with the steps themselves
+    def compared(self, optimizer: Optimizer) -> float:
+        gradient, pull, way = self._measured()
+        if self._learned.method.penalty == "proximal":  # taken after the step: compared with the steps themselves
             lr = max(float(group["lr"]) for group in optimizer.param_groups)
             gradient = ratio(way, lr * self._learned.steps)
-        return Comparison(ratio(gradient, pull), self.lam * ratio(pull, gradient))
+        return self.lam * ratio(pull, gradient)
+
+    def response(self) -> float:
+        _, pull, way = self._measured()
+        return ratio(pull, way)
+
+    def back(self, model: nn.Module, old: Old, pull: float) -> None:
+        method = replace(self._learned.method, lam=pull)
+        for piece in self._learned.started:
+            piece.pull_back(method)
+
+    def _measured(self) -> tuple[float, float, float]:
+        """The lengths of the gradient, of the pull at λ = 1, and of the way gone."""
+        method = replace(self._learned.method, lam=1.0)
+        gradient, pull, way = _added(self._learned.started, lambda piece: _lengths(piece, method))
+        return math.sqrt(gradient), math.sqrt(pull), math.sqrt(way)
 
 
 def _lengths(piece: Piece, method: Method) -> list[Tensor] | None:
@@ -66,8 +90,10 @@ def _lengths(piece: Piece, method: Method) -> list[Tensor] | None:
     gradient = piece.gradient
     with piece.whole() as (state, theta):
         springs = method.springs(state)
-        if not springs or gradient is None or gradient.shape != theta.shape:
+        if not springs:
             return None
+        if gradient is None or gradient.shape != theta.shape:
+            gradient = torch.zeros_like(theta)
         way = theta - springs[-1][2]
         gradient, pull = piece.storage.wide(gradient), method.pull(state, theta, torch.zeros_like(theta))
         return [vector.double().square().sum() for vector in (gradient, pull, way)]

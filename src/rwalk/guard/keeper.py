@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from time import perf_counter
@@ -20,6 +21,7 @@ from rwalk.guard.drift import Predict, Probes, device_of, weighted_mean
 from rwalk.guard.forces import Force
 from rwalk.guard.old import Old
 
+PULLS = 8  # at most, in one way back to the budget
 HISTORY = 2000  # readings that are remembered; then every other one of the older is forgotten
 
 
@@ -31,12 +33,16 @@ class Watching:
     predict  from a model and a batch to logits, or to what the model returns
     share    of the time that measuring may take
     every    steps from one reading to the next, instead: what makes a run repeatable
+    step_back  beyond the budget, the model is taken back to it at once; else λ alone brings it back
+    apart    probes are watched or pulled on, not both
     """
 
     budget: float | None = None
     predict: Predict | None = None
     share: float = 0.05
     every: int | None = None
+    step_back: bool = True
+    apart: bool = False
 
     def __post_init__(self) -> None:
         rule.check(self.budget)
@@ -92,7 +98,7 @@ class Keeper:
     def control_of(self, force: Force) -> None:
         """Where there is a budget, λ is what the rule says, from the start."""
         if self.watching.budget is not None and self.old is not None:
-            force.lam = self.control.lam
+            force.lam = self.control.strength
 
     def look_at(self, model: nn.Module) -> None:
         """Where there are no probes, the inputs of training are all there is."""
@@ -109,20 +115,46 @@ class Keeper:
         """A step is over: look, where it is time to, and hold as hard as the budget asks for."""
         if self.old is None:
             return
-        if self.control.base is not None and force.holds_parameters:
-            self._buffers.hold(model, self.old, self.control.strength)
+        if force.holds_parameters:
+            self._buffers.hold(model, self.old, self.control.back)
         if not self._is_due(step):
             return
         self._clock.start(model)
         drift = self._reading(model)
-        compared = force.compared(optimizer, self.old, drift)
         if self.watching.budget is not None:
-            balance = compared.balance or force.lam
-            self.control = rule.followed(self.control, step, drift, self.watching.budget, balance)
-            force.lam = self.control.lam
-            self._buffers.look(model, self.old)
-        self._remember(Reading(task, step, drift, force.lam, compared.pull))
+            self.control = rule.at(self.control, step, _rate(optimizer))
+            self._follow(model, force, rule.distance(drift, self.watching.budget))
+        known = self.watching.budget is not None and force.holds_parameters
+        pull = self.control.pull if known else force.compared(optimizer)
+        self._remember(Reading(task, step, drift, force.lam, pull))
         self._clock.stop()
+
+    def _follow(self, model: nn.Module, force: Force, distance: float) -> None:
+        """λ after a reading; and beyond the budget the way back to it."""
+        assert self.old is not None
+        self._buffers.look(model, self.old)
+        left = distance
+        if distance >= 1 and not self.control.response:
+            caution = rule.CAUTION if self.watching.step_back else 1.0
+            self.control = rule.guessed(self.control, caution * force.response())
+        if distance > rule.NEAR and self.watching.step_back:
+            left = self._step_back(model, force, distance)
+        self.control = rule.followed(self.control, distance, left, force.start)
+        force.lam = self.control.strength
+
+    def _step_back(self, model: nn.Module, force: Force, distance: float) -> float:
+        """Pull until the budget is kept, measuring what each pull is worth; the distance that is left."""
+        assert self.old is not None and self.watching.budget is not None
+        for _ in range(PULLS):
+            pull = rule.needed(self.control, distance)
+            force.back(model, self.old, pull)
+            if force.holds_parameters:
+                self._buffers.hold(model, self.old, -math.expm1(-pull * self.control.response))
+            before, distance = distance, rule.distance(self._reading(model, again=True), self.watching.budget)
+            self.control = rule.learned(self.control, pull, before, distance)
+            if distance <= rule.NEAR:
+                break
+        return distance
 
     def rewind(self, model: nn.Module, budget: float | None) -> float:
         """Back to where the drift is within the budget; the share of the way that is left."""
@@ -141,10 +173,11 @@ class Keeper:
             raise InputError("clocks differ between processes: give every=, the steps between two readings")
         return self._clock.is_due()
 
-    def _reading(self, model: nn.Module) -> float:
+    def _reading(self, model: nn.Module, again: bool = False) -> float:
+        """An estimate of the drift; `again`, of the last one, after a change to the model."""
         assert self.old is not None
         if self.sets:
-            drift = self._mean([probes.reading(model) for probes in self.sets])
+            drift = self._mean([probes.again(model) if again else probes.reading(model) for probes in self.sets])
         else:
             drift = self._current.reading(model, self.old)
         if _ranks() > 1:
@@ -196,6 +229,11 @@ class _Clock:
     def stop(self) -> None:
         self._since = perf_counter()
         self._cost = self._since - self._started
+
+
+def _rate(optimizer: Optimizer) -> float:
+    """The largest learning rate; of an optimizer without one, 1."""
+    return max(float(group.get("lr", 1.0)) for group in optimizer.param_groups)
 
 
 def _ranks() -> int:

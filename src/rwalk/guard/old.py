@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -70,6 +70,13 @@ class Old:
             good, bad = (middle, bad) if keeps() else (good, middle)
         self._go(here, now, good)
         return good
+
+    def approach(self, model: nn.Module, share: float, names: Iterable[str] | None = None) -> None:
+        """Go this share of the way to the old model, all of it or what has these names."""
+        here = self.here(model)
+        for name in here if names is None else names:
+            if name in here and here[name].is_floating_point():
+                here[name].lerp_(self.tensors[name].to(here[name]), share)
 
     def _go(self, here: Mapping[str, Tensor], now: Mapping[str, Tensor], way: float) -> None:
         with torch.no_grad():

@@ -101,6 +101,14 @@ class Piece:
                 last += importance
         self._stiffest = None
 
+    def pull_back(self, method: Method) -> None:
+        """A proximal step of length 1, outside of any step of the optimizer's."""
+        with self.whole() as (state, theta):
+            method.proximal_step(state, theta, 1.0)
+        here = self.storage.theta()
+        if theta.data_ptr() != here.data_ptr():
+            here.copy_(theta)
+
     def stiffest(self, method: Method) -> float:
         """The largest second derivative of the penalty, which is linear in λ; looked for once per task.
 

@@ -80,7 +80,10 @@ def followed(optimizer: Optimizer, method: Method, hooks: bool) -> Optimizer:
     if isinstance(optimizer, LBFGS):
         raise InputError("LBFGS evaluates its closure many times per step: Guard needs one gradient per step")
     if method.penalty == "proximal" and any("lr" not in group for group in optimizer.param_groups):
-        raise InputError("this optimizer has no learning rate 'lr': use penalty='gradient'")
+        raise InputError(
+            "this optimizer has no learning rate 'lr': a budget needs one, and penalty='proximal' does; "
+            "use penalty='gradient' and a lam of your own"
+        )
     return optimizer
 
 

@@ -32,7 +32,10 @@ class Work:
         if isinstance(method, Anchor):
             self.learned = Learned(Vanilla(), dtype, home)
             self.force = Anchoring(method, self.learned)
+            watching = replace(watching, apart=True)
         else:
+            if watching.budget is not None and type(method).pull is Method.pull:
+                method = replace(method, penalty="proximal")  # λ is ours; no optimizer gets to see it change
             self.learned = Learned(method, dtype, home)
             self.force = Springs(self.learned)
         self.keeper = Keeper(watching)
@@ -77,7 +80,7 @@ class Work:
 
     def probes(self, model: nn.Module, given: Any) -> Probes:
         """Inputs with the predictions that the model makes of them now."""
-        probes = Probes(given, self.keeper.watching.predict, self._rows)
+        probes = Probes(given, self.keeper.watching.predict, self._rows, self.keeper.watching.apart)
         probes.keep(model)
         return probes
 
