@@ -51,7 +51,7 @@ suppress_warnings = ["misc.highlighting_failure", "config.cache"]
 # ── Python's docstrings ──
 default_role = "py:obj"
 autosummary_generate = True
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
 autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -70,7 +70,7 @@ sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "gallery",
     "filename_pattern": rf"/{not_run}\w+\.py$",
-    "within_subsection_order": "ExampleTitleSortKey",
+    "within_subsection_order": "gallery_order.InOrder",
     "download_all_examples": False,
     "show_signature": False,
     "min_reported_time": 1,

@@ -14,7 +14,7 @@ It takes about half a minute on one core.
 import matplotlib.pyplot as plt
 import numpy as np
 
-from rwalk import MemorySpec, Study, Training
+from rwalk import MemorySpec, Study, Training, metrics
 from rwalk.studies.specs import RunSpec, StreamSpec
 
 # %%
@@ -59,18 +59,18 @@ for number, name in enumerate(contenders):
     single, multi = (np.array([row[head]["A"] for row in mine]) for head in ("single", "multi"))
     both = "  ".join(f"{each.mean():5.1%} ±{each.std(ddof=1):5.1%}" for each in (single, multi))
     print(f"{name:30}  {both}")
-    first = np.array([[after[0] for after in row["accuracy"]["single"]] for row in mine], dtype=float)
-    curves[name] = 100 * first.mean(0)
+    matrices = np.array([row["accuracy"]["single"] for row in mine], dtype=float)
+    curves[name] = 100 * metrics.average_accuracies(matrices).mean(0)
 
 # %%
 # The picture
 # -----------
-# What is left of the first task.
+# Single-head accuracy on all digits seen so far.
 
 _, axes = plt.subplots(figsize=(8, 4), layout="constrained")
 for name, curve in curves.items():
     axes.plot(range(1, 6), curve, marker="o", label=name)
-axes.set(xlabel="tasks learned", ylabel="accuracy on the first task, %", xticks=range(1, 6), ylim=(-3, 103))
+axes.set(xlabel="tasks learned", ylabel="accuracy, %", xticks=range(1, 6), ylim=(-3, 103))
 axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
 axes.spines[["top", "right"]].set_visible(False)
 plt.show()

@@ -50,8 +50,8 @@ def _line(app: Any, page: str) -> str:
 def _first_sentence(doctree: Any) -> str:
     for paragraph in doctree.findall(nodes.paragraph):
         text = " ".join(paragraph.astext().split())
-        if len(text) > 20:
-            return re.split(r"(?<=[.!?:]) ", text)[0]
+        if len(text) > 20 and not isinstance(paragraph.parent, nodes.Admonition):  # not the gallery's own remarks
+            return re.split(r"(?<=[.!?]) ", text)[0]
     return ""
 
 
