@@ -10,29 +10,27 @@ What could go wrong silently is an error or a warning here, or in `watch` and `f
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rwalk.errors import InputError, unknown
-from rwalk.guard import files, selection
+from rwalk.guard import files
 from rwalk.guard.anchors import Anchor
 from rwalk.guard.drift import Predict
-from rwalk.guard.following import Following, check_is_alone
 from rwalk.guard.keeper import Watching
-from rwalk.guard.learned import Pieces
 from rwalk.guard.report import Report
+from rwalk.guard.saved import Saved
 from rwalk.guard.selection import Params
 from rwalk.guard.work import Work
 from rwalk.methods import METHODS, Method, RWalk
 
 
-class Guard:
+class Guard(Saved):
     """Keep what a model has learned while it learns something new.
 
     model      any nn.Module; wrap it (DistributedDataParallel, fully_shard) before
@@ -81,11 +79,12 @@ class Guard:
     ) -> None:
         method = _method(method)
         _check_arguments(model, optimizer, method, dtype, offload)
-        self.model = model
-        self._params = params if params is None or isinstance(params, str) or callable(params) else tuple(params)
-        self._hooked = hooks
-        self._work = Work(method, Watching(budget, predict, share, every, step_back), dtype, offload)
-        self._following: Following | None = None  # the optimizer, step by step
+        super().__init__(
+            model,
+            params if params is None or isinstance(params, str) or callable(params) else tuple(params),
+            hooks,
+            Work(method, Watching(budget, predict, share, every, step_back), dtype, offload),
+        )
         self.attach(optimizer)
         if isinstance(method, Anchor) and probes is None:
             probes = method.probes
@@ -114,46 +113,6 @@ class Guard:
     def nbytes(self) -> int:
         """What the guard holds now, on this rank; docs/guard.md says how much it can become."""
         return self._work.nbytes
-
-    # ── the optimizer ─────────────────────────────────────────────────────────────────────────────────────────
-
-    def attach(self, optimizer: Optimizer, model: nn.Module | None = None) -> None:
-        """Follow another optimizer, or another model with the same parameters; what was learned is kept.
-
-        A guard that cannot follow them goes on as before.
-        """
-        model, learned = self.model if model is None else model, self._work.learned
-        optimizer = selection.followed(optimizer, learned.method, self._hooked)
-
-        def match() -> Pieces:
-            return learned.matched(selection.selected(model, self._params), optimizer)
-
-        pieces = match()
-        check_is_alone(self, pieces)
-        self.detach()
-        self.model, self.optimizer, learned.pieces = model, optimizer, pieces
-        self._following = Following(self, optimizer, model, self._work, match)
-        self._following.begin(self._hooked)
-        self._work.keeper.look_at(model)
-
-    def detach(self) -> None:
-        """Stop guarding; `attach` goes on."""
-        if self._following is not None:
-            self._following.end()
-
-    # ── a step ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def before_step(self) -> None:
-        """In a Guard without hooks: right before `optimizer.step()`, gradients complete, unscaled and clipped."""
-        if self._hooked:
-            raise InputError("the optimizer's hooks do this already: leave the call out, or use hooks=False")
-        assert self._following is not None
-        self._following.before_step()
-
-    def after_step(self) -> None:
-        """In a Guard without hooks: right after an `optimizer.step()` that was not skipped."""
-        assert self._following is not None
-        self._following.after_step()
 
     # ── a task ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -204,31 +163,6 @@ class Guard:
         return self._work.log()
 
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that was learned, for a checkpoint of your own; of sharded parameters, called on all ranks."""
-        return self._work.state_dict()
-
-    @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict` or a file; the model has its weights already, and may have grown since.
-
-        Whatever cannot be right is refused before anything changes.
-        """
-        assert self._following is not None
-        self._work.load_state_dict(state, self.model)
-        self._following.forget_failed_step(at_once=False)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one checked file, all of it or nothing; the model's weights are yours to save."""
-        state = self.state_dict()
-        sharded = any(piece.groups for piece in self._work.learned.guarded)
-        try:
-            if not sharded or dist.get_rank() == 0:
-                files.write(Path(path), state)
-        finally:
-            if sharded:
-                dist.barrier()  # whoever reads it next finds it whole
 
     @classmethod
     def load(

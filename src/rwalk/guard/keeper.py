@@ -71,7 +71,7 @@ class Keeper:
         self.history: list[Reading] = []
         self._current = CurrentInputs(watching.predict)
         self._buffers = Buffers()
-        self._clock = _Clock(watching.share)
+        self._clock = _Clock(watching)
 
     @property
     def watches(self) -> bool:
@@ -117,7 +117,7 @@ class Keeper:
             return
         if force.holds_parameters:
             self._buffers.hold(model, self.old, self.control.back)
-        if not self._is_due(step):
+        if not self._clock.is_due(step):
             return
         self._clock.start(model)
         drift = self._reading(model)
@@ -126,7 +126,7 @@ class Keeper:
             self._follow(model, force, rule.distance(drift, self.watching.budget))
         known = self.watching.budget is not None and force.holds_parameters
         pull = self.control.pull if known else force.compared(optimizer)
-        self._remember(Reading(task, step, drift, force.lam, pull))
+        self.history = _thinned([*self.history, Reading(task, step, drift, force.lam, pull)])
         self._clock.stop()
 
     def _follow(self, model: nn.Module, force: Force, distance: float) -> None:
@@ -166,13 +166,6 @@ class Keeper:
             )
         return self.old.rewind(model, lambda: self.drift(model) <= budget)
 
-    def _is_due(self, step: int) -> bool:
-        if self.watching.every is not None:
-            return step % self.watching.every == 0
-        if _ranks() > 1:
-            raise InputError("clocks differ between processes: give every=, the steps between two readings")
-        return self._clock.is_due()
-
     def _reading(self, model: nn.Module, again: bool = False) -> float:
         """An estimate of the drift; `again`, of the last one, after a change to the model."""
         assert self.old is not None
@@ -188,12 +181,6 @@ class Keeper:
 
     def _mean(self, drifts: list[float]) -> float:
         return weighted_mean(drifts, [sum(map(len, probes.kept)) for probes in self.sets])
-
-    def _remember(self, reading: Reading) -> None:
-        self.history.append(reading)
-        if len(self.history) > HISTORY:
-            older, newer = self.history[: HISTORY // 2], self.history[HISTORY // 2 :]
-            self.history = older[::2] + newer
 
     def nbytes(self, anchors: Mapping[str, Tensor]) -> int:
         """Of the model as it was, but for the method's anchors, and of what was predicted on the probes."""
@@ -211,14 +198,18 @@ class Keeper:
 
 
 class _Clock:
-    """Measures when the time spent on training since the last reading has earned another."""
+    """Says when another reading is due: after so many steps, or when the time spent on training has earned one."""
 
-    def __init__(self, share: float) -> None:
-        self._share = share
+    def __init__(self, watching: Watching) -> None:
+        self._share, self._every = watching.share, watching.every
         self._cost = 0.0
         self._since = self._started = perf_counter()
 
-    def is_due(self) -> bool:
+    def is_due(self, step: int) -> bool:
+        if self._every is not None:
+            return step % self._every == 0
+        if _ranks() > 1:
+            raise InputError("clocks differ between processes: give every=, the steps between two readings")
         return (perf_counter() - self._since) * self._share >= self._cost * (1 - self._share)
 
     def start(self, model: nn.Module) -> None:
@@ -229,6 +220,11 @@ class _Clock:
     def stop(self) -> None:
         self._since = perf_counter()
         self._cost = self._since - self._started
+
+
+def _thinned(history: list[Reading]) -> list[Reading]:
+    older, newer = history[: HISTORY // 2], history[HISTORY // 2 :]
+    return older[::2] + newer if len(history) > HISTORY else history
 
 
 def _rate(optimizer: Optimizer) -> float:
