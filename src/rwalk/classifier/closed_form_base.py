@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -16,12 +16,14 @@ from rwalk.classifier import closed_form_files as files
 from rwalk.classifier import closed_form_settings as settings
 from rwalk.classifier import records
 from rwalk.classifier.arrays import ArrayEstimator, Summable
+from rwalk.classifier.stored import Contents, Stored
 from rwalk.closed_form.model import Model
 
 
-class ClosedForm(Summable, ArrayEstimator):
+class ClosedForm(Summable, Stored, ArrayEstimator):
     """Parameters, inputs, files, and sums of estimators."""
 
+    _formats = (files.FORMAT,)
     _share = 1.0
     _model: Model
 
@@ -89,25 +91,17 @@ class ClosedForm(Summable, ArrayEstimator):
 
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def save(self, path: str | Path) -> None:
-        """Write everything into one safetensors file, all of it or nothing; `load` goes on exactly from there.
+    # Sums are written, not examples, except while fewer than `warm_up` have been seen.
 
-        It holds sums, not examples, except while fewer than `warm_up` have been seen. A network given as
-        `network` is code and is not written: give it to `load` again.
-        """
-        check_is_fitted(self)
-        records.check_writable(self.input_shape_)
-        files.write(Path(path), type(self).__name__, self.get_params(deep=False), self._to_record(), self._model)
+    def _contents(self) -> Contents:
+        return files.contents(type(self).__name__, self.get_params(deep=False), self._to_record(), self._model)
 
     @classmethod
-    def load(cls, path: str | Path, **params: Any) -> Self:
-        """The estimator in a file; `params` replace those written there. Nothing in the file is executed."""
-        with records.reading(path):
-            stored, record, tensors = files.read(Path(path), cls.__name__, cls._get_param_names(), params)
-            self = cls(**stored)
-            self._from_record(record)
-            self._model = settings.model_of(self, self.input_shape_, self._columns())
-            files.restore(self._model, record, tensors)
+    def _restored(cls, record: dict[str, Any], tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Self:
+        self = cls(**files.checked_params(record, cls.__name__, cls._get_param_names(), given))
+        self._from_record(record)
+        self._model = settings.model_of(self, self.input_shape_, self._columns())
+        files.restore(self._model, record, tensors)
         return self
 
     def _to_record(self) -> dict[str, Any]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rwalk import sealed
 from rwalk.classifier import records
+from rwalk.classifier.stored import Contents
 from rwalk.closed_form.examples import Examples
 from rwalk.closed_form.features import KINDS, FeatureMap, fingerprint, tensors_of
 from rwalk.closed_form.model import Model
@@ -38,8 +37,9 @@ WHOLE = ("counts", "grid")
 # ── writing ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def write(path: Path, name: str, params: Mapping[str, Any], about: Mapping[str, Any], model: Model) -> None:
-    """All of it or nothing."""
+def contents(name: str, params: Mapping[str, Any], about: Mapping[str, Any], model: Model) -> Contents:
+    """Of an estimator of this name: its parameters, what it says about itself, and its model."""
+    records.check_writable(model.shape)
     tensors: dict[str, Tensor] = {}
     counted = model.counted
     if counted is None:
@@ -57,8 +57,7 @@ def write(path: Path, name: str, params: Mapping[str, Any], about: Mapping[str, 
         "map": None if counted is None else {"kind": counted.map.kind, "fingerprint": fingerprint(counted.map)},
         "held": len(model.held),
     }
-    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-    sealed.write(path, FORMAT, record, tensors)
+    return record, {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
 
 
 def _params_to_json(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,18 +75,17 @@ def _upper(gram: Tensor) -> Tensor:
 # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read(
-    path: Path, estimator: str, names: Sequence[str], given: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:
-    """Parameters (those given in place of those stored), the record and the tensors."""
-    record, tensors = _contents(path)
+def checked_params(
+    record: Mapping[str, Any], estimator: str, names: Sequence[str], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The parameters written, replaced by those given."""
     if record["estimator"] != estimator:
         raise InputError(f"it holds a {record['estimator']!s}, not a {estimator}: load it as one")
     params = records.checked_params(record["params"], names, given)
     expect(record["params"].get("network") is None, "the network")
     if "network" not in params:
         raise InputError("its features are a network, which no file holds: pass it again, load(path, network=…)")
-    return params, record, tensors
+    return params
 
 
 def restore(model: Model, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -160,13 +158,6 @@ def _fits(tensors: Mapping[str, Tensor], dimensions: Mapping[str, str], known: M
             expect(sizes.setdefault(letter, size) == size, name)
         expect(tensor.dtype == (torch.int64 if name in WHOLE else torch.float64), name)
         expect(bool(tensor.isfinite().all()), name)
-
-
-def _contents(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    metadata, tensors = sealed.read(path)
-    if metadata.get("format") != FORMAT:
-        raise InputError(f"it is not an estimator that this version can read: its format is not {FORMAT}")
-    return sealed.unsealed(metadata, tensors), tensors
 
 
 def _whole(number: Any) -> int:

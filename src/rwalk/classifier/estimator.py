@@ -1,9 +1,9 @@
 """The estimator: classes that arrive call by call, learned without forgetting, by scikit-learn's conventions.
 
-Two families stand behind it, each an estimator of its own. Closed form, the default, keeps sums: it forgets
-nothing and is the same in any order. Networks learn their features too, and keep the old by a method and by
-exemplars. The classifier here has the parameters of both, makes the one that `method` names, and hands on what it
-is asked.
+Families stand behind it, each an estimator of its own. Closed form, the default, keeps sums: it forgets nothing and
+is the same in any order. Networks learn their features too, and keep the old by a method and by exemplars. "auto"
+has all of them learn, and chooses. The classifier here has the parameters of all, makes the family that `method`
+names, and hands on what it is asked.
 """
 
 from __future__ import annotations
@@ -13,24 +13,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-import torch
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor, nn
+from torch import Tensor
 
 from rwalk.classifier import families
-from rwalk.classifier.arrays import ArrayClassifier, Summable
+from rwalk.classifier.arrays import Summable
 from rwalk.classifier.closed_form import ClosedFormClassifier
 from rwalk.classifier.families import Family
-from rwalk.engine.networks import Factory
+from rwalk.classifier.parameters import Parameters
 from rwalk.errors import InputError
-from rwalk.losses import Loss
-from rwalk.methods import Method
-from rwalk.projectors import Projector
 
 
-class IncrementalClassifier(Summable, ArrayClassifier):
+class IncrementalClassifier(Summable, Parameters):
     """Learns classes call by call, and keeps what it learned.
 
     Every call of `partial_fit` may bring new classes, repeat old ones, or both. With the defaults nothing need be
@@ -38,7 +33,8 @@ class IncrementalClassifier(Summable, ArrayClassifier):
 
     method         "closed-form", ridge regression on fixed features, or "lda", Gaussian classes on them; or what
                    holds the old in a network: "rwalk", "ewc", "ewc++", "pi", "icarl", "gem", "a-gem" …; an object
-                   with hyper-parameters of your own, such as RWalk(lam=10); None for a network held by nothing
+                   with hyper-parameters of your own, such as RWalk(lam=10); None for a network held by nothing;
+                   or "auto", to have closed form and several networks learn and the best of them used
     network        for closed form, a trained nn.Module whose last layer's inputs are the features; None for
                    features of rwalk's own. For networks "mlp", "cnn", "resnet18", "package.module:factory", or a
                    function (input_shape, classes) that makes an nn.Module; None for "mlp"
@@ -68,7 +64,8 @@ class IncrementalClassifier(Summable, ArrayClassifier):
 
     Inputs are [n, features] or images [n, channels, height, width], in any units. Labels are of any one type.
     After a call there are `classes_`, the labels of all classes learned or announced, sorted; in closed form
-    `coef_`, `intercept_` and `ridge_`; of networks `network_`, `exemplars_` and `tasks_seen_`.
+    `coef_`, `intercept_` and `ridge_`; of networks `network_`, `exemplars_` and `tasks_seen_`; of "auto" `chosen_`
+    and `judged_`.
 
     >>> clf = IncrementalClassifier()
     >>> clf = clf.partial_fit([[0.0, 0.0], [1.0, 0.0]], ["left", "right"])
@@ -78,49 +75,6 @@ class IncrementalClassifier(Summable, ArrayClassifier):
     """
 
     _inner: Family
-
-    def __init__(
-        self,
-        *,
-        method: str | Method | Loss | Projector | None = "closed-form",
-        network: str | Factory | nn.Module | None = None,
-        features: str = "auto",
-        size: int | None = None,
-        ridge: float | None = None,
-        standardize: bool = True,
-        mirror: bool | None = None,
-        warm_up: int = 100,
-        dtype: str | None = None,
-        lam: float | str | None = None,
-        memory: int | None = None,
-        memory_total: int | None = None,
-        sampler: str = "mof",
-        epochs: int | None = None,
-        batch_size: int = 64,
-        learning_rate: float = 1e-3,
-        device: str | torch.device = "cpu",
-        random_state: int | np.random.RandomState | None = 0,
-        verbose: bool | int = False,
-    ) -> None:
-        self.method = method
-        self.network = network
-        self.features = features
-        self.size = size
-        self.ridge = ridge
-        self.standardize = standardize
-        self.mirror = mirror
-        self.warm_up = warm_up
-        self.dtype = dtype
-        self.lam = lam
-        self.memory = memory
-        self.memory_total = memory_total
-        self.sampler = sampler
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.device = device
-        self.random_state = random_state
-        self.verbose = verbose
 
     # ── learning ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -10,22 +10,29 @@ from typing import Any
 from sklearn.base import BaseEstimator
 
 from rwalk import parts, sealed
-from rwalk.classifier import closed_form_files, records
+from rwalk.classifier import records
+from rwalk.classifier.choice import AutoClassifier
 from rwalk.classifier.closed_form import METHODS, ClosedFormClassifier
 from rwalk.classifier.network import NetworkClassifier
 from rwalk.data import samplers
 from rwalk.errors import InputError, unknown
 
-Family = ClosedFormClassifier | NetworkClassifier
+Family = ClosedFormClassifier | NetworkClassifier | AutoClassifier
+FORMATS: dict[str, type[Family]] = {
+    form: kind for kind in (ClosedFormClassifier, NetworkClassifier, AutoClassifier) for form in kind._formats
+}
+AUTO = "auto"
 
 
 def kind_of(method: Any) -> type[Family]:
     """The family that a method belongs to."""
     if isinstance(method, str):
+        if method == AUTO:
+            return AutoClassifier
         if method in METHODS:
             return ClosedFormClassifier
         if ":" not in method and method not in (known := parts.parts()):
-            raise unknown("method", method, [*METHODS, *known])
+            raise unknown("method", method, [AUTO, *METHODS, *known])
     return NetworkClassifier
 
 
@@ -49,7 +56,7 @@ def params_of(estimator: BaseEstimator, kind: type[Family]) -> dict[str, Any]:
 
 def weights(family: Family, sample_weight: Any) -> dict[str, Any]:
     """The weights of a call's examples as the family takes them, if it does."""
-    if sample_weight is not None and isinstance(family, NetworkClassifier):
+    if sample_weight is not None and not isinstance(family, ClosedFormClassifier):
         raise InputError(
             "networks take no sample_weight, as a step draws its examples class by class: leave it out, or set "
             "method='closed-form'"
@@ -61,7 +68,7 @@ def written_in(path: Path) -> type[Family]:
     """The family whose model a file holds."""
     with records.reading(path):
         form = sealed.header(path).get("format")
-    return ClosedFormClassifier if form == closed_form_files.FORMAT else NetworkClassifier
+    return FORMATS.get(form or "", ClosedFormClassifier)  # which says what it cannot read
 
 
 def _given(estimator: BaseEstimator) -> list[str]:

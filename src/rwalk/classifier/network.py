@@ -8,9 +8,8 @@ earlier calls are gone; in the call's stream they stand for the tasks they came 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -20,12 +19,12 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from rwalk.classifier import network_files as files
-from rwalk.classifier import records
 from rwalk.classifier.arrays import ArrayClassifier
 from rwalk.classifier.learning import Place, learned, scale_of
 from rwalk.classifier.lessons import Call, Knowledge
 from rwalk.classifier.network_settings import Settings, learner_of, settings_of
 from rwalk.classifier.predictor import Predictor
+from rwalk.classifier.stored import Contents, Stored
 from rwalk.engine.networks import Factory
 from rwalk.engine.vectors import Layout
 from rwalk.labels import columns_of, labels_of, merged
@@ -46,7 +45,7 @@ NOTHING_TO_HOLD = (
 )
 
 
-class NetworkClassifier(ArrayClassifier):
+class NetworkClassifier(Stored, ArrayClassifier):
     """A network that learns new classes call by call and keeps the old ones.
 
     Every call of `partial_fit` is a task: it may bring new classes, repeat old ones, or both.
@@ -85,6 +84,7 @@ class NetworkClassifier(ArrayClassifier):
     ['right', 'left', 'up']
     """
 
+    _formats = (files.FORMAT, files.FIRST)
     _dtype = np.float32
     _warned = False
 
@@ -208,31 +208,18 @@ class NetworkClassifier(ArrayClassifier):
 
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def save(self, path: str | Path) -> None:
-        """Write everything into one safetensors file, all of it or nothing; `load` goes on exactly from there.
-
-        Code is not written: a network or a method of your own has to be given to `load` again. Labels must be
-        strings or numbers.
-        """
-        check_is_fitted(self)
+    def _contents(self) -> Contents:
         names = [*getattr(self, "feature_names_in_", [])]
         params = self.get_params(deep=False)
-        saved = files.Saved(params, self.classes_, self.input_shape_, names, self._knowledge)
-        files.write(Path(path), saved)
+        return files.contents(files.Saved(params, self.classes_, self.input_shape_, names, self._knowledge))
 
     @classmethod
-    @few_threads()
-    def load(cls, path: str | Path, **params: Any) -> Self:
-        """The classifier in a file; `params` replace the constructor's parameters written there.
-
-        Nothing in the file is executed, and all of it is checked.
-        """
-        with records.reading(path):
-            saved = files.read(Path(path), cls._get_param_names(), params)
-            self = cls(**saved.params)
-            settings = settings_of(self)
-            files.check_tensors(saved, settings.network, settings.learner.method)
-            self._become(settings, saved.classes, saved.shape, saved.knowledge)
+    def _restored(cls, record: dict[str, Any], tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Self:
+        saved = files.checked(record, tensors, cls._get_param_names(), given)
+        self = cls(**saved.params)
+        settings = settings_of(self)
+        files.check_tensors(saved, settings.network, settings.learner.method)
+        self._become(settings, saved.classes, saved.shape, saved.knowledge)
         self.n_features_in_ = saved.shape[0]
         if saved.feature_names:
             self.feature_names_in_ = np.array(saved.feature_names, dtype=object)

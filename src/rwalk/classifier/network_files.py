@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rwalk import parts, sealed
+from rwalk import parts
 from rwalk.classifier import records
 from rwalk.classifier.lessons import Knowledge, check_method
+from rwalk.classifier.stored import Contents
 from rwalk.classifier.trials import LAMS
 from rwalk.engine import networks
 from rwalk.engine.networks import NETWORKS, Factory
@@ -40,8 +40,7 @@ class Saved(NamedTuple):
     knowledge: Knowledge
 
 
-def write(path: Path, saved: Saved) -> None:
-    """All of it or nothing."""
+def contents(saved: Saved) -> Contents:
     known = saved.knowledge
     records.check_writable(saved.shape)
     record = {
@@ -61,19 +60,17 @@ def write(path: Path, saved: Saved) -> None:
     tensors |= {f"scale.{name}": each for name, each in known.scale.items()}
     tensors |= {f"exemplars.{column}": x for column, x in known.exemplars.items()}
     tensors |= {f"judges.{column}": x for column, x in known.judges.items()}
-    sealed.write(path, FORMAT, record, tensors)
+    return record, tensors
 
 
-def read(path: Path, names: Sequence[str], given: Mapping[str, Any]) -> Saved:
-    """What `write` wrote; parameters (of these names) that are given replace those in the file.
+def checked(
+    record: dict[str, Any], tensors: Mapping[str, Tensor], names: Sequence[str], given: Mapping[str, Any]
+) -> Saved:
+    """What `contents` gave; parameters (of these names) that are given replace those in the file.
 
     That the tensors fit the network and the method is left to `check_tensors`.
     """
-    metadata, tensors = sealed.read(path)
-    if metadata.get("format") not in (FORMAT, FIRST):
-        raise InputError(f"it is not a classifier that this version can read: its format is not {FORMAT}")
-    record = sealed.unsealed(metadata, tensors)
-    if metadata["format"] == FIRST:
+    if "best" not in record:  # of the first format
         record["best"], record["sharpness"] = 0, 1.0
         record["params"] = {"lam": None, "standardize": False, **record["params"]}
     shape = records.checked_shape(record["shape"])

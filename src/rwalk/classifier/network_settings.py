@@ -19,6 +19,7 @@ from rwalk.training import Training
 
 if TYPE_CHECKING:
     from rwalk.classifier.network import NetworkClassifier
+    from rwalk.classifier.parameters import Parameters
 
 AUTO = "auto"
 
@@ -72,7 +73,7 @@ def factory_of(estimator: NetworkClassifier) -> str | Factory:
 
 
 def learner_of(estimator: NetworkClassifier) -> Learner:
-    memory, lam = _memory_of(estimator), estimator.lam
+    memory, lam = memory_of(estimator), estimator.lam
     made = learner("vanilla" if estimator.method is None else estimator.method, memory)
     if lam == AUTO and memory is None:
         raise InputError("lam='auto' is judged by exemplars: set memory=10, or give a number")
@@ -89,7 +90,7 @@ def learner_of(estimator: NetworkClassifier) -> Learner:
     return made
 
 
-def _memory_of(estimator: NetworkClassifier) -> MemorySpec | None:
+def memory_of(estimator: NetworkClassifier | Parameters) -> MemorySpec | None:
     """Made in any case, so that a wrong sampler is refused even where nothing is kept."""
     if estimator.sampler == RESERVOIR:
         raise InputError("the classifier chooses exemplars class by class: take another sampler")

@@ -86,10 +86,10 @@ class HeldOut:
 def without(call: Call) -> tuple[Call, HeldOut]:
     """The call without a share of every class's examples, old and new, and those examples."""
     draw = generator(call.past.seed, "held out", call.past.tasks)
-    out = _some_of_each(call.y, SHARE, SPARE, draw)
+    out = some_of_each(call.y, SHARE, SPARE, draw)
     kept, aside = {}, {}
     for column, x in call.past.exemplars.items():
-        spared = _some_of_each(torch.full((len(x),), column), SHARE, SPARE, draw)
+        spared = some_of_each(torch.full((len(x),), column), SHARE, SPARE, draw)
         kept[column], aside[column] = x[~spared], x[spared]
     rest = Call(call.x[~out], call.y[~out], replace(call.past, exemplars=kept))
     return rest, _held_out(call, out, aside, draw)
@@ -101,7 +101,7 @@ def with_judges(call: Call, quota: int) -> tuple[Call, HeldOut]:
     Exemplars would not do. They were trained on in their own call, and whoever moves least still knows them best.
     """
     draw = generator(call.past.seed, "judges", call.past.tasks)
-    out = _some_of_each(call.y, FOR_JUDGES, 2, draw, at_most=quota)
+    out = some_of_each(call.y, FOR_JUDGES, 2, draw, at_most=quota)
     held_out = _held_out(call, out, call.past.judges, draw)
     judges = {column: x[:quota] for column, x in call.past.judges.items()}
     for column in call.y[out].unique().tolist():
@@ -137,9 +137,7 @@ def with_lam(recipe: Learner, lam: float) -> Learner:
     raise InputError("nothing here has a λ: leave lam out, or take a method that has one, such as 'rwalk'")
 
 
-def _some_of_each(
-    y: Tensor, share: float, least: int, draw: torch.Generator, at_most: int | None = None
-) -> Tensor:
+def some_of_each(y: Tensor, share: float, least: int, draw: torch.Generator, at_most: int | None = None) -> Tensor:
     """Which examples [n] are held out: of every class the share, of those with fewer than the least none."""
     out = torch.zeros(len(y), dtype=torch.bool)
     for label in y.unique():

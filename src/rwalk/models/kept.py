@@ -159,7 +159,7 @@ def write(path: Path, spec: RunSpec, fleet: Fleet, run: int, now: Snapshot) -> N
     saved = files.Saved(params, _labels(stream.class_names), tuple(stream.shape), [], known_to(fleet, run, now))
     try:
         with replacing(path) as beside:
-            files.write(beside, saved)
+            sealed.write(beside, files.FORMAT, *files.contents(saved))
             if stream.form is not None:
                 sealed.annotate(beside, {"form": stream.form.to_json()})
     except OSError as error:

@@ -1,0 +1,181 @@
+"""The choice between families: all of them learn, and examples that none has learned say which one is used.
+
+The judges are some examples of every class, as many as there are exemplars at most, taken out of the calls that
+brought them before anybody learned from those. After every call each candidate is asked about all judges so far.
+Closed form is used unless a network is better by more than chance: among the judges that only one of the two
+recognises, b the network and c closed form, if b − c > √(b + c).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from rwalk.classifier import choice_files as files
+from rwalk.classifier.closed_form import ClosedFormClassifier
+from rwalk.classifier.network import NetworkClassifier
+from rwalk.classifier.network_settings import memory_of
+from rwalk.classifier.parameters import Parameters
+from rwalk.classifier.stored import Contents, Stored
+from rwalk.classifier.trials import FOR_JUDGES, some_of_each
+from rwalk.data.memory import MemorySpec
+from rwalk.errors import InputError
+from rwalk.labels import columns_of, labels_of, merged
+from rwalk.seeds import generator
+
+Candidate = ClosedFormClassifier | NetworkClassifier
+CLOSED = "closed-form"
+CANDIDATES = (CLOSED, "rwalk", "er", "icarl")
+WITH_LAM = ("rwalk",)
+
+
+class Judges(NamedTuple):
+    """Examples that no candidate has learned: inputs as they came, and their labels."""
+
+    x: Tensor
+    y: NDArray[Any]
+
+
+class AutoClassifier(Stored, Parameters):
+    """Learns with every candidate, and uses the one that knows most of what none of them has learned.
+
+    chosen_  the method in use
+    judged_  the share of the judges that each candidate recognises
+    """
+
+    _formats = (files.FORMAT,)
+    _candidates: dict[str, Candidate]
+    _judges: Judges
+    chosen_: str
+    judged_: dict[str, float]
+
+    def fit(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor) -> Self:
+        """Forget everything, then learn this."""
+        return self._learn(X, y, None, afresh=True)
+
+    def partial_fit(
+        self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, classes: ArrayLike | Tensor | None = None
+    ) -> Self:
+        """Learn some more. `classes` may announce labels that are still to come; it need not."""
+        return self._learn(X, y, classes, afresh=not hasattr(self, "_candidates"))
+
+    def _learn(self, X: Any, y: Any, classes: Any, afresh: bool) -> Self:
+        memory = self._memory()
+        x, labels, _ = self._examples(X, y, None, afresh)
+        labels = labels_of(labels)
+        announced = labels[:0] if classes is None else labels_of(classes)
+        every = merged(labels[:0] if afresh else self.classes_, labels, announced)
+        before = None if afresh else self._judges
+        judges, out = _with_judges(before, x, labels, every, memory, self._seed())
+        learned = {}
+        for name in reversed(CANDIDATES):  # closed form last: nothing can fail once its sums have changed
+            candidate = self._made(name) if afresh else copy.copy(self._with_params(name))
+            learned[name] = candidate.partial_fit(x[~out], labels[~out], every)
+        self._candidates = {name: learned[name] for name in CANDIDATES}
+        self._judges, self.classes_, self.input_shape_ = judges, every, tuple(x.shape[1:])
+        self._choose()
+        return self
+
+    def _choose(self) -> None:
+        x, y = self._judges
+        right = {name: np.zeros(0, dtype=bool) for name in CANDIDATES}
+        if len(y):
+            right = {name: each.predict(x) == y for name, each in self._candidates.items()}
+        best = max((name for name in CANDIDATES if name != CLOSED), key=lambda name: right[name].sum())
+        ahead, behind = (right[best] & ~right[CLOSED]).sum(), (right[CLOSED] & ~right[best]).sum()
+        self.chosen_ = best if ahead - behind > np.sqrt(ahead + behind) else CLOSED
+        self.judged_ = {name: float(each.sum()) / max(1, len(y)) for name, each in right.items()}
+        self._used: Candidate | None = None
+
+    def _in_use(self) -> Candidate:
+        """The one chosen. Once the judges have spoken, closed form can learn from them too."""
+        if self._used is None:
+            used = self._with_params(self.chosen_)
+            if self.chosen_ == CLOSED and len(self._judges.y):
+                used = copy.deepcopy(used).partial_fit(self._judges.x, self._judges.y)
+            self._used = used
+        return self._used
+
+    def _scores(self, X: Any) -> Tensor:
+        return self._in_use()._scores(self._inputs(X))
+
+    def _sharpness(self) -> float:
+        return self._in_use()._sharpness()
+
+    # ── candidates ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _memory(self) -> MemorySpec:
+        memory = memory_of(self)
+        if memory is None:
+            raise InputError("method='auto' is judged by examples that are kept: set memory=10, or name a method")
+        if isinstance(self.network, nn.Module):
+            raise InputError(
+                "method='auto' trains networks of its own: give a function (input_shape, classes) that makes one, "
+                "or take the module's features, method='closed-form'"
+            )
+        return memory
+
+    def _made(self, name: str) -> Candidate:
+        kind = ClosedFormClassifier if name == CLOSED else NetworkClassifier
+        return kind(**self._params_of(name))
+
+    def _params_of(self, name: str) -> dict[str, Any]:
+        kind = ClosedFormClassifier if name == CLOSED else NetworkClassifier
+        params = {each: getattr(self, each) for each in kind._get_param_names()} | {"method": name}
+        if name == CLOSED:
+            params["network"] = None
+        elif name not in WITH_LAM:
+            params["lam"] = None
+        return params
+
+    def _with_params(self, name: str) -> Candidate:
+        """A candidate, with the parameters as they are now."""
+        candidate = self._candidates[name]
+        return candidate.set_params(**self._params_of(name))  # type: ignore[no-any-return]
+
+    # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _contents(self) -> Contents:
+        names = [*getattr(self, "feature_names_in_", [])]
+        about = files.about(self.get_params(deep=False), self.classes_, self.input_shape_, names)
+        return files.contents(about, self._candidates, self._judges)
+
+    @classmethod
+    def _restored(cls, record: dict[str, Any], tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Self:
+        saved = files.checked(record, tensors, cls._get_param_names(), given)
+        self = cls(**saved.params)
+        self._memory()
+        self.classes_, self.input_shape_ = saved.classes, saved.shape
+        self.n_features_in_ = saved.shape[0]
+        if saved.feature_names:
+            self.feature_names_in_ = np.array(saved.feature_names, dtype=object)
+        self._judges = Judges(*saved.judges)
+        self._candidates = {}
+        for name in CANDIDATES:
+            kind = ClosedFormClassifier if name == CLOSED else NetworkClassifier
+            self._candidates[name] = kind._restored(*saved.candidates[name], self._params_of(name))
+        self._choose()
+        return self
+
+
+def _with_judges(
+    before: Judges | None, x: Tensor, labels: NDArray[Any], classes: NDArray[Any], memory: MemorySpec, seed: int
+) -> tuple[Judges, Tensor]:
+    """The judges so far and some examples of this call, and which those are [n]."""
+    columns, quota = columns_of(labels, classes), memory.quota(len(classes))
+    draw = generator(seed, "auto", "judges", len(classes), 0 if before is None else len(before.y))
+    out = some_of_each(columns, FOR_JUDGES, 2, draw, at_most=quota)
+    new = Judges(x[out].double(), labels[out.numpy()])
+    if before is None:
+        return new, out
+    pool = Judges(torch.cat([new.x, before.x]), np.concatenate([new.y, before.y]))
+    places = torch.randperm(len(pool.y), generator=draw)
+    of = columns_of(pool.y, classes)[places]
+    kept = torch.cat([places[of == column][:quota] for column in range(len(classes))]).sort().values
+    return Judges(pool.x[kept], pool.y[kept.numpy()]), out
