@@ -29,14 +29,14 @@ from rwalk.classifier import network_files as classifier_files
 from rwalk.classifier.lessons import Call, stream_of, take_up
 from rwalk.classifier.network import NetworkClassifier
 from rwalk.classifier.network_settings import learner_of
-from rwalk.classifier.trials import LAMS, longest
+from rwalk.classifier.trials import longest
 from rwalk.data import datasets, splits
 from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Stream
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.vectors import Layout
 from rwalk.errors import InputError
-from rwalk.learners import learner
+from rwalk.learners import LAMS, learner
 from rwalk.methods import EWCpp, RWalk
 from rwalk.parts import stack
 from rwalk.projectors.gem import AGEM, GEM

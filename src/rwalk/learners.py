@@ -7,7 +7,7 @@ learner, and the training loop knows none of them by name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from rwalk import parts
@@ -21,6 +21,8 @@ from rwalk.parts import Part
 from rwalk.projectors import Projector
 from rwalk.solvers import Solver
 from rwalk.training import Training, steps_per_epoch
+
+LAMS = (0.0, 0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)  # tried where λ is to be chosen
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,15 @@ def learner(name: str | Part, memory: MemorySpec | None = None, **settings: Any)
         if isinstance(part, Projector)
         else Learner(memory=memory, loss=part)
     )
+
+
+def with_lam(recipe: Learner, lam: float) -> Learner:
+    """The same learner, holding on so strongly."""
+    for name in ("method", "loss", "projector"):
+        part = getattr(recipe, name)
+        if part is not None and {each.name: each.default for each in fields(part)}.get("lam"):
+            return replace(recipe, **{name: replace(part, lam=lam)})
+    raise InputError("nothing here has a λ: leave lam out, or take a method that has one, such as 'rwalk'")
 
 
 def _counts(stream: Stream, task: Task) -> list[int]:

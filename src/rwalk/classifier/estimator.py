@@ -1,9 +1,9 @@
 """The estimator: classes that arrive call by call, learned without forgetting, by scikit-learn's conventions.
 
-Families stand behind it, each an estimator of its own. Closed form, the default, keeps sums: it forgets nothing and
-is the same in any order. Networks learn their features too, and keep the old by a method and by exemplars. "auto"
-has all of them learn, and chooses. The classifier here has the parameters of all, makes the family that `method`
-names, and hands on what it is asked.
+Families stand behind it, each an estimator of its own. Closed form, the default, keeps sums: it forgets nothing
+and is the same in any order. Networks learn their features too, and keep the old by a method and by exemplars.
+"auto" has all of them learn, and chooses. The classifier here has the parameters of all, makes the family that
+`method` names, and hands on what it is asked.
 """
 
 from __future__ import annotations

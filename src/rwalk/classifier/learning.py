@@ -11,12 +11,12 @@ from torch import Tensor
 
 from rwalk.classifier.lessons import Call, Knowledge, stream_of, take_up
 from rwalk.classifier.network_settings import Settings
-from rwalk.classifier.trials import LAMS, HeldOut, with_judges, with_lam, without
+from rwalk.classifier.trials import HeldOut, with_judges, without
 from rwalk.closed_form.features.vectors import moments
 from rwalk.engine.fleet import Fleet, Progress
 from rwalk.engine.vectors import Layout
 from rwalk.errors import InputError
-from rwalk.learners import Learner
+from rwalk.learners import LAMS, Learner, with_lam
 
 
 class Place(NamedTuple):

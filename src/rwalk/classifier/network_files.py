@@ -18,11 +18,11 @@ from rwalk import parts
 from rwalk.classifier import records
 from rwalk.classifier.lessons import Knowledge, check_method
 from rwalk.classifier.stored import Contents
-from rwalk.classifier.trials import LAMS
 from rwalk.engine import networks
 from rwalk.engine.networks import NETWORKS, Factory
 from rwalk.engine.vectors import Layout, Networks
 from rwalk.errors import InputError
+from rwalk.learners import LAMS
 from rwalk.methods import Method
 from rwalk.sealed import expect, is_whole
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from rwalk.classifier.trials import longest, with_lam
+from rwalk.classifier.trials import longest
 from rwalk.data.memory import MemorySpec
 from rwalk.data.samplers import RESERVOIR
 from rwalk.engine.networks import Factory
 from rwalk.errors import InputError
 from rwalk.labels import whole
-from rwalk.learners import Learner, learner
+from rwalk.learners import Learner, learner, with_lam
 from rwalk.training import Training
 
 if TYPE_CHECKING:

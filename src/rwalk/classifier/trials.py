@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,12 +12,9 @@ from torch.nn.functional import cross_entropy
 
 from rwalk.classifier.lessons import Call
 from rwalk.engine.fleet import Fleet
-from rwalk.errors import InputError
-from rwalk.learners import Learner
 from rwalk.seeds import generator
 from rwalk.training import steps_per_epoch
 
-LAMS = (0.0, 0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)  # tried by lam="auto"
 SHARE, SPARE = 0.1, 20  # held out of every class to see when training no longer pays, if it has so many
 FOR_JUDGES = 0.2  # of every class, at most, to judge λ by
 EVERY = 25  # steps between two looks at the examples held out
@@ -126,15 +123,6 @@ def longest(examples: int, batch: int) -> int:
     """Steps of a call at most: many passes over everything, but a few examples are soon learned."""
     steps = PASSES * steps_per_epoch(examples, batch)
     return min(max(steps, min(STEPS, SOON * examples)), MOST)
-
-
-def with_lam(recipe: Learner, lam: float) -> Learner:
-    """The same learner, holding on so strongly."""
-    for name in ("method", "loss", "projector"):
-        part = getattr(recipe, name)
-        if part is not None and {each.name: each.default for each in fields(part)}.get("lam"):
-            return replace(recipe, **{name: replace(part, lam=lam)})
-    raise InputError("nothing here has a λ: leave lam out, or take a method that has one, such as 'rwalk'")
 
 
 def some_of_each(y: Tensor, share: float, least: int, draw: torch.Generator, at_most: int | None = None) -> Tensor:

@@ -57,7 +57,11 @@ def run(
     ] = DEFAULT_METHODS,
     seeds: Annotated[int, typer.Option(help="how many seeds: 0, 1, …")] = 5,
     lam: Annotated[
-        str, typer.Option(help="λ, or several comma-separated: a sweep (default: each method's own)")
+        str,
+        typer.Option(
+            help="λ, or several comma-separated: a sweep (default: each method's own); auto: every run chooses "
+            "its own, by trials on its training data"
+        ),
     ] = "",
     epochs: Annotated[
         int | None, typer.Option(help="passes over a task's data (default 1; 20 for digits)")

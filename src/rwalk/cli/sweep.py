@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 from rwalk import parts
 from rwalk.errors import InputError, unknown
 from rwalk.learners import as_used
-from rwalk.studies.specs import DT, RunSpec
+from rwalk.studies.specs import AUTO, DT, RunSpec
 
 Grid = dict[str, list[Any]]  # hyper-parameters, each with its values
 
@@ -50,7 +50,7 @@ def _usual(method: str, dataset: str, settable: Collection[str], lam: str, penal
     if "penalty" in settable and penalty != "gradient":
         grid["penalty"] = [penalty]
     if "lam" in settable and lam:
-        grid["lam"] = _floats(lam, "--lam")
+        grid["lam"] = [AUTO if part.strip() == AUTO else _float(part, "--lam") for part in lam.split(",")]
     return grid
 
 
@@ -89,8 +89,8 @@ def _value(method: str, name: str, text: str) -> Any:
     return text  # what it must be is said where it is used
 
 
-def _floats(text: str, option: str) -> list[float]:
+def _float(text: str, option: str) -> float:
     try:
-        return [float(part) for part in text.split(",")]
+        return float(text)
     except ValueError:
-        raise InputError(f"{option} takes numbers separated by commas, not {text!r}") from None
+        raise InputError(f"{option} takes numbers separated by commas, or auto, not {text!r}") from None

@@ -275,10 +275,16 @@ def union(stream: Stream, k: int) -> Stream:
     return replace(stream, tasks=(joined,), name=f"{stream.name}-union-{k}")
 
 
-def validation_split(stream: Stream, fraction: float = 0.1, seed: int = 0) -> Stream:
+def first_tasks(stream: Stream, count: int) -> Stream:
+    """The stream up to the end of its first tasks."""
+    return replace(stream, tasks=stream.tasks[:count])
+
+
+def validation_split(stream: Stream, fraction: float = 0.1, seed: int = 0, most: int | None = None) -> Stream:
     """The stream tested on a held-out part of every class's training data; its real test data are not in it.
 
-    Use it to choose hyper-parameters. An example held out is held out of every task.
+    Use it to choose hyper-parameters. An example held out is held out of every task. Of no class (of a task) are
+    more than `most` held out.
     """
     if not 0 < fraction < 1:
         raise InputError(
@@ -291,7 +297,7 @@ def validation_split(stream: Stream, fraction: float = 0.1, seed: int = 0) -> St
     used = (first >= 0).nonzero().flatten()
     task_names = [f"task {number}" for number in range(len(stream))]
     groups, names = strata(stream.y[used], stream.class_names, first[used], task_names)
-    kept, held = (used[part] for part in hold_out(groups, fraction, seed, names))
+    kept, held = (used[part] for part in hold_out(groups, fraction, seed, names, most))
     return replace(
         stream,
         x=stream.x[kept],

@@ -74,7 +74,7 @@ class Keeper:
     def wanted(self, rows: Iterable[Row]) -> list[Row]:
         """Those of these rows whose models are kept."""
         sound = [row for row in rows if row["single"]["A"] is not None and not row["stopped"]]
-        sound = [row for row in sound if refusal(RunSpec.from_json(row["spec"])) is None]
+        sound = [row for row in sound if refusal(trained_as(row)) is None]
         if self.which == "all":
             return sound
         best: dict[str, Row] = {}
@@ -89,13 +89,13 @@ class Keeper:
 
     def lacking(self, rows: Iterable[Row]) -> tuple[RunSpec, ...]:
         """The runs whose models are wanted but missing: they were trained before anybody asked for them."""
-        specs = (RunSpec.from_json(row["spec"]) for row in self.wanted(rows))
+        specs = (trained_as(row) for row in self.wanted(rows))
         return tuple(spec for spec in specs if not self.path_of(spec).exists())
 
     def settle(self, rows: Sequence[Row]) -> list[Path]:
         """The study is complete: delete what is not wanted, and list what is kept."""
         wanted = self.wanted(rows)
-        kept = {row["hash"]: self.path_of(RunSpec.from_json(row["spec"])) for row in wanted}
+        kept = {row["hash"]: self.path_of(trained_as(row)) for row in wanted}
         self._drop(row for row in rows if row["hash"] not in kept)
         self._write_index(
             [
@@ -108,7 +108,7 @@ class Keeper:
 
     def _drop(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            self.path_of(RunSpec.from_json(row["spec"])).unlink(missing_ok=True)
+            self.path_of(trained_as(row)).unlink(missing_ok=True)
 
     def _write_index(self, models: list[dict[str, Any]]) -> None:
         try:
@@ -133,6 +133,12 @@ class Pruner:
             kept = {row["hash"] for row in self.keeper.wanted(rivals)}
             self.keeper._drop(row for row in rivals if row["hash"] not in kept)
             self.rows = {key: row for key, row in self.rows.items() if key in kept or row not in rivals}
+
+
+def trained_as(row: Row) -> RunSpec:
+    """The run of a row, with the λ that it chose if it chose one."""
+    spec = RunSpec.from_json(row["spec"])
+    return spec.with_lam(row["lam"]) if spec.seeks_lam else spec
 
 
 def refusal(spec: RunSpec) -> str | None:

@@ -102,7 +102,7 @@ class Lines:
     def watch(self, event: Event) -> None:
         self.tally.watch(event)
         if isinstance(event, Started):
-            self.missing = sum(run.reference is None for run in event.runs)
+            self.missing = sum(run.counts for run in event.runs)
             self.write(f"{self.missing} of {event.total} runs to train, {self.tally.expected:,} steps")
         elif isinstance(event, RowDone):
             self.rows += 1
@@ -126,7 +126,8 @@ def _name(runs: tuple[RunSpec, ...]) -> str:
     if first.reference is not None:
         name = f"reference a*{first.reference + 1}"
     else:
-        name = first.method + (f" λ={first.lam:g}" if first.lam else "")
+        name = first.method + (" λ=auto" if first.seeks_lam else f" λ={first.lam:g}" if first.lam else "")
+        name += " trial" if first.stream.trial else ""
     return f"{name} " + (f"seed {first.seed}" if len(runs) == 1 else f"× {len(runs)} runs")
 
 

@@ -182,6 +182,8 @@ def _settings(summary: Summary) -> dict[str, str]:
     if spec["memory"]:
         named["replay"] = spec["memory"]["replay"]
     named |= {name: value for name, value in spec["numbers"].items() if name != "lam"}
+    if summary.chosen:
+        named["λ"] = f"chosen: {summary.chosen}"
     budget = f"{epochs} epoch{'s' * (epochs != 1)}" if steps is None else f"{steps} steps"
     return {"budget": budget, **{name: f"{name} {value}" for name, value in named.items()}}
 

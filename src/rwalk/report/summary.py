@@ -31,6 +31,7 @@ class Summary:
     label: str  # as the paper writes it: -S where exemplars are added to a method that needs none
     method: str
     lam: float
+    chosen: str  # the λs that its runs chose for themselves; "" if they were given one
     spec: dict[str, Any]  # what the runs share: everything but the seed
     seeds: tuple[int, ...]
     accuracy: dict[str, NDArray[np.float64]]  # head → a[seed, k, j]
@@ -62,7 +63,8 @@ def _summary(rows: list[Row]) -> Summary:
     return Summary(
         label=first["method"] + ("-S" if first["spec"]["memory"] and first["method"] in METHODS else ""),
         method=first["method"],
-        lam=first["lam"],
+        lam=float(np.median([row["lam"] for row in rows])),
+        chosen=", ".join(f"{lam:g}" for lam in sorted({row["lam"] for row in rows})) if "tried" in first else "",
         spec={**first["spec"], "seed": None},
         seeds=tuple(row["seed"] for row in rows),
         accuracy=accuracy,

@@ -35,7 +35,8 @@ def result_table(summaries: Sequence[Summary], head: str, title: str = "") -> Ta
         *(_column([summary.more[name][head] for summary in summaries], "{:.3f}", best=min) for name in asked),
     ]
     for summary, *cells in zip(summaries, *columns, strict=True):
-        table.add_row(summary.label, f"{summary.lam:g}" if summary.lam else "–", *cells)
+        lam = f"auto: {summary.chosen}" if summary.chosen else f"{summary.lam:g}" if summary.lam else "–"
+        table.add_row(summary.label, lam, *cells)
     return table
 
 

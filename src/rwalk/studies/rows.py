@@ -10,15 +10,22 @@ from numpy.typing import NDArray
 
 from rwalk import metrics
 from rwalk.metrics import HEADS
+from rwalk.studies.lams import Choice
 from rwalk.studies.specs import RunSpec, reference_of
 from rwalk.studies.store import SCHEMA, Row
 
 
-def row_of(spec: RunSpec, outcome: Mapping[str, Any], references: Mapping[str, Any]) -> Row:
-    """The row of a trained run; `references` are the accuracies of reference models by their runs' hashes."""
+def row_of(
+    spec: RunSpec, outcome: Mapping[str, Any], references: Mapping[str, Any], choice: Choice | None = None
+) -> Row:
+    """The row of a trained run; `references` are the accuracies of reference models by their runs' hashes.
+
+    Where the run chose its λ, the row names it, and how all that were tried did on the judges.
+    """
     reference = _reference_of(spec, references, tasks=len(outcome["accuracy"]["single"]))
     row: Row = {"schema": SCHEMA, "hash": spec.hash()}
-    row |= {"method": spec.method, "lam": spec.lam, "seed": spec.seed}
+    row |= {"method": spec.method, "lam": spec.lam if choice is None else choice.lam, "seed": spec.seed}
+    row |= {} if choice is None else {"tried": choice.judged}
     for head in HEADS:
         row[head] = _measures(np.array(outcome["accuracy"][head], dtype=float), reference[head])
     row["accuracy"] = outcome["accuracy"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -30,10 +30,26 @@ Record = TypeVar("Record")
 # Settings that were added to the second schema later, by the record that they are in.
 LATER = {
     "": ("measure_every", "calibration"),
-    "stream": ("reading", "scenario", "rotated", "blurry"),
+    "stream": ("reading", "scenario", "rotated", "blurry", "trial"),
     "training": ("keep_optimizer",),
     "memory": ("beside",),
 }
+
+
+AUTO = "auto"  # a λ that the run chooses itself
+FOR_TRIALS = 0.2  # of the training data, to judge by
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A part of the training data that chooses a hyper-parameter: it is learned, but for a fifth, which judges.
+
+    first  so many tasks; None for all of them
+    most   judges per class, at most
+    """
+
+    first: int | None = None
+    most: int | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +66,7 @@ class StreamSpec:
     scenario          task-, domain- or class-incremental (`splits.SCENARIOS`); by default, as the paper trains
     rotated           the number of tasks of rotated images, instead of a split
     blurry            the fraction of every task's training examples that its neighbours teach
+    trial             the part of the training data that chooses a hyper-parameter; None for a run that counts
 
     Data that say themselves in which task an example arrives (folders of folders, a column of a table) are divided
     accordingly, unless a split is given.
@@ -65,6 +82,7 @@ class StreamSpec:
     scenario: str | None = None
     rotated: int | None = None
     blurry: float | None = None
+    trial: Trial | None = None
 
     def __post_init__(self) -> None:
         if self.reading == Reading():
@@ -76,6 +94,9 @@ class StreamSpec:
         stream = self._divided(dataset)
         if self.validation is not None:
             stream = splits.validation_split(stream, self.validation)
+        if self.trial is not None:
+            stream = stream if self.trial.first is None else splits.first_tasks(stream, self.trial.first)
+            stream = splits.validation_split(stream, FOR_TRIALS, most=self.trial.most)
         return stream if self.blurry is None else splits.blurred(stream, self.blurry, self.order_seed or 0)
 
     def check(self) -> None:
@@ -112,7 +133,8 @@ class StreamSpec:
 class RunSpec:
     """One run: everything its result depends on.
 
-    method         a learner's name; `numbers` are its hyper-parameters (lam, alpha, dt …), the rest being defaults
+    method         a learner's name; `numbers` are its hyper-parameters (lam, alpha, dt …), the rest defaults;
+                   lam="auto" has the study choose λ for every run, by trials on its training data
     reference      k: not an incremental run, but the reference model a*_k on the union of tasks 0..k
     measure_every  measure accuracies within tasks too, every so many steps
     calibration    measure calibration errors along with the accuracies
@@ -138,7 +160,25 @@ class RunSpec:
         object.__setattr__(self, "memory", learners.as_used(parts.parts().get(self.method), self.memory))
 
     def learner(self) -> Learner:
-        return learner(self.method, self.memory, **self.numbers)
+        """What learns; where λ is still to be chosen, with λ = 1."""
+        numbers = self.with_lam(1.0).numbers if self.seeks_lam else self.numbers
+        return learner(self.method, self.memory, **numbers)
+
+    @property
+    def seeks_lam(self) -> bool:
+        """Whether λ is to be chosen before it is trained."""
+        return self.numbers.get("lam") == AUTO
+
+    @property
+    def counts(self) -> bool:
+        """Whether its result is a row: not a reference, nor a trial to choose λ by."""
+        return self.reference is None and self.stream.trial is None
+
+    def with_lam(self, lam: float) -> RunSpec:
+        return replace(self, numbers={**self.numbers, "lam": lam})
+
+    def without_lam(self) -> RunSpec:
+        return replace(self, numbers={name: value for name, value in self.numbers.items() if name != "lam"})
 
     @property
     def lam(self) -> float:
@@ -174,6 +214,8 @@ class RunSpec:
                 raise InputError("a run's tasks must be lists of labels: study.json was altered")
         if isinstance(stream.get("reading"), Mapping):
             stream["reading"] = _made(Reading, stream["reading"])
+        if isinstance(stream.get("trial"), Mapping):
+            stream["trial"] = _made(Trial, stream["trial"])
         parts["stream"] = _made(StreamSpec, stream)
         parts["training"] = _made(Training, parts.get("training") or {})
         parts["memory"] = _made(MemorySpec, parts["memory"]) if parts.get("memory") else None

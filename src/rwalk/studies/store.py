@@ -272,6 +272,9 @@ def _fault(row: Any) -> str | None:
             return f"no square accuracy matrix of the {head} head"
     if len({len(accuracy[head]) for head in HEADS} - {0}) != 1:
         return "its heads must have the same tasks"
+    tried = row.get("tried", {})  # only where λ was chosen
+    if not isinstance(tried, dict) or not all(map(_is_number, tried.values())):
+        return "no tried λs"
     for name, dimensions in (("within", 3), ("calibration", 2)):  # only where they were asked for
         if name in row and not _is_measured(row[name], len(accuracy[HEADS[0]]), dimensions):
             return f"no {name} of its tasks"

@@ -14,7 +14,7 @@ import torch
 from rwalk.data import splits
 from rwalk.data.streams import Stream
 from rwalk.errors import InputError, first_line, unknown
-from rwalk.studies import provenance
+from rwalk.studies import lams, provenance
 from rwalk.studies.environment import environment
 from rwalk.studies.events import Finished, RowDone, Started, Stopped, Watch
 from rwalk.studies.executors import DTYPES, Context, Executor, Keep, fleet_of
@@ -196,11 +196,14 @@ class Study:
         """Train these runs, and their references where necessary; their rows are added to `done`."""
         if not missing:
             return
+        trials = lams.trials_for(missing, self.stream)
         references, cache = self.references(missing), ReferenceCache(self._context(None), self.cache)
         known = {spec.hash(): cache.recall(spec) for spec in references}
         untrained = [spec for spec in references if known[spec.hash()] is None]
-        watch(Started((*untrained, *missing), len(self.runs)))
-        with self._executor(len(untrained) + len(missing), store, stop) as executor:
+        judged = {spec.hash(): found for spec in trials if (found := cache.recall(spec)) is not None}
+        untried = [spec for spec in trials if spec.hash() not in judged]
+        watch(Started((*untrained, *untried, *missing), len(self.runs)))
+        with self._executor(len(untrained) + len(untried) + len(missing), store, stop) as executor:
             for job, outcomes in executor(untrained, watch):
                 for spec, outcome in zip(job, outcomes, strict=True):
                     if reason := outcome["stopped"]:
@@ -209,8 +212,15 @@ class Study:
                         cache.remember(spec, outcome)
                         known[spec.hash()] = outcome
                 executor.forget(job)
-            for job, outcomes in executor(missing, watch):
-                rows = [row_of(spec, outcome, known) for spec, outcome in zip(job, outcomes, strict=True)]
+            judged |= lams.train(untried, executor, cache, watch)
+            choices = lams.chosen(missing, self.stream, judged)
+            ready, owners = lams.ready(missing, choices)
+            for job, outcomes in executor(ready, lams.renamed(watch, owners)):
+                rows = [
+                    row_of(run, outcome, known, choices.get(run.hash()))
+                    for spec, outcome in zip(job, outcomes, strict=True)
+                    for run in owners[spec.hash()]
+                ]
                 if store:
                     store.add(*rows)
                 executor.forget(job)

@@ -130,7 +130,7 @@ def train(
             {**{head: float(accuracy[head][run, k]) for head in HEADS}, "stopped": fleet.stopped[run]}
             for run in range(len(job))
         ]
-    if context.keep:
+    if context.keep and job[0].counts:
         context.keep(job, fleet)
     data = stream.fingerprint()
     return [

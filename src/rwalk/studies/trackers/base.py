@@ -88,7 +88,7 @@ def hyper_parameters(run: RunSpec) -> dict[str, Any]:
 def title(run: RunSpec) -> str:
     """A name that can be found in a list, and differs for every run."""
     lam = hyper_parameters(run).get("lam")
-    strength = f" λ={lam:g}" if lam else ""
+    strength = f" λ={lam if isinstance(lam, str) else format(lam, 'g')}" if lam else ""
     return f"{run.method.replace(':', '.')}{strength} seed {run.seed} {run.hash()[:8]}"
 
 

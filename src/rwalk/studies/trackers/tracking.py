@@ -54,11 +54,11 @@ class Tracking:
         self._tell(lambda tracker: tracker.attach(page))
 
     def watch(self, event: Event) -> None:
-        if isinstance(event, Stepped) and event.runs[0].reference is None:
+        if isinstance(event, Stepped) and event.runs[0].counts:
             if len(event.runs) == 1:  # a fleet reports one mean of all its losses
                 (run,), (task, _, step, _, loss) = event.runs, event.progress
                 self._loss(run, self._steps_before(run, task) + step, loss)
-        elif isinstance(event, TaskMeasured) and event.runs[0].reference is None:
+        elif isinstance(event, TaskMeasured) and event.runs[0].counts:
             task, _, accuracy = event.measured
             for number, run in enumerate(event.runs):
                 self._accuracies(run, task, {head: accuracy[head][number] for head in HEADS})
