@@ -31,6 +31,7 @@ from rwalk.errors import InputError
 from rwalk.seeds import generator
 
 COARSE = (-6.0, -4.0, -2.0, 0.0, 2.0)  # log₁₀ of λ, relative to the mean variance of a feature
+BEGIN = slice(1, 4)  # of them: the others are looked at only if the best of these lies at an end
 FINE = (1.0, 0.5)  # decades to either side of the best so far
 ENOUGH = 4  # examples per feature, for cross-validation to be trusted
 NOISE = 1e-4  # of an example's variance, at least: less would make the last digits of the sums matter
@@ -128,14 +129,23 @@ def _positive(total: Tensor, explained: Tensor) -> Tensor:
 
 
 def _search(cost: Callable[[float], float], least: float) -> float:
-    """The argument of least cost: on a coarse grid, then ever closer about the best; the larger of equals."""
+    """The argument of least cost: on a coarse grid, then ever closer about the best; the larger of equals.
+
+    Every look costs a factorisation, so the grid is looked at from its middle outwards, as far as it gets better.
+    """
     known: dict[float, float] = {}
 
     def look(places: Sequence[float]) -> None:
         known.update({at: cost(at) for at in {max(at, least) for at in places} - known.keys()})
 
-    look(COARSE)
+    def best() -> float:
+        return min(known, key=lambda at: (known[at], -at))
+
+    look(COARSE[BEGIN])
+    if best() == max(known):
+        look(COARSE[BEGIN.stop :])
+    elif best() == min(known):
+        look(COARSE[: BEGIN.start])
     for step in FINE:
-        best = min(known, key=lambda at: (known[at], -at))
-        look([best - step, best + step])
-    return min(known, key=lambda at: (known[at], -at))
+        look([best() - step, best() + step])
+    return best()
