@@ -31,7 +31,7 @@ from rwalk.errors import InputError
 from rwalk.seeds import generator
 
 COARSE = (-6.0, -4.0, -2.0, 0.0, 2.0)  # log₁₀ of λ, relative to the mean variance of a feature
-BEGIN = slice(1, 4)  # of them: the others are looked at only if the best of these lies at an end
+MIDDLE = 1, 4  # of them, from and to: the others are looked at only if the best of these lies at an end
 FINE = (1.0, 0.5)  # decades to either side of the best so far
 ENOUGH = 4  # examples per feature, for cross-validation to be trusted
 NOISE = 1e-4  # of an example's variance, at least: less would make the last digits of the sums matter
@@ -141,11 +141,12 @@ def _search(cost: Callable[[float], float], least: float) -> float:
     def best() -> float:
         return min(known, key=lambda at: (known[at], -at))
 
-    look(COARSE[BEGIN])
+    first, end = MIDDLE
+    look(COARSE[first:end])
     if best() == max(known):
-        look(COARSE[BEGIN.stop :])
+        look(COARSE[end:])
     elif best() == min(known):
-        look(COARSE[: BEGIN.start])
+        look(COARSE[:first])
     for step in FINE:
         look([best() - step, best() + step])
     return best()
