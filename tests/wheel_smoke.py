@@ -66,10 +66,10 @@ def _try_out(wheel: Path, python: str, folder: Path) -> float:
 
     python = shutil.which(python) or python
     call(python, "-m", "venv", str(folder / "env"))
-    install = [str(own / "python"), "-m", "pip", "install", "--quiet", "--only-binary=:all:", *PINNED]
-    call(*install, str(wheel))
+    install = [str(own / "python"), "-m", "pip", "install", "--quiet", "--only-binary=:all:"]
+    call(*install, *PINNED, str(wheel))
     for extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]:
-        call(*install, "--dry-run", f"{wheel}[{extra}]")
+        call(*install, "--dry-run", f"{wheel}[{extra}]")  # as a user would, whom our pins do not concern
         print(f"{python}: extra {extra} resolves", flush=True)
     begun = time.monotonic()
     said = call("rwalk", "run")
