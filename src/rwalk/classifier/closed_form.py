@@ -18,6 +18,7 @@ from rwalk.classifier.closed_form_base import ClosedForm
 from rwalk.closed_form.examples import Examples
 from rwalk.closed_form.model import check_mergeable
 from rwalk.closed_form.ridge import FOR_CLASSES
+from rwalk.engine.networks import Factory
 from rwalk.errors import InputError, unknown
 from rwalk.labels import columns_of, labels_of, merged
 
@@ -32,6 +33,8 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
 
     method        "closed-form", ridge regression on class indicators; "lda", Gaussian classes of one covariance
     network       a trained nn.Module, whose last layer's inputs are the features; None for features of our own
+    backbone      "frozen": the network is used as it is; "first call": it is trained on the first examples, and
+                  frozen then; it may also be named, or made by a function (input_shape, classes)
     features      "auto", "vectors" or "images": which of our own
     size          random features of vectors, or patches of images; None for a good number
     ridge         how strongly weights are held back, relative to a feature's variance; None to have it chosen
@@ -59,7 +62,8 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
         self,
         *,
         method: str = "closed-form",
-        network: nn.Module | None = None,
+        network: str | Factory | nn.Module | None = None,
+        backbone: str = "frozen",
         features: str = "auto",
         size: int | None = None,
         ridge: float | None = None,
@@ -71,8 +75,9 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:
         super().__init__(
-            network=network, features=features, size=size, ridge=ridge, standardize=standardize, mirror=mirror,
-            warm_up=warm_up, dtype=dtype, device=device, random_state=random_state,
+            network=network, backbone=backbone, features=features, size=size, ridge=ridge,
+            standardize=standardize, mirror=mirror, warm_up=warm_up, dtype=dtype,
+            device=device, random_state=random_state,
         )  # fmt: skip
         self.method = method
 

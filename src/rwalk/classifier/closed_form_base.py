@@ -18,6 +18,7 @@ from rwalk.classifier import records
 from rwalk.classifier.arrays import ArrayEstimator, Summable
 from rwalk.classifier.stored import Contents, Stored
 from rwalk.closed_form.model import Model
+from rwalk.engine.networks import Factory
 
 
 class ClosedForm(Summable, Stored, ArrayEstimator):
@@ -30,7 +31,8 @@ class ClosedForm(Summable, Stored, ArrayEstimator):
     def __init__(
         self,
         *,
-        network: nn.Module | None = None,
+        network: str | Factory | nn.Module | None = None,
+        backbone: str = "frozen",
         features: str = "auto",
         size: int | None = None,
         ridge: float | None = None,
@@ -42,6 +44,7 @@ class ClosedForm(Summable, Stored, ArrayEstimator):
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:
         self.network = network
+        self.backbone = backbone
         self.features = features
         self.size = size
         self.ridge = ridge

@@ -11,14 +11,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rwalk.classifier import records
+from rwalk.classifier.backbones import FirstCall
 from rwalk.classifier.stored import Contents
 from rwalk.closed_form.examples import Examples
 from rwalk.closed_form.features import KINDS, FeatureMap, fingerprint, tensors_of
+from rwalk.closed_form.features.backbone import BackboneFeatures
 from rwalk.closed_form.model import Model
 from rwalk.closed_form.statistics import Statistics
+from rwalk.engine.networks import NETWORKS
 from rwalk.errors import InputError
 from rwalk.sealed import expect
 
@@ -47,6 +50,7 @@ def contents(name: str, params: Mapping[str, Any], about: Mapping[str, Any], mod
             tensors |= {f"held.{place}.{field}": getattr(each, field) for field in HELD}
     else:
         tensors |= {f"map.{key}": tensor for key, tensor in tensors_of(counted.map).items()}
+        tensors |= {f"map.{key}": tensor for key, tensor in _trained(model).items()}
         tensors |= {f"sums.{key}": tensor for key, tensor in counted.statistics.tensors().items()}
         tensors["sums.gram"] = _upper(tensors["sums.gram"])
     record = {
@@ -54,15 +58,33 @@ def contents(name: str, params: Mapping[str, Any], about: Mapping[str, Any], mod
         "estimator": name,
         "params": _params_to_json(params),
         "seed": model.recipe.seed,
-        "map": None if counted is None else {"kind": counted.map.kind, "fingerprint": fingerprint(counted.map)},
+        "map": None if counted is None else _about_map(model, counted.map),
         "held": len(model.held),
     }
     return record, {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
 
 
+def _trained(model: Model) -> dict[str, Tensor]:
+    """The parameters and buffers of a network that was trained here."""
+    if model.counted is None or not isinstance(model.recipe.features, FirstCall):
+        return {}
+    assert isinstance(model.counted.map, BackboneFeatures)
+    return dict(model.counted.map.network.state_dict())
+
+
+def _about_map(model: Model, features: FeatureMap) -> dict[str, Any]:
+    about: dict[str, Any] = {"kind": features.kind, "fingerprint": fingerprint(features)}
+    if _trained(model):
+        assert isinstance(features, BackboneFeatures)
+        with torch.no_grad():
+            about["outputs"] = features.network(torch.zeros(1, *model.shape, device=model.device)).shape[1]
+    return about
+
+
 def _params_to_json(params: Mapping[str, Any]) -> dict[str, Any]:
     stored = records.plain(params)
-    if params["network"] is not None:
+    network = params["network"]
+    if not (network is None or (isinstance(network, str) and network in NETWORKS)):
         del stored["network"]
     return stored
 
@@ -82,7 +104,7 @@ def checked_params(
     if record["estimator"] != estimator:
         raise InputError(f"it holds a {record['estimator']!s}, not a {estimator}: load it as one")
     params = records.checked_params(record["params"], names, given)
-    expect(record["params"].get("network") is None, "the network")
+    expect(record["params"].get("network") in (None, *NETWORKS), "the network")
     if "network" not in params:
         raise InputError("its features are a network, which no file holds: pass it again, load(path, network=…)")
     return params
@@ -120,8 +142,14 @@ def _restored_map(model: Model, stored: Any, tensors: Mapping[str, Tensor]) -> F
     expect(stored["kind"] == kind, "the kind of features")
     features: FeatureMap
     if kind == "backbone":
-        expect(len(tensors) == len(SUMS), "the list of tensors")
-        features = model.recipe.make(torch.zeros(1, *model.shape, device=model.device), torch.ones(1))
+        example = torch.zeros(1, *model.shape, device=model.device)
+        own = {key.removeprefix("map."): each for key, each in tensors.items() if key.startswith("map.")}
+        expect(len(tensors) == len(own) + len(SUMS), "the list of tensors")
+        if isinstance(model.recipe.features, FirstCall):
+            features = BackboneFeatures(_filled(model.recipe.features, model.shape, stored, own), example)
+        else:
+            expect(not own, "the list of tensors")
+            features = model.recipe.make(example, torch.ones(1))
     else:
         parts = {name: tensors[f"map.{name}"] for name in DIMENSIONS[kind]}
         expect(len(tensors) == len(parts) + len(SUMS), "the list of tensors")
@@ -134,6 +162,21 @@ def _restored_map(model: Model, stored: Any, tensors: Mapping[str, Tensor]) -> F
     if fingerprint(features) != stored["fingerprint"]:
         raise InputError("the features are others than those it was trained with: give the same network")
     return features
+
+
+def _filled(
+    first_call: FirstCall, shape: tuple[int, ...], stored: Mapping[str, Any], own: Mapping[str, Tensor]
+) -> nn.Module:
+    """The network as it was trained."""
+    outputs = _whole(stored["outputs"])
+    expect(any(each.ndim and len(each) == outputs for each in own.values()), "the number of outputs")
+    module = first_call.blank(shape, outputs)
+    forms = {name: (each.shape, each.dtype) for name, each in module.state_dict().items()}
+    if forms != {name: (each.shape, each.dtype) for name, each in own.items()}:
+        raise InputError("the network is not the one that was trained: give the same, load(path, network=…)")
+    expect(all(bool(each.isfinite().all()) for each in own.values()), "the network")
+    module.load_state_dict(dict(own))
+    return module
 
 
 def _held(model: Model, tensors: Mapping[str, Tensor], place: int) -> Examples:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from rwalk.classifier.backbones import FirstCall
 from rwalk.closed_form.features import Recipe
 from rwalk.closed_form.fit import Rule
 from rwalk.closed_form.model import Model
@@ -17,18 +18,17 @@ from rwalk.errors import InputError, unknown
 if TYPE_CHECKING:
     from rwalk.classifier.closed_form_base import ClosedForm
 
+BACKBONES = ("frozen", "first call")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def model_of(estimator: ClosedForm, shape: tuple[int, ...], columns: int) -> Model:
     """A model that has learned nothing, as the parameters say."""
-    network, dtype, mirror = estimator.network, estimator.dtype, estimator.mirror
-    if not (network is None or isinstance(network, nn.Module)):
-        raise InputError(f"closed form takes features from a trained nn.Module, not from network={network!r}")
+    dtype, mirror = estimator.dtype, estimator.mirror
     if dtype is not None and dtype not in DTYPES:
         raise unknown("dtype", str(dtype), DTYPES)
     recipe = Recipe(
-        estimator.features if network is None else network,
+        _features_of(estimator),
         None if estimator.size is None else _positive("size", estimator.size),
         bool(estimator.standardize),
         estimator._seed(),
@@ -43,6 +43,22 @@ def model_of(estimator: ClosedForm, shape: tuple[int, ...], columns: int) -> Mod
         dtype=None if dtype is None else DTYPES[dtype],
         device=estimator._device(),
     )
+
+
+def _features_of(estimator: ClosedForm) -> str | nn.Module | FirstCall:
+    network, backbone = estimator.network, estimator.backbone
+    if backbone not in BACKBONES:
+        raise unknown("backbone", str(backbone), BACKBONES)
+    if backbone == "first call":
+        if network is None:
+            raise InputError("backbone='first call' trains a network: name it, network='cnn', or give a module")
+        return FirstCall(network, estimator._seed(), estimator._device())
+    if not (network is None or isinstance(network, nn.Module)):
+        raise InputError(
+            f"closed form takes features from a trained nn.Module, not from network={network!r}: to train it on "
+            "the first call, set backbone='first call'"
+        )
+    return estimator.features if network is None else network
 
 
 def checked_ridge(ridge: Any) -> float | None:

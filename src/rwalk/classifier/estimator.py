@@ -38,6 +38,8 @@ class IncrementalClassifier(Summable, Parameters):
     network        for closed form, a trained nn.Module whose last layer's inputs are the features; None for
                    features of rwalk's own. For networks "mlp", "cnn", "resnet18", "package.module:factory", or a
                    function (input_shape, classes) that makes an nn.Module; None for "mlp"
+    backbone       for closed form, "frozen", or "first call" to train the network on the first examples and freeze
+                   it then; it may be named or made by a function, as for networks
     device         "cpu", "cuda" …, or "auto"
     random_state   an integer makes everything repeatable
 

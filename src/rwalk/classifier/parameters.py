@@ -21,6 +21,7 @@ class Parameters(ArrayClassifier):
         *,
         method: str | Method | Loss | Projector | None = "closed-form",
         network: str | Factory | nn.Module | None = None,
+        backbone: str = "frozen",
         features: str = "auto",
         size: int | None = None,
         ridge: float | None = None,
@@ -41,6 +42,7 @@ class Parameters(ArrayClassifier):
     ) -> None:
         self.method = method
         self.network = network
+        self.backbone = backbone
         self.features = features
         self.size = size
         self.ridge = ridge

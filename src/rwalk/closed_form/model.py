@@ -22,7 +22,7 @@ from rwalk.errors import InputError
 
 STILL_KNOWN = (
     "what was learned from these examples is gone, but the feature map was made from the first examples and stays "
-    "as it is: if they were among them, the map's scales or patches still reflect them"
+    "as it is: if they were among them, the map (scales, patches, a network trained on them) still reflects them"
 )
 
 
@@ -166,7 +166,7 @@ class Model:
             raise InputError("nothing is left to predict from: learn something first")
         together = joined(self.held)
         some = together.rows(slice(None, None, -(-len(together) // LOOKED_AT)))
-        features = self.recipe.make(some.x.to(self.device), some.weight.to(self.device))
+        features = self.recipe.make(*(each.to(self.device) for each in (some.x, some.weight, some.y)))
         counted = Counted(features, self.columns, self.dtype, self.device)
         counted.learn(together)
         return counted

@@ -34,11 +34,17 @@ class FeatureMap(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
+class Trainer(Protocol):
+    """Makes a network of the first examples, whose features are the map."""
+
+    def __call__(self, x: Tensor, y: Tensor) -> nn.Module: ...
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How a map is to be made."""
 
-    features: str | nn.Module = "auto"
+    features: str | nn.Module | Trainer = "auto"
     size: int | None = None
     standardize: bool = True
     seed: int = 0
@@ -48,7 +54,7 @@ class Recipe:
         return replace(self, seed=seed)
 
     def kind(self, shape: Sequence[int]) -> str:
-        if isinstance(self.features, nn.Module):
+        if not isinstance(self.features, str):
             return "backbone"
         if self.features == "auto":
             return "images" if len(shape) == 3 and min(shape[1:]) >= SMALLEST_IMAGE else "vectors"
@@ -59,7 +65,8 @@ class Recipe:
     def needs_data(self, shape: Sequence[int]) -> bool:
         """Whether the map depends on the examples it is made of, or on the seed alone."""
         kind = self.kind(shape)
-        return kind == "images" or (kind == "vectors" and self.standardize)
+        trained = kind == "backbone" and not isinstance(self.features, nn.Module)
+        return trained or kind == "images" or (kind == "vectors" and self.standardize)
 
     def blank(self, shape: Sequence[int]) -> FeatureMap:
         """A map of inputs of this shape as it is before it is made: of the right form, without content."""
@@ -69,10 +76,14 @@ class Recipe:
             return PatchFeatures.blank(shape, self.size or PATCHES)
         return VectorFeatures.blank(torch.Size(shape).numel(), self.size or RANDOM)
 
-    def make(self, x: Tensor, weight: Tensor) -> FeatureMap:
+    def make(self, x: Tensor, weight: Tensor, y: Tensor | None = None) -> FeatureMap:
+        """From these examples; their targets are asked for only by what is trained."""
         kind, shape = self.kind(x.shape[1:]), tuple(x.shape[1:])
         if isinstance(self.features, nn.Module):
             return BackboneFeatures(self.features, x[:1])
+        if not isinstance(self.features, str):
+            assert y is not None
+            return BackboneFeatures(self.features(x, y), x[:1])
         if kind == "images":
             _check_images(shape)
             return PatchFeatures.make(x, self.size or PATCHES, self.seed, mirror=self.mirror)

@@ -46,6 +46,11 @@ class BackboneFeatures:
             raise InputError("the network gives no row of features per example: return a tensor [n, …]")
         return features.flatten(1)
 
+    @property
+    def head_name(self) -> str | None:
+        """The name of its last linear layer; None if it does not end in one."""
+        return next((name for name, each in self.network.named_modules() if each is self._head), None)
+
     def fingerprint(self) -> str:
         """Of all parameters and buffers: statistics mean nothing under another network."""
         digest = hashlib.sha256()
