@@ -2,9 +2,9 @@
 
     python -m benchmarks.batch_norm [--seeds 3]
 
-A small convolutional network learns scikit-learn's digits in two tasks, plainly and with a guard: other classes (0 to
-4, then 5 to 9, each compared with their own task's outputs), or the same classes as other images (dark on bright, at
-half the contrast). Printed are test accuracies of both tasks at the end, means over the seeds.
+A small convolutional network learns scikit-learn's digits in two tasks, plainly and with a guard: other classes
+(0 to 4, then 5 to 9, each compared with their own task's outputs), or the same classes as other images (dark on
+bright, at half the contrast). Printed are test accuracies of both tasks at the end, means over the seeds.
 """
 
 from __future__ import annotations
@@ -116,7 +116,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for form in FORMS:
                 old, new = zip(*(outcome(kind, form, held, seed) for seed in range(options.seeds)), strict=True)
                 both = (mean(old) + mean(new)) / 2
-                print(f"| other {kind} | {name} | {form} | {mean(old):.1f} | {mean(new):.1f} | {both:.1f} |", flush=True)
+                print(
+                    f"| other {kind} | {name} | {form} | {mean(old):.1f} | {mean(new):.1f} | {both:.1f} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

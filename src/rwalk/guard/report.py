@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from math import nan
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from rwalk.errors import InputError
+from rwalk.guard.budget import FREE
 from rwalk.guard.keeper import Keeper, Reading
 
 
@@ -78,9 +80,11 @@ class Report:
             if before is not None and reading.task != before.task:
                 start = steps[-1]  # tasks follow each other
             steps.append(start + reading.step)
-        shown = {"drift": "drift (nats)", "lam": "λ", "pull": "pull / gradient"}
+        shown = {"drift": "drift (nats)", "lam": "λ", "pull": "pull / push"}
         for axis, (name, label) in zip(axes, shown.items(), strict=True):
             values = [getattr(reading, name) for reading in self.readings]
+            if name == "lam":
+                values = [lam if lam > FREE else nan for lam in values]  # nothing is held
             axis.plot(steps, values, marker="." if len(values) < 50 else None)
             axis.set_ylabel(label)
             if name == "lam" and any(value > 0 for value in values):
