@@ -19,9 +19,10 @@ from rwalk import Fleet, InputError, MemorySpec
 from rwalk.studies import Study
 from rwalk.studies.compare import compare
 from rwalk.studies.events import Event, Started, Stepped, Trained
-from rwalk.studies.executors import EXECUTORS, local
+from rwalk.studies.executors import EXECUTORS, base
 from rwalk.studies.executors.base import Executor
-from rwalk.studies.executors.base import fleets as in_fleets
+from rwalk.studies.executors.widths import begun, is_out_of_memory, note, spread
+from rwalk.studies.executors.widths import fleets as in_fleets
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.store import Store
 from rwalk.studies.workers import Pool, WorkerDied
@@ -60,8 +61,9 @@ def test_rows_do_not_depend_on_who_computes_them(tmp_path: Path) -> None:
 
 
 def test_rows_do_not_depend_on_the_executor(tmp_path: Path) -> None:
-    rows = {name: executed(little.study(seeds=1, executor=name), tmp_path / name) for name in EXECUTORS}
-    assert len(rows) > 1 and len(set(rows.values())) == 1
+    here = EXECUTORS.keys() - {"gpus", "ray"}  # which have tests of their own
+    rows = {name: executed(little.study(seeds=1, executor=name), tmp_path / name) for name in here}
+    assert len(rows) > 2 and len(set(rows.values())) == 1
     with pytest.raises(InputError, match="did you mean 'local'"):
         little.study(executor="locale")
 
@@ -188,7 +190,7 @@ def test_impossible_studies_are_refused(changes: dict[str, Any], message: str) -
 @pytest.fixture
 def fleets(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
     """Train in fleets, as on CUDA, of which those wider than so many runs exhaust the memory on the way."""
-    train, widths = local.train, []
+    train, widths = base.train, []
 
     def limit(width: int) -> list[int]:
         def limited(shared: Any, job: Any, report: Callable[[Any], None], stop: Callable[[], bool]) -> Any:
@@ -201,10 +203,10 @@ def fleets(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
 
             return train(shared, job, failing, stop)
 
-        monkeypatch.setattr(local, "train", limited)
+        monkeypatch.setattr(base, "train", limited)
         return widths
 
-    monkeypatch.setattr(Executor, "jobs_of", lambda self, specs: in_fleets(specs))
+    monkeypatch.setattr(Executor, "in_fleets", lambda self: True)
     return limit
 
 
@@ -226,7 +228,7 @@ def test_a_fleet_that_exhausts_the_memory_goes_on_in_narrower_ones(
     events: list[Event] = []
     with caplog.at_level("WARNING"):
         assert executed(sweep(7), tmp_path / "narrow", watch=events.append) == whole
-    assert widths == [7, 4, 2, 2, 3, 2, 1]
+    assert widths == [7, 4, 3, 2, 2, 2, 1]
     assert caplog.messages[0] == "7 runs do not fit into the memory of cpu, trying 4 at a time"
     finished = [run.hash() for event in events if isinstance(event, Trained) for run in event.runs]
     assert finished == [run.hash() for run in sweep(7).runs], "each once, in the study's order"
@@ -238,7 +240,7 @@ def test_narrower_fleets_go_on_from_their_own_checkpoints(
 ) -> None:
     fleets(9)
     whole = executed(sweep(4), tmp_path / "whole")
-    for width, after, done in ((2, 14, 0), (1, 14, 0), (2, 31, 2)):  # events; a fleet has some twenty
+    for width, after, done in ((2, 14, 0), (1, 22, 0), (2, 31, 2)):  # events; a fleet has some twenty
         folder, seen = tmp_path / f"{width}-{after}", []
         widths = fleets(width)
         watch, stop = stopping_after(after)
@@ -267,7 +269,7 @@ def test_a_run_that_does_not_fit_alone_is_refused_and_other_errors_are_their_own
     def broken(*_: Any) -> Any:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(local, "train", broken)
+    monkeypatch.setattr(base, "train", broken)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         executed(sweep(2), tmp_path)
 
@@ -280,9 +282,9 @@ def test_memory_that_ends_while_a_graph_is_captured_is_recognised() -> None:
         finally:
             raise RuntimeError("operation failed due to a previous error during capture")
     except RuntimeError as error:
-        assert local._out_of_memory(error)
-    assert local._out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
-    assert not local._out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
+        assert is_out_of_memory(error)
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
+    assert not is_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -302,6 +304,46 @@ def test_a_sweep_on_cuda_is_cut_to_the_memory_there_is(tmp_path: Path, caplog: p
     assert "8 runs do not fit into the memory of cuda, trying 4 at a time" in caplog.messages
 
 
+# ── several GPUs ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_study_on_several_gpus_has_a_fleet_on_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Two processes that stand for GPUs; fleets wider than two runs exhaust them."""
+    alone = executed(sweep(5), tmp_path / "alone")
+    events: list[Event] = []
+    with caplog.at_level("WARNING"):
+        study = sweep(5, executor="own_executors:PretendedGpus", workers=None)
+        assert executed(study, tmp_path / "gpus", watch=events.append) == alone
+    assert caplog.messages == ["3 runs do not fit into the memory of cpu, trying 2 at a time"]
+    begun = [event.runs for event in events if isinstance(event, Stepped)]
+    assert {len(runs) for runs in begun} == {3, 2, 1}, "two fleets for two GPUs, one of which had to be split"
+    assert len({run.hash() for runs in begun for run in runs}) == 5
+
+
+def test_gpus_are_refused_where_there_are_none() -> None:
+    with pytest.raises(InputError, match="give --device cuda"):
+        little.study(executor="gpus")
+
+
+def test_every_device_gets_a_fleet_and_none_is_split_without_need() -> None:
+    jobs = in_fleets(sweep(7).runs)
+    for devices, expected in ((1, [7]), (2, [4, 3]), (3, [2, 2, 3]), (9, [1] * 7)):
+        found = spread(jobs, devices)
+        assert sorted(map(len, found)) == sorted(expected)
+        assert [run for job in found for run in job] == [run for job in jobs for run in job]
+    assert spread([], 4) == []
+
+
+def test_begun_fleets_are_found_again_unless_their_note_is_wrong(tmp_path: Path) -> None:
+    runs = sweep(4).runs
+    note(tmp_path / "a", runs[1:3])
+    assert begun(tmp_path, runs) == [runs[1:3]]
+    assert begun(tmp_path, runs[2:]) == [], "one of its runs is done or unknown"
+    for wrong in ("", "[]", "7", '["nobody"]', "[[]]", json.dumps([runs[0].hash()] * 2)):
+        (tmp_path / "a" / "fleet.json").write_text(wrong)
+        assert begun(tmp_path, runs) == []
+
+
 # ── worker processes ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -311,7 +353,7 @@ def never() -> bool:
 
 def test_workers_answer_report_refuse_and_are_missed_when_they_die() -> None:
     told: list[Any] = []
-    with Pool(little.work, None, 1) as pool:
+    with Pool(little.work, [None]) as pool:
         assert list(pool.run(["ends"], lambda *news: told.append(news), never)) == [(0, "ends")]
         assert told == [(0, "under way")]
         with pytest.raises(InputError, match="one clear line"):

@@ -8,12 +8,16 @@ import importlib.util
 import io
 import sysconfig
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 OURS = Path(__file__).parents[1]
+INSTALLED = {
+    "site-packages",
+    "dist-packages",
+}  # of this environment, of one that it extends, or of the user's home
 
 
 def source_digest(module: str) -> str:
@@ -22,9 +26,28 @@ def source_digest(module: str) -> str:
     return "unknown" if file is None else _digest(module, file, file.stat().st_mtime_ns)
 
 
+def carried(modules: Iterable[str]) -> list[Path]:
+    """The files and packages of the user that another machine needs in order to import these modules."""
+    found = dict[Path, None]()
+    for module in modules:
+        file = _file_of(module)
+        for name, each in _with_imports(module, file).items() if file is not None else ():
+            depth = name.count(".") + (each.name == "__init__.py")  # how far up its top-level package is
+            found[each if depth == 0 else each.parents[depth - 1]] = None
+    return list(found)
+
+
 @cache
 def _digest(module: str, file: Path, changed: int) -> str:
     """`changed` is the file's modification time; its imports are assumed not to change within a process."""
+    digest = hashlib.sha256()
+    for name, each_file in sorted(_with_imports(module, file).items()):
+        digest.update(f"{name}\n{_bare(_source(each_file))}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _with_imports(module: str, file: Path) -> dict[str, Path]:
+    """A module's file, and those of the user's modules that it imports, directly or through others."""
     files = {module: file}
     queue = [module]
     while queue:
@@ -34,10 +57,7 @@ def _digest(module: str, file: Path, changed: int) -> str:
             if found is not None and each not in files and _is_users(found):
                 files[each] = found
                 queue.append(each)
-    digest = hashlib.sha256()
-    for name, each_file in sorted(files.items()):
-        digest.update(f"{name}\n{_bare(_source(each_file))}\n".encode())
-    return digest.hexdigest()[:16]
+    return files
 
 
 def _file_of(module: str) -> Path | None:
@@ -73,8 +93,10 @@ def _imported(module: str, file: Path) -> Iterator[str]:
 
 def _is_users(file: Path) -> bool:
     """Neither Python's nor installed nor ours: those are identified by their versions."""
+    if OURS in file.parents or not INSTALLED.isdisjoint(file.parts):
+        return False
     places = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return OURS not in file.parents and not any(Path(each) in file.parents for each in places if each)
+    return not any(Path(each) in file.parents for each in places if each)
 
 
 def _source(file: Path) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from rwalk.data import splits
 from rwalk.data.streams import Stream
-from rwalk.errors import InputError, first_line, unknown
+from rwalk.errors import InputError, unknown
 from rwalk.studies import lams, provenance
 from rwalk.studies.environment import environment
 from rwalk.studies.events import Finished, RowDone, Started, Stopped, Watch
@@ -24,7 +24,6 @@ from rwalk.studies.rows import row_of
 from rwalk.studies.specs import RunSpec, StreamSpec, content_hash, reference_of
 from rwalk.studies.store import SCHEMA, Row, Store
 from rwalk.studies.workers import Stop
-from rwalk.threads import available_cores
 
 UNREADABLE = (TypeError, ValueError, KeyError, AttributeError)  # what a malformed record raises
 REFERENCES = ("final", "all", "none")
@@ -62,8 +61,7 @@ class Study:
             raise InputError(f"workers must be at least 1, not {self.workers}")
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
             raise InputError(f"checkpoint_every must be at least 1, not {self.checkpoint_every}")
-        _check_device(self.device)
-        find_executor(self.executor)
+        find_executor(self.executor).check_device(self.device)
         names: dict[str, RunSpec] = {}
         for run in self.runs:
             if run.dtype not in DTYPES:
@@ -229,14 +227,16 @@ class Study:
                     watch(RowDone(row))
 
     def _executor(self, jobs: int, store: Store | None, stop: Stop) -> Executor:
-        workers = 1 if self.device != "cpu" else min(self.workers or available_cores(), jobs)
-        return find_executor(self.executor)(self._context(store), workers, stop)
+        several = self.device == "cuda" and torch.cuda.device_count() > 1
+        kind = find_executor("gpus" if several and self.executor == "local" else self.executor)
+        return kind(self._context(store), kind.workers_for(jobs, self.device, self.workers), stop)
 
     def _context(self, store: Store | None) -> Context:
         for spec in self.runs:
             self.stream(spec.stream)
         checkpoints = store.checkpoints if store else None
-        return Context(self.device, dict(self._streams), checkpoints, self.checkpoint_every, self.keep)
+        code = tuple(dict.fromkeys(name for run in self.runs for name in run.own_code()))
+        return Context(self.device, dict(self._streams), checkpoints, self.checkpoint_every, self.keep, code)
 
 
 def runs_of(record: Mapping[str, Any]) -> tuple[RunSpec, ...]:
@@ -261,19 +261,3 @@ def _unreadable(error: Exception) -> InputError:
 
 def _named(spec: RunSpec) -> str:
     return f"seed {spec.seed} on {spec.stream.dataset}, tasks 1 to {(spec.reference or 0) + 1},"
-
-
-def _check_device(name: str) -> None:
-    try:
-        device = torch.device(name)
-        if device.type == "cuda":
-            _check_ordinal(device, torch.cuda.device_count())
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {name!r} cannot be used ({first_line(error)}): give cpu, or auto") from None
-
-
-def _check_ordinal(device: torch.device, count: int) -> None:
-    """Before the driver is asked: what it says about a device that does not exist depends on what ran before."""
-    if (device.index or 0) >= count:
-        raise RuntimeError(f"this machine has {count or 'no'} CUDA device{'s' * (count != 1)}")

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch.multiprocessing as multiprocessing
@@ -36,20 +37,49 @@ class Work(Protocol):
     def __call__(self, context: Any, job: Any, report: Callable[[Any], None], stop: Stop, /) -> Any: ...
 
 
+class Crew(Protocol):
+    """Does jobs, somewhere, while it is entered."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *error: Any) -> None: ...
+
+    def run(self, jobs: Sequence[Any], report: Report, stop: Stop, /) -> Iterator[tuple[int, Any]]:
+        """(job number, result) as they finish; once `stop` says yes, all save, and KeyboardInterrupt is raised."""
+        ...
+
+
+class Alone:
+    """No process is started: one job after the other, right here."""
+
+    def __init__(self, work: Work, shared: Any) -> None:
+        self.work, self.shared = work, shared
+
+    def __enter__(self) -> Alone:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def run(self, jobs: Sequence[Any], report: Report, stop: Stop) -> Iterator[tuple[int, Any]]:
+        for number, job in enumerate(jobs):
+            yield number, self.work(self.shared, job, partial(report, number), stop)
+
+
 class Pool:
     """Worker processes, each of which does one job after another.
 
-    `shared` is sent to every worker once (tensors through shared memory). An exception in a job ends the pool;
+    Every worker gets one of the `shares` (tensors through shared memory). An exception in a job ends the pool;
     leaving the pool, for whatever reason, lets all workers save and exit.
     """
 
-    def __init__(self, work: Work, shared: Any, workers: int) -> None:
+    def __init__(self, work: Work, shares: Sequence[Any]) -> None:
         context = multiprocessing.get_context("spawn")
         self.jobs = context.Queue()
         self.answers = context.Queue()
         self.processes = [
-            context.Process(target=_serve, args=(work, shared, self.jobs, self.answers, os.getpid()), daemon=True)
-            for _ in range(workers)
+            context.Process(target=_serve, args=(work, share, self.jobs, self.answers, os.getpid()), daemon=True)
+            for share in shares
         ]
 
     def __enter__(self) -> Pool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -17,16 +18,19 @@ from rwalk.data import splits
 from rwalk.data.streams import Stream
 from rwalk.engine import evaluation
 from rwalk.engine.fleet import Fleet, Measured, Progress
+from rwalk.errors import InputError, first_line
 from rwalk.metrics import HEADS
 from rwalk.studies import numerics, provenance
 from rwalk.studies.checkpoint import Checkpointer
 from rwalk.studies.events import Stepped, TaskMeasured, Trained, Watch
+from rwalk.studies.executors import widths
+from rwalk.studies.executors.widths import TooWide
 from rwalk.studies.specs import RunSpec, StreamSpec, content_hash
-from rwalk.studies.workers import Stop
-from rwalk.threads import few_threads
+from rwalk.studies.workers import Crew, Stop, Work
+from rwalk.threads import available_cores, few_threads
 
+Job = widths.Job
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-Job = tuple[RunSpec, ...]  # the runs of one fleet
 Outcomes = tuple[Job, list[dict[str, Any]]]  # and an outcome for each of them
 Report = Callable[[Job, Any], None]  # takes the news of a job in progress
 Keep = Callable[[Sequence[RunSpec], Fleet], None]
@@ -42,6 +46,7 @@ class Context(NamedTuple):
     checkpoints: Path | None
     checkpoint_every: int | None
     keep: Keep | None = None  # told of every fleet that has learned its last task
+    code: tuple[str, ...] = ()  # the user's own that runs name, as `package.module:name`
 
     def identity(self, job: Sequence[RunSpec]) -> str:
         """What a job's results depend on: settings, the code they name, our numerics and the data itself.
@@ -54,47 +59,132 @@ class Context(NamedTuple):
     def folder(self, job: Sequence[RunSpec]) -> Path | None:
         return self.checkpoints / self.identity(job) if self.checkpoints else None
 
+    def has_begun(self, job: Sequence[RunSpec]) -> bool:
+        folder = self.folder(job)
+        return folder is not None and folder.exists()
+
+
+def attempt(
+    context: Context, job: Job, report: Callable[[Progress | Measured | str], None], stop: Stop
+) -> list[dict[str, Any]] | TooWide:
+    """The outcomes of a job's runs, unless the device's memory is too small for them."""
+    try:
+        with one_thread(context.device):
+            return train(context, job, report, stop)
+    except Exception as error:
+        if not widths.is_out_of_memory(error):
+            raise
+        reason = first_line(error)
+    # Memory can only be released here, once the error is gone and with it the fleet that it referred to.
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return TooWide(reason)
+
 
 class Executor:
-    """Trains runs somewhere; a subclass says where, in `run`.
+    """Trains runs somewhere; a subclass says where, by the `crew` that it hires.
 
     context  what is the same for all runs
-    workers  how many to train at a time; an executor may choose differently
+    workers  how many to train at a time
     stop     asked continually: once it says yes, running jobs are saved and KeyboardInterrupt is raised
     """
 
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""
+    work: ClassVar[Work] = staticmethod(attempt)  # what the crew does with a job
 
     def __init__(self, context: Context, workers: int, stop: Stop) -> None:
         self.context = context
         self.workers = workers
         self.stop = stop
+        self._hired: Crew | None = None
+        self._until_end = ExitStack()
+
+    @classmethod
+    def crew(cls, work: Work, shared: Any, workers: int, device: str = "cpu", code: Sequence[str] = ()) -> Crew:
+        """Who does jobs of any kind; `code` names what they import of the user's own."""
+        raise NotImplementedError
+
+    @classmethod
+    def workers_for(cls, jobs: int, device: str, asked: int | None) -> int:
+        """How many jobs to do at a time."""
+        return 1 if device != "cpu" else max(1, min(asked or available_cores(), jobs))
+
+    @classmethod
+    def check_device(cls, device: str) -> None:
+        """Refuse a device that runs cannot be trained on."""
+        check_device(device)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        return None
+        self._until_end.__exit__(*error)  # type: ignore[arg-type]
+
+    def hired(self) -> Crew:
+        """The crew, which starts when it is first needed."""
+        if self._hired is None:
+            device, code = self.context.device, self.context.code
+            crew = self.crew(self.work, self.shared(), self.workers, device, code)
+            self._hired = self._until_end.enter_context(crew)
+        return self._hired
+
+    def shared(self) -> Any:
+        """What every member of the crew gets once."""
+        return self.context
+
+    def sent(self, job: Job) -> Any:
+        """A job as it is handed to the crew."""
+        return job
 
     def run(self, jobs: Sequence[Job], report: Report) -> Iterator[Outcomes]:
-        """Each job and its outcomes, as jobs finish; a job may be split into narrower ones."""
-        raise NotImplementedError
+        """Each job and its outcomes, as jobs finish; those that do not fit into memory are split."""
+        while jobs:
+            split: list[Job] = []
+            for job, outcomes in self._answers(jobs, report):
+                if isinstance(outcomes, TooWide):
+                    split += _narrower(job, self.context.device, outcomes.reason)
+                    self.forget(job)
+                else:
+                    yield job, outcomes
+            jobs = split
+
+    def _answers(self, jobs: Sequence[Job], report: Report) -> Iterator[tuple[Job, Any]]:
+        sent = [self.sent(job) for job in jobs]
+        for number, answer in self.hired().run(sent, lambda n, news: report(jobs[n], news), self.stop):
+            yield jobs[number], answer
 
     def jobs_of(self, specs: Sequence[RunSpec]) -> list[Job]:
-        """Runs in fleets, where they are faster together."""
-        return fleets(specs) if self.context.device != "cpu" else [(spec,) for spec in specs]
+        """Runs in fleets, where they are faster together; begun fleets stay together."""
+        if not self.in_fleets():
+            return [(spec,) for spec in specs]
+        begun = widths.begun(self.context.checkpoints, specs)
+        taken = {run.hash() for job in begun for run in job}
+        alone = [spec for spec in specs if spec.hash() not in taken and self.context.has_begun((spec,))]
+        begun += [(spec,) for spec in alone]
+        taken |= {spec.hash() for spec in alone}
+        fresh = [spec for spec in specs if spec.hash() not in taken]
+        return [*begun, *widths.spread(widths.fleets(fresh), self.workers)]
+
+    def in_fleets(self) -> bool:
+        """On a CPU a fleet gains nothing (docs/design.md)."""
+        return self.context.device != "cpu"
 
     def __call__(self, specs: Sequence[RunSpec], watch: Watch) -> Iterator[Outcomes]:
         """Train these runs, telling `watch` what happens."""
+        seen: dict[tuple[str, ...], tuple[int, int]] = {}
 
         def report(job: Job, news: Progress | Measured | str) -> None:
             if isinstance(news, str):
                 logger.warning("%s", news)
-            elif isinstance(news, Progress):
-                watch(Stepped(job, news))
-            else:
-                watch(TaskMeasured(job, news))
+                return
+            at = (news.task, news.step) if isinstance(news, Progress) else (news.task + 1, -1)
+            key = tuple(run.hash() for run in job)
+            if at <= seen.get(key, (-1, 0)):
+                return  # its worker was lost, and another has gone back to the last checkpoint
+            seen[key] = at
+            watch(Stepped(job, news) if isinstance(news, Progress) else TaskMeasured(job, news))
 
         for job, outcomes in self.run(self.jobs_of(specs), report):
             watch(Trained(job))
@@ -106,12 +196,14 @@ class Executor:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def fleets(specs: Sequence[RunSpec]) -> list[Job]:
-    """Runs that can share a fleet, together."""
-    groups: dict[str, list[RunSpec]] = {}
-    for spec in specs:
-        groups.setdefault(spec.fleet_key(), []).append(spec)
-    return [tuple(group) for group in groups.values()]
+def _narrower(job: Job, device: str, reason: str) -> list[Job]:
+    if len(job) == 1:
+        raise InputError(f"a run does not fit into the memory of {device}: take smaller batches ({reason})")
+    parts = widths.narrower(job)
+    logger.warning(
+        "%d runs do not fit into the memory of %s, trying %d at a time", len(job), device, len(parts[0])
+    )
+    return parts
 
 
 def train(
@@ -120,7 +212,10 @@ def train(
     """One fleet, from its last checkpoint to its end: one outcome per run, as JSON values."""
     stream, k = context.streams[job[0].stream], job[0].reference
     fleet = fleet_of(context.device, stream if k is None else splits.union(stream, k), job)
-    checkpoints = Checkpointer(context.folder(job), context.identity(job), context.checkpoint_every, stop)
+    folder = context.folder(job)
+    checkpoints = Checkpointer(folder, context.identity(job), context.checkpoint_every, stop)
+    if folder is not None:
+        widths.note(folder, job)
     for remark in checkpoints.resume(fleet):
         report(remark)
     fleet.train(report, checkpoints)
@@ -181,3 +276,20 @@ def one_thread(device: str) -> AbstractContextManager[None]:
 def _number(value: Any) -> float | None:
     """JSON has no NaN."""
     return None if np.isnan(value) else float(value)
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that this machine does not have."""
+    try:
+        device = torch.device(name)
+        if device.type == "cuda":
+            check_ordinal(device, torch.cuda.device_count())
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {name!r} cannot be used ({first_line(error)}): give cpu, or auto") from None
+
+
+def check_ordinal(device: torch.device, count: int) -> None:
+    """Before the driver is asked: what it says about a device that does not exist depends on what ran before."""
+    if (device.index or 0) >= count:
+        raise RuntimeError(f"this machine has {count or 'no'} CUDA device{'s' * (count != 1)}")

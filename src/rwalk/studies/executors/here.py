@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
-from rwalk.studies.executors.base import Executor, Job, Outcomes, Report, one_thread, train
+from rwalk.studies.executors.base import Executor
+from rwalk.studies.workers import Alone, Crew, Work
 
 
 class Here(Executor):
@@ -15,8 +15,6 @@ class Here(Executor):
     name: ClassVar[str] = "here"
     summary: ClassVar[str] = "the current process, one run or fleet after the other: for debuggers and notebooks"
 
-    def run(self, jobs: Sequence[Job], report: Report) -> Iterator[Outcomes]:
-        for job in jobs:
-            with one_thread(self.context.device):
-                outcomes = train(self.context, job, partial(report, job), self.stop)
-            yield job, outcomes
+    @classmethod
+    def crew(cls, work: Work, shared: Any, workers: int, device: str = "cpu", code: Sequence[str] = ()) -> Crew:
+        return Alone(work, shared)

@@ -1,0 +1,40 @@
+"""Executors of a user's own, importable by name from other processes too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+
+from rwalk.studies.executors.base import Executor, attempt
+from rwalk.studies.executors.gpus import Gpus
+from rwalk.studies.workers import Work
+
+
+def small_memory(context: Any, job: Any, report: Callable[[Any], None], stop: Callable[[], bool]) -> Any:
+    """Two runs fit; three exhaust the memory on the way."""
+
+    def failing(news: Any) -> None:
+        report(news)
+        if len(job) > 2 and not isinstance(news, str) and news.task == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    return attempt(context, job, failing, stop)
+
+
+class PretendedGpus(Gpus):
+    """Two processes on the CPU in place of two GPUs."""
+
+    work: ClassVar[Work] = staticmethod(small_memory)
+
+    @classmethod
+    def devices(cls) -> list[str]:
+        return ["cpu", "cpu"]
+
+    @classmethod
+    def check_device(cls, device: str) -> None:
+        Executor.check_device(device)
+
+    def in_fleets(self) -> bool:
+        return True
