@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 RUNNABLE := .venv/.runnable
 READY := .venv/.ready
 
-.PHONY: run test test-slow test-trackers docs fuzz bench release-check clean
+.PHONY: run test test-slow test-trackers test-ray test-faults docs fuzz bench release-check clean
 
 run: $(RUNNABLE)
 	$(BIN)/rwalk run
@@ -33,6 +33,17 @@ docs: $(RUNNABLE)
 	$(INSTALL) -e '.[docs]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going --nitpicky --quiet -b html docs build/docs
 	@echo "open build/docs/index.html"
+
+# Clusters of two and three Ray nodes, all on this machine; Ray is installed for this alone.
+test-ray: $(READY)
+	$(INSTALL) -e '.[ray]'
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/test_ray.py tests/test_parts.py
+
+# SIGKILLs at random moments: of Ray workers and nodes, of processes that share a folder.
+KILLS ?= 50
+test-faults: $(READY)
+	$(INSTALL) -e '.[ray]'
+	RWALK_KILLS=$(KILLS) $(BIN)/python -m pytest -s -m 'slow or not slow' -k kills tests/test_ray_faults.py tests/test_join.py
 
 # Every loader for so many seconds; atheris is installed for this alone.
 SECONDS ?= 60

@@ -28,6 +28,8 @@ from rwalk.studies import Study, numerics, provenance
 from rwalk.studies.compare import compare
 from rwalk.studies.environment import commit
 from rwalk.studies.events import Stepped
+from rwalk.studies.executors.parcels import packed, unpacked
+from rwalk.studies.sources import carried
 from rwalk.studies.specs import RunSpec, StreamSpec, content_hash
 from rwalk.studies.store import SCHEMA, Store
 
@@ -321,3 +323,31 @@ def test_ewcs_fisher_is_that_of_shuffled_batches() -> None:
 if __name__ == "__main__":
     table = {f"{n} {o}": [numerics.number_of(RunSpec(method=n)), trained(n, o)] for n, o in TRAINED}
     TABLE.write_text(json.dumps(table, indent=1) + "\n")
+
+
+def test_packages_of_another_environment_are_not_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An environment may extend another one, whose packages are installed all the same."""
+    installed = tmp_path / "elsewhere" / "site-packages"
+    installed.mkdir(parents=True)
+    (installed / "somebodys_package.py").write_text("VERSION = 1\n")
+    (tmp_path / "users_module.py").write_text("import somebodys_package\nimport users_helper\n")
+    (tmp_path / "users_helper.py").write_text("pass\n")
+    monkeypatch.syspath_prepend(installed)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert carried(["users_module"]) == [tmp_path / "users_module.py", tmp_path / "users_helper.py"]
+
+
+def test_of_a_package_the_whole_folder_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = tmp_path / "users_package" / "inner"
+    inner.mkdir(parents=True)
+    (inner.parent / "__init__.py").write_text("")
+    (inner / "__init__.py").write_text("from users_package.inner import nets\n")
+    (inner / "nets.py").write_text("import json\n")
+    (inner / "weights.bin").write_bytes(b"123")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert set(carried(["users_package.inner.nets"])) == {tmp_path / "users_package"}
+    parcel = packed({"a": torch.arange(3)}, ["users_package.inner:nets"])
+    assert "users_package/inner/weights.bin" in parcel.code
+    assert torch.equal(unpacked(parcel)["a"], torch.arange(3))

@@ -150,6 +150,7 @@ def resume_command(study: Study, store: Store) -> str:
     """The command that resumes a study: study.json says neither where the data are nor which code to trust."""
     words = ["rwalk", "resume", str(store.folder)]
     words += [] if study.data is None else ["--data", str(study.data)]
+    words += [] if study.executor == "local" else ["--executor", study.executor]
     return shlex.join([*words, *trust.options(trust.named_by(study.runs))])
 
 

@@ -20,7 +20,7 @@ CheckpointEvery = Annotated[
     int | None, typer.Option(help="steps between checkpoints (default: as often as 2 % of the time allows)")
 ]
 ExecutorName = Annotated[
-    str, typer.Option("--executor", help="where runs are trained: local, here, join, package.module:Name")
+    str, typer.Option("--executor", help="where runs are trained: local, gpus, ray, here, or package.module:Name")
 ]
 Track = Annotated[
     str, typer.Option(help="show the study in trackers too: tensorboard, mlflow, wandb, or package.module:Name")
