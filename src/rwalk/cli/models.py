@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rwalk.cli.options import Drop, Label, Missing, Size, to_stderr
+from rwalk.cli.options import Drop, Label, Missing, Size, Workers, to_stderr
 
 if TYPE_CHECKING:
     from rwalk.data.datasets import Reading
     from rwalk.data.portions import Source
     from rwalk.models import Trained
+    from rwalk.models.trained import Learned
 
 Files = Annotated[
     list[Path], typer.Argument(help="tables (.csv, .tsv, .parquet), folders of images by class, or .npz files")
@@ -43,6 +44,14 @@ def fit(
         float | None,
         typer.Option(help="measure the accuracy on this fraction, such as 0.2, then learn it too"),
     ] = None,
+    executor: Annotated[
+        str,
+        typer.Option(
+            help="where files are learned, each on its own and then merged: here, local (all cores), ray, or "
+            "package.module:Name"
+        ),
+    ] = "here",
+    workers: Workers = None,
 ) -> None:
     """Learn a classifier from files of any size.
 
@@ -52,6 +61,10 @@ def fit(
     from rwalk.errors import InputError
     from rwalk.models import learn
 
+    if executor != "here" and holdout is not None:
+        raise InputError("--holdout predicts between two passes, in one process: drop it, or --executor")
+    if executor == "here" and workers is not None:
+        raise InputError("--workers are processes: give --executor local too")
     if go_on and like:
         raise InputError("give --continue or --like, not both")
     target = out or go_on
@@ -63,7 +76,11 @@ def fit(
     _check_writable(target)
     with _told_warnings():
         trained, source = _begun(data, reading, go_on, like)
-        learned = learn(trained, source, holdout)
+        learned = (
+            learn(trained, source, holdout)
+            if executor == "here"
+            else _in_parts(trained, source, executor, workers)
+        )
         trained.save(target)
     if label is None and (found := getattr(trained.form, "label", None)) and not (go_on or like):
         to_stderr(f"the classes are in column {found!r} (--label names another)")
@@ -143,6 +160,18 @@ def merge(
                 raise InputError(f"{path} cannot be merged with {models[0]} ({error}): {begin}") from None
         first.save(out)
     print(f"{out}: {len(models)} models merged; {_classes(first)}")
+
+
+def _in_parts(trained: Trained, source: Source, executor: str, workers: int | None) -> Learned:
+    from rwalk.models import learn_in_parts
+    from rwalk.studies.interrupts import Interrupts
+
+    with Interrupts() as interrupts:
+        try:
+            return learn_in_parts(trained, source, executor, workers, interrupts)
+        except KeyboardInterrupt:
+            to_stderr("stopped; nothing was written: the same command begins again")
+            raise SystemExit(128 + (interrupts.caught or 2)) from None
 
 
 def _begun(data: list[Path], reading: Reading, go_on: Path | None, like: Path | None) -> tuple[Trained, Source]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,6 +70,10 @@ class Source:
         """
         raise NotImplementedError
 
+    def parts(self) -> list[Source]:
+        """Sources of the same examples, of which each can be read on another machine."""
+        return [self]
+
 
 @dataclass(frozen=True)
 class Tables(Source):
@@ -84,6 +88,9 @@ class Tables(Source):
             if len(rows.x):
                 yield Portion(rows.x, rows.y, [(str(path), str(number)) for number in rows.numbers.tolist()])
 
+    def parts(self) -> list[Source]:
+        return [replace(self, paths=(path.absolute(),)) for path in self.paths]
+
 
 @dataclass(frozen=True)
 class Pictures(Source):
@@ -95,13 +102,29 @@ class Pictures(Source):
     places = ("file",)
 
     def portions(self, labelled: bool = True, mixed: bool = False) -> Iterator[Portion]:
-        rows = max(16, BYTES // (4 * int(np.prod(self.form.shape))))
+        rows = self._at_a_time()
         order = shuffled(len(self.paths), 0) if mixed else [*range(len(self.paths))]
         for start in range(0, len(order), rows):
             chosen = order[start : start + rows]
             pixels = read_images([self.paths[place] for place in chosen], self.form)
             y = np.array([self.labels[place] for place in chosen]) if labelled and self.labels else None
             yield Portion(pixels.astype(np.float32) / 255, y, [(str(self.paths[place]),) for place in chosen])
+
+    def parts(self) -> list[Source]:
+        """Mixed, so that each shows many classes."""
+        order, rows = shuffled(len(self.paths), 0), self._at_a_time()
+        chunks = [order[start : start + rows] for start in range(0, len(order), rows)]
+        return [
+            replace(
+                self,
+                paths=tuple(self.paths[place].absolute() for place in chunk),
+                labels=tuple(self.labels[place] for place in chunk) if self.labels else None,
+            )
+            for chunk in chunks
+        ]
+
+    def _at_a_time(self) -> int:
+        return max(16, BYTES // (4 * int(np.prod(self.form.shape))))
 
 
 @dataclass(frozen=True)
@@ -128,6 +151,9 @@ class Arrays(Source):
                 part = slice(start, start + rows)
                 places: list[tuple[str, ...]] = [(str(path), str(row + 1)) for row in range(len(x))[part]]
                 yield Portion(x[part], arrays["y"][part] if labelled else None, places)
+
+    def parts(self) -> list[Source]:
+        return [replace(self, paths=(path.absolute(),)) for path in self.paths]
 
 
 def source(

@@ -38,6 +38,18 @@ class Trained:
         """A new one that reads inputs in the same way: the two can be merged later."""
         return Trained(self._closed("begin another").fresh(), self.form)
 
+    def learn(self, portion: Portion) -> int:
+        """Learn a portion; the number of its examples."""
+        assert portion.y is not None
+        if len(portion.x):
+            self.classifier.partial_fit(portion.x, portion.y)
+        return len(portion.x)
+
+    def has_features(self) -> bool:
+        """Whether the features are fixed: they are made of the first examples."""
+        classifier = self._closed("be learned in parts")
+        return hasattr(classifier, "classes_") and classifier._sums()._model.counted is not None
+
     def forget(self, portion: Portion) -> None:
         assert portion.y is not None
         self._closed("forget").forget(portion.x, portion.y)

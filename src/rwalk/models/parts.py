@@ -1,0 +1,89 @@
+"""Many files learned as map-reduce: sums over each part anywhere, merged here in the order of the parts.
+
+Features are made of the first examples, here; everybody else gets the map. A part's sums depend on nothing but the
+part and the map, so the model is the same, bit for bit, whoever computed them and however many they were.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from rwalk.data.portions import Source
+from rwalk.errors import InputError
+from rwalk.models.trained import Learned, Trained
+from rwalk.studies import executors
+from rwalk.studies.workers import Stop
+from rwalk.threads import available_cores, few_threads
+
+
+class Part(NamedTuple):
+    """A source, of which so many portions have been learned already."""
+
+    source: Source
+    skipped: int
+
+
+def learn_in_parts(
+    trained: Trained, source: Source, executor: str, workers: int | None = None, stop: Stop = lambda: False
+) -> Learned:
+    """Learn all examples of a source, part by part, on an executor by its name."""
+    with few_threads(1):
+        begun, parts = _begun(trained, source)
+    examples = begun
+    if parts:
+        twin = trained.fresh()
+        for learned, count in _in_order(_map(executor, twin, parts, workers, stop)):
+            examples += count
+            if count:
+                trained.merge(learned)
+    if not examples:
+        raise InputError("there is no example to learn from: give files that hold some")
+    return Learned(examples)
+
+
+def _begun(trained: Trained, source: Source) -> tuple[int, list[Part]]:
+    """Learn what features are made of; how many examples that was, and the parts that are left."""
+    examples, parts = 0, [Part(each, 0) for each in source.parts()]
+    while parts and not trained.has_features():
+        part, rest = parts[0], parts[1:]
+        parts = rest
+        for number, portion in enumerate(part.source.portions(), 1):
+            examples += trained.learn(portion)
+            if trained.has_features():
+                parts = [Part(part.source, number), *rest]
+                break
+    return examples, parts
+
+
+def _map(
+    executor: str, twin: Trained, parts: Sequence[Part], workers: int | None, stop: Stop
+) -> Iterator[tuple[int, tuple[Trained, int]]]:
+    kind = executors.find(executor)
+    count = kind.workers_for(len(parts), "cpu", workers or available_cores())
+    with kind.crew(_learn_part, twin, count) as crew:
+        yield from crew.run(parts, lambda number, news: None, stop)
+
+
+def _learn_part(twin: Trained, part: Part, report: Callable[[Any], None], stop: Stop) -> tuple[Trained, int]:
+    """A new model of one part, and the number of its examples."""
+    learned, examples = copy.deepcopy(twin), 0
+    with few_threads(1):  # as everywhere else: several threads round differently
+        for number, portion in enumerate(part.source.portions()):
+            if stop():
+                raise KeyboardInterrupt
+            if number >= part.skipped:
+                examples += learned.learn(portion)
+    return learned, examples
+
+
+def _in_order(answers: Iterator[tuple[int, Any]]) -> Iterator[Any]:
+    """Answers by their numbers: rounding depends on the order of a sum."""
+    early: dict[int, Any] = {}
+    expected = 0
+    for number, answer in answers:
+        early[number] = answer
+        while expected in early:
+            yield early.pop(expected)
+            expected += 1
