@@ -21,11 +21,12 @@ from rwalk.files import parse_json, write_atomically
 from rwalk.metrics import HEADS
 from rwalk.studies.claims import Claims
 from rwalk.studies.executors.base import Context, Executor, Job, Outcomes, Report, one_thread, train
-from rwalk.studies.workers import Stop
+from rwalk.studies.workers import Crew, Stop, Work
 
 CLAIMS, OUTCOMES = "claims", "outcomes"  # folders in the study's
 RUN_KEYS, REFERENCE_KEYS = {"accuracy", "made", "stopped"}, {*HEADS, "stopped"}  # of an outcome
-PAUSE = 0.5  # seconds between looks at what the others have done
+PAUSE = 0.5  # seconds between looks at what the others have done, at least
+SHARE = 0.1  # of its time that a process spends on such looks, at most
 
 
 class Join(Executor):
@@ -41,19 +42,28 @@ class Join(Executor):
         self._folder = context.checkpoints.parent
         self._claims = Claims(self._folder / CLAIMS)
 
+    @classmethod
+    def crew(cls, work: Work, shared: Any, workers: int, device: str = "cpu", code: Sequence[str] = ()) -> Crew:
+        raise InputError("only studies can be joined: give --executor local or ray")
+
     def run(self, jobs: Sequence[Job], report: Report) -> Iterator[Outcomes]:
-        waiting = {self.context.identity(job): job for job in jobs}
-        next_look = 0.0  # a look at thousands of outcomes takes as long as a tiny run
+        waiting = self._in_own_order({self.context.identity(job): job for job in jobs})
+        next_look, behind = 0.0, True  # others may have been here before
         while waiting:
-            if time.monotonic() >= next_look:
+            if behind and (begun := time.monotonic()) >= next_look:
                 yield from self._finished(waiting)
-                next_look = time.monotonic() + PAUSE
-            if (done := self._work(waiting, report)) is not None:
-                key, outcomes = done
+                # A look at the outcomes of a hundred thousand runs takes longer than a tiny run.
+                spent = time.monotonic() - begun
+                next_look, behind = time.monotonic() + max(PAUSE, spent / SHARE), False
+            done = self._work(waiting, report)
+            if done is not None:
+                key, outcomes, ours = done
+                behind = behind or not ours  # it has come to where another began
                 yield waiting.pop(key), outcomes
             elif waiting:
                 if self.stop():
                     raise KeyboardInterrupt
+                behind = True
                 time.sleep(PAUSE)
 
     def _finished(self, waiting: dict[str, Job]) -> Iterator[Outcomes]:
@@ -63,28 +73,29 @@ class Join(Executor):
                 if path.stem in waiting and (outcomes := read_outcomes(path, waiting[path.stem])) is not None:
                     yield waiting.pop(path.stem), outcomes
 
-    def _work(self, waiting: dict[str, Job], report: Report) -> tuple[str, list[dict[str, Any]]] | None:
-        """Train the first job that nobody has claimed; None if there is none."""
-        for key in self._in_own_order(waiting):
+    def _work(self, waiting: dict[str, Job], report: Report) -> tuple[str, list[dict[str, Any]], bool] | None:
+        """Train the first job that nobody has claimed, unless another just has; None if all are claimed."""
+        for key in waiting:
             job, progress, path = waiting[key], dict[str, Any](), self._folder / OUTCOMES / f"{key}.json"
             claim = self._claims.take(key, partial(_about, job, progress))
             if claim is None:
                 continue
             with claim:
-                outcomes = read_outcomes(path, job)  # another may have finished it just before our claim
+                outcomes = read_outcomes(path, job)  # another may have finished it before our claim
+                ours = outcomes is None
                 if outcomes is None:
                     with one_thread(self.context.device):
                         outcomes = train(self.context, job, partial(_noted, progress, report, job), self.stop)
                     runs = [run.hash() for run in job]
                     write_atomically(path, json.dumps({"runs": runs, "outcomes": outcomes}))
-            return key, outcomes
+            return key, outcomes, ours
         return None
 
-    def _in_own_order(self, waiting: dict[str, Job]) -> list[str]:
+    def _in_own_order(self, jobs: dict[str, Job]) -> dict[str, Job]:
         """Every process begins elsewhere, so that they seldom reach for the same job."""
-        keys = list(waiting)
-        first = hash(self._claims.owner) % max(1, len(keys))
-        return keys[first:] + keys[:first]
+        items = list(jobs.items())
+        first = hash(self._claims.owner) % max(1, len(items))
+        return dict(items[first:] + items[:first])
 
 
 def read_outcomes(path: Path, job: Job) -> list[dict[str, Any]] | None:
