@@ -26,9 +26,10 @@ class Gpus(Executor):
 
     @classmethod
     def crew(cls, work: Work, shared: Any, workers: int, device: str = "cuda", code: Sequence[str] = ()) -> Crew:
-        if device == "cpu":
-            raise InputError("the executor gpus is for studies: give --executor local or ray")
-        return Pool(partial(_on_device, work), [(each, shared) for each in cls.devices()[:workers]])
+        devices = cls.devices()[:workers]
+        if not devices or not all(each.startswith(device) for each in devices):
+            raise InputError("the executor gpus is for studies on CUDA: give --executor local or ray")
+        return Pool(partial(_on_device, work), [(each, shared) for each in devices])
 
     @classmethod
     def workers_for(cls, jobs: int, device: str, asked: int | None) -> int:
