@@ -145,5 +145,7 @@ def test_a_cluster_that_is_not_there_is_one_line(run: Run, user: Path) -> None:
     process = run(nowhere, *STUDY, "--out=ray")
     _, err = process.communicate(timeout=little.PATIENCE)
     nowhere.stop()
-    assert process.returncode == 2 and "there is no Ray cluster at RAY_ADDRESS" in err, err
+    assert (
+        process.returncode == 2 and "there is no Ray cluster at 127.0.0.1" in err and "unset RAY_ADDRESS" in err
+    ), err
     assert err.count("\n") == 1

@@ -12,6 +12,7 @@ import os
 import pickle
 import secrets
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -323,14 +324,23 @@ def _connect(ray: Any) -> bool:
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = os.environ.get("RAY_ADDRESS")
     try:
+        _check_reachable(address or "")
         ray.init(address=address or "auto", **quiet)
-    except ConnectionError as error:
+    except OSError as error:
         if address:
+            reason = first_line(error)
             raise InputError(
-                f"there is no Ray cluster at RAY_ADDRESS={address} ({first_line(error)}): start one, or unset it"
+                f"there is no Ray cluster at {address} ({reason}): start one, or unset RAY_ADDRESS"
             ) from None
         ray.init(address="local", num_cpus=available_cores(), include_dashboard=False, **quiet)
     return True
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 @contextmanager
