@@ -13,20 +13,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rwalk import EWC, PI, Guard, InputError, RWalk
-from rwalk.guard import many
+from rwalk.guard import packs
 from rwalk.guard.many import Many
 from rwalk.methods import Method, State
 
 RWALK = RWalk(lam=0.1, dt=3)  # soft enough to be left to the optimizer
 
 
-@pytest.fixture(params=["one by one", "together"], autouse=True)
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """On a GPU, operations go over many tensors in one kernel; those kernels are there on a CPU too."""
-    together = request.param == "together"
-    if together:
-        monkeypatch.setattr(many, "launches", lambda device: True)
-    return together
+@pytest.fixture(params=["as on a CPU", "as on a GPU"], autouse=True)
+def division(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU packs are larger, and room is taken anew in every step; which can be done on a CPU too."""
+    if request.param == "as on a GPU":
+        monkeypatch.setattr(packs, "launches", lambda device: True)
 
 
 class Network(nn.Module):

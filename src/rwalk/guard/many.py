@@ -1,13 +1,13 @@
 """Several tensors under one name: a model has hundreds of parameters, and one kernel can take many of them.
 
-The methods' equations are elementwise, so it makes no difference to them whether θ is one tensor or many. Where
-launching kernels is what takes time, each operation is one of torch's foreach kernels, if there is such a kernel;
-elsewhere, and for all other operations, it is done tensor by tensor.
+The methods' equations are elementwise, so it makes no difference to them whether θ is one tensor or many. Each
+operation is a call of torch's foreach kernels, if there is such a kernel; all others are done tensor by tensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import repeat
 from typing import Any
 
@@ -31,30 +31,22 @@ OPERATORS = {
 }
 
 
-def launches(device: torch.device) -> bool:
-    """Whether operations are kernels to be launched, which takes longer than most of them."""
-    return device.type != "cpu"
-
-
 class Many:
     """Tensors that every operation goes over.
-
-    together  in one kernel, where there is one; by default where kernels are launched
 
     >>> pair = Many([torch.ones(1, 2), torch.zeros(1, 3)])
     >>> torch.add(pair, 2 * pair).tensors
     [tensor([[3., 3.]]), tensor([[0., 0., 0.]])]
     """
 
-    def __init__(self, tensors: Sequence[Tensor], together: bool | None = None) -> None:
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = list(tensors)
-        self.together = launches(self.tensors[0].device) if together is None else together
 
     @classmethod
     def __torch_function__(
         cls, function: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return _done(function.__name__, function, args, kwargs or {})
+        return _done(function.__name__, function, args, {} if kwargs is None else kwargs)
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(Tensor, name)
@@ -66,8 +58,8 @@ class Many:
         """Itself where it already is as asked for."""
         if (self.tensors[0].device, self.tensors[0].dtype) == (device, dtype):
             return self
-        room = Many([torch.empty_like(each, device=device, dtype=dtype) for each in self.tensors], self.together)
-        copied: Many = room.copy_(self)
+        room = [torch.empty_like(each, device=device, dtype=dtype) for each in self.tensors]
+        copied: Many = Many(room).copy_(self)
         return copied
 
 
@@ -90,54 +82,40 @@ for _name in OPERATORS:
 
 
 def _done(name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    first = next(each for each in (*args, *kwargs.values()) if isinstance(each, Many))
-    out = kwargs.get("out")
-    results = _in_one_kernel(name, args, kwargs) if first.together else None
+    out = kwargs.pop("out", None)
+    results = _in_one_call(name, args, kwargs)
     if results is None:
-        results = _one_by_one(function, args, kwargs, len(first.tensors))
-    elif out is not None:
-        out.copy_(Many(results, True))
+        columns = [each.tensors if type(each) is Many else repeat(each) for each in args]
+        results = [function(*row, **kwargs) for row in zip(*columns, strict=False)]
     if out is not None:
-        return out
-    return args[0] if name.endswith("_") else Many(results, first.together)
+        return out.copy_(Many(results))
+    return args[0] if name[-1] == "_" else Many(results)
 
 
-def _in_one_kernel(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Tensor] | None:
+def _in_one_call(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Tensor] | None:
     """None where there is no such kernel."""
-    name, args, options = _spelled(name, args, {key: value for key, value in kwargs.items() if key != "out"})
-    if name.rstrip("_") not in KERNELS or any(isinstance(each, Tensor) for each in (*args, *options.values())):
-        return None
-    kernel = foreach(name)
+    if name[:6] in ("square", "clamp", "clamp_"):
+        name, args, kwargs = _spelled(name, args, kwargs)
+    kernel = _kernel(name)
     if kernel is None:
         return None
-    results: Sequence[Tensor] | None = kernel(
-        *(_listed(each) for each in args), **{key: _listed(value) for key, value in options.items()}
-    )
-    return () if results is None else results
+    lists = [each.tensors if type(each) is Many else each for each in args]
+    if any(isinstance(each, Tensor) for each in lists):
+        return None
+    return kernel(*lists, **kwargs) or ()
+
+
+@cache
+def _kernel(name: str) -> Callable[..., Any] | None:
+    return foreach(name) if name.removesuffix("_") in KERNELS else None
 
 
 def _spelled(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, Sequence[Any], dict[str, Any]]:
     """An operation, as the kernels know it."""
-    plain, mark = name.rstrip("_"), name[len(name.rstrip("_")) :]
-    if plain == "square":
+    mark = "_" if name.endswith("_") else ""
+    if name in ("square", "square_"):
         return f"mul{mark}", (args[0], args[0]), kwargs
-    if plain == "clamp" and len(args) == 1 and len(kwargs) == 1:
+    if name in ("clamp", "clamp_") and len(args) == 1 and len(kwargs) == 1:
         ((side, bound),) = kwargs.items()
         return f"clamp_{side}{mark}", (args[0], bound), {}
     return name, args, kwargs
-
-
-def _one_by_one(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], count: int
-) -> list[Tensor]:
-    columns = (each.tensors if isinstance(each, Many) else repeat(each, count) for each in args)
-    rows = list(zip(*columns, strict=True))
-    shared = {key: value for key, value in kwargs.items() if not isinstance(value, Many)}
-    if len(shared) == len(kwargs):
-        return [function(*row, **shared) for row in rows]
-    own = [{key: value.tensors[i] for key, value in kwargs.items() if key not in shared} for i in range(count)]
-    return [function(*row, **shared, **named) for row, named in zip(rows, own, strict=True)]
-
-
-def _listed(each: Any) -> Any:
-    return each.tensors if isinstance(each, Many) else each

@@ -1,27 +1,32 @@
 """Parameters on their way through a step of the optimizer: pulled before it, observed after it.
 
-Many small parameters go together, so that a step costs a few dozen kernels and not thousands; nothing in it waits
-for the device. A pack is at most half as large as the largest parameter, so that the two passing copies it makes
-at a time are no more than one of that.
+On an accelerator many small parameters go together, so that a step costs a few dozen kernels and not thousands;
+nothing in it waits for the device. A pack is at most half as large as the largest parameter, so that the two
+passing copies it makes at a time are no more than one of that. On a CPU each parameter goes alone, in room that is
+kept from step to step: a list of tensors is no faster there, and fresh memory is slow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rwalk.errors import InputError
-from rwalk.guard import many, stiffness
+from rwalk.guard import stiffness
 from rwalk.guard.many import apart, together
 from rwalk.guard.pieces import Piece
 from rwalk.guard.shards import is_sharded, local
 from rwalk.methods.base import Method, State
 
 KEPT = 16  # divisions into packs that are remembered: which parameters have gradients may vary from step to step
+
+
+def launches(device: torch.device) -> bool:
+    """Whether operations are kernels to be launched, which takes longer than most of them do."""
+    return device.type != "cpu"
 
 
 class Packs:
@@ -54,6 +59,9 @@ def _divided(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
         kinds.setdefault(piece.kind, []).append(piece)
     room = max((piece.size for piece in pieces), default=0) // 2
     for alike in kinds.values():
+        if not launches(alike[0].storage.home):
+            yield from ([piece] for piece in alike)
+            continue
         part: list[Piece] = []
         for piece in alike:
             if part and sum(each.size for each in part) + piece.size > room:
@@ -63,15 +71,17 @@ def _divided(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
         yield part
 
 
-class _Underway(NamedTuple):
+class _Underway:
     """What is remembered of a pack from before the step."""
 
-    gradients: list[Any]  # the user's own, of the task's loss alone
-    given: list[Tensor]  # what the optimizer reads in their place; nothing, where it reads them
-    versions: list[int]  # torch's count of changes to what was given
-    saved: Any  # of sharded gradients, which the pull is added to in place, what they were
-    negated: Any  # −θ before the step
-    beyond: float | None  # the stiffness beyond which springs pull after the step
+    def __init__(self, gradients: list[Any], own: Any) -> None:
+        self.gradients = gradients  # the user's, of the task's loss alone
+        self.own = own  # their numbers on this rank, as one
+        self.given: list[Tensor] = []  # what the optimizer reads in their place, where that is not they
+        self.versions: list[int] = []  # torch's count of changes to what was given
+        self.saved: Any = None  # of sharded gradients, which the pull is added to in place: what they were
+        self.negated: Any = None  # −θ before the step
+        self.beyond: float | None = None  # the stiffness beyond which springs pull after the step
 
 
 class Pack:
@@ -115,31 +125,33 @@ class Pack:
         aside     the optimizer may change gradients: it gets a copy
         """
         gradients = [parameter.grad for parameter in self._parameters]
-        own = self._as_one(gradients)
-        springs = method.penalty == "gradient" and bool(method.springs(self._state))
-        beyond = followed if springs else None
-        negated = torch.neg(self._theta, out=self._room("before")) if "move" in method.wants else None
-        pulled = self._pulled(method, own, beyond) if springs else None
+        own = together([each.unsqueeze(0) for each in self._local(gradients)])
+        step = self._underway = _Underway(gradients, own)
+        if "move" in method.wants:
+            step.negated = torch.neg(self._theta, out=self._room("before"))
+        pulled = None
+        if method.penalty == "gradient" and method.springs(self._state):
+            step.beyond = followed
+            pulled = self._pulled(method, own, followed)
         if pulls:
             pulled = (own if pulled is None else pulled) + together([pulls[each] for each in self._parameters])
         elif pulled is None and aside and method.wants:
             pulled = own.clone()
-        self._underway = _Underway(gradients, [], [], None, negated, beyond)
         if pulled is not None:
-            self._give(pulled, own)
+            self._give(step, pulled)
 
     def leave(self, method: Method, lr: float) -> None:
         """Give the gradients back as they were, pull after the step where that is due, and observe."""
-        assert self._underway is not None
-        underway = self._underway
-        self._give_back()
+        step = self._underway
+        assert step is not None
+        self._give_back(step)
         self._look()
         if method.penalty == "proximal" and method.springs(self._state):
             self._take_proximal_step(method, lr, beyond=None)
-        elif underway.beyond is not None:
-            self._take_proximal_step(method, lr, underway.beyond)
+        elif step.beyond is not None:
+            self._take_proximal_step(method, lr, step.beyond)
         if method.wants:
-            self._observe(method, self._as_one(underway.gradients), underway.negated)
+            self._observe(method, step.own, step.negated)
         self._underway = None
 
     def abandon(self, at_once: bool) -> None:
@@ -148,23 +160,23 @@ class Pack:
         Unless this is done `at_once`, gradients may have been zeroed or added to since: those are left alone.
         """
         if self._underway is not None:
-            self._give_back(unless_changed=not at_once)
+            self._give_back(self._underway, unless_changed=not at_once)
             self._underway = None
 
     def score(self, method: Method) -> None:
         """A window of steps ended."""
-        with self._borrowed(write=True) as state:
-            method.score(state, self._wide(self._theta))
+        state = self._lent()
+        method.score(state, self._wide(self._theta))
+        self._keep(state)
 
     def _pulled(self, method: Method, own: Any, beyond: float | None) -> Any:
         alone, theta = self._wide(own), self._wide(self._theta)
         out = self._room("pulled") if alone is own else None
-        with self._borrowed() as state:
-            if beyond is None:
-                pulled = method.pull(state, theta, alone, out=out)
-            else:
-                pulled = stiffness.soft_pull(method.springs(state), theta, alone, beyond, out=out)
-        return pulled.to(own.device, own.dtype)
+        if beyond is None:
+            pulled: Any = method.pull(self._lent(), theta, alone, out=out)
+        else:
+            pulled = stiffness.soft_pull(method.springs(self._lent()), theta, alone, beyond, out=out)
+        return pulled if alone is own else pulled.to(own.device, own.dtype)
 
     def _observe(self, method: Method, own: Any, negated: Any) -> None:
         gradient = move = square = self._wide(own)
@@ -172,47 +184,42 @@ class Pack:
             move = self._wide(negated).add_(self._wide(self._theta))
         if "square" in method.wants:
             square = torch.mul(gradient, gradient, out=self._rooms.get("pulled") if gradient is own else None)
-        with self._borrowed(write=True) as state:
-            method.observe(state, gradient, move, square)
+        state = self._lent()
+        method.observe(state, gradient, move, square)
+        self._keep(state)
 
     def _take_proximal_step(self, method: Method, lr: float, beyond: float | None) -> None:
         near = self._wide(self._theta)
-        with self._borrowed() as state:
-            if beyond is None:
-                method.proximal_step(state, near, lr)
-            else:
-                stiffness.proximal_step(method.springs(state), near, lr, beyond)
+        if beyond is None:
+            method.proximal_step(self._lent(), near, lr)
+        else:
+            stiffness.proximal_step(method.springs(self._lent()), near, lr, beyond)
         if near is not self._theta:
             self._theta.copy_(near)
 
     # ── gradients, given and taken back ───────────────────────────────────────────────────────────────────────
 
-    def _give(self, pulled: Any, own: Any) -> None:
+    def _give(self, step: _Underway, pulled: Any) -> None:
         """To the optimizer; the user's own gradients are put aside untouched, unless they are sharded."""
-        assert self._underway is not None
         if self._sharded:
-            self._underway = self._underway._replace(saved=own.clone())
-            own.copy_(pulled)
-            given = apart(own)
+            step.saved = step.own.clone()
+            step.given = apart(step.own.copy_(pulled))
         else:
-            given = [each[0] for each in apart(pulled)]
-            for parameter, each in zip(self._parameters, given, strict=True):
+            step.given = [each[0] for each in apart(pulled)]
+            for parameter, each in zip(self._parameters, step.given, strict=True):
                 parameter.grad = each
-        self._underway = self._underway._replace(given=given, versions=[each._version for each in given])
+        step.versions = [each._version for each in step.given]
 
-    def _give_back(self, unless_changed: bool = False) -> None:
-        assert self._underway is not None
-        gradients, given, versions, saved, _, _ = self._underway
-        for i, each in enumerate(given):
-            parameter = self._parameters[i]
-            is_there = self._sharded or parameter.grad is each
-            if unless_changed and not (is_there and each._version == versions[i]):
+    def _give_back(self, step: _Underway, unless_changed: bool = False) -> None:
+        for i, (parameter, given) in enumerate(zip(self._parameters, step.given, strict=bool(step.given))):
+            is_there = self._sharded or parameter.grad is given
+            if unless_changed and not (is_there and given._version == step.versions[i]):
                 self._pieces[i].leave_rooms()  # what was given is the user's now
             elif self._sharded:
-                each.copy_(apart(saved)[i])
+                given.copy_(apart(step.saved)[i])
             else:
-                parameter.grad = gradients[i]
-        self._underway = self._underway._replace(given=[])
+                parameter.grad = step.gradients[i]
+        step.given = []
 
     # ── numbers, as the equations want them ───────────────────────────────────────────────────────────────────
 
@@ -223,38 +230,39 @@ class Pack:
             self._addresses = addresses
             self._theta = together([piece.storage.theta() for piece in self._pieces])
             self._rooms = {}
+            self._is_wide = self._wide_enough(self._theta)
+            self._keeps_wide = all(map(self._wide_enough, self._state.values()))
 
     def _room(self, name: str) -> Any:
-        """Room for as many numbers as θ has, kept from step to step.
-
-        Not on an accelerator, whose memory is the dearer, and where room costs nothing to come by: None.
-        """
-        if many.launches(self._storage.home):
+        """Room for as many numbers as the parameter has; None where it costs nothing to come by."""
+        if launches(self._storage.home):
             return None
         if name not in self._rooms:
-            self._rooms[name] = together([piece.room(name) for piece in self._pieces])
+            self._rooms[name] = self._pieces[0].room(name)
         return self._rooms[name]
 
     def _wide(self, tensors: Any) -> Any:
         """Themselves where they already are as the equations want them."""
-        return self._storage.wide(tensors)
+        return tensors if self._is_wide else self._storage.wide(tensors)
+
+    def _wide_enough(self, tensors: Any) -> bool:
+        return bool(self._storage.wide(tensors) is tensors)
 
     def _local(self, tensors: list[Any]) -> list[Tensor]:
         """The parts on this rank."""
         return [local(each) for each in tensors] if self._sharded else tensors
 
-    def _as_one(self, tensors: list[Any]) -> Any:
-        return together([each.unsqueeze(0) for each in self._local(tensors)])
+    def _lent(self) -> State:
+        """The state as the equations want it."""
+        if self._keeps_wide:
+            return dict(self._state)
+        return {name: self._storage.wide(vector) for name, vector in self._state.items()}
 
-    @contextmanager
-    def _borrowed(self, write: bool = False) -> Iterator[State]:
-        """The state as the equations want it; with `write`, what they change is kept, once they are done."""
-        exact = self._storage.stored_as == self._storage.worked_in
-        state = dict(self._state) if exact else {name: self._wide(each) for name, each in self._state.items()}
-        yield state
-        if write:
-            for name, vector in state.items():
-                if name not in self._state:
-                    raise InputError(f"a method may make vectors in start and consolidate, not {name!r} in a step")
-                if vector is not self._state[name]:
-                    self._state[name].copy_(vector)
+    def _keep(self, state: State) -> None:
+        """What the equations have changed in it, unless that was done in place."""
+        for name, vector in state.items():
+            kept = self._state.get(name)
+            if kept is None:
+                raise InputError(f"a method may make vectors in start and consolidate, not {name!r} in a step")
+            if vector is not kept:
+                kept.copy_(vector)
