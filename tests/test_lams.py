@@ -17,7 +17,7 @@ from rwalk import InputError, MemorySpec
 from rwalk.cli import app
 from rwalk.models import Keeper
 from rwalk.studies import Study, lams
-from rwalk.studies.events import Event, Started, Stepped
+from rwalk.studies.events import Event, Started, Stepped, Trained
 from rwalk.studies.lams import FIRST_TASKS, choose, trials_of
 from rwalk.studies.specs import RunSpec, StreamSpec, Trial
 from rwalk.studies.store import Store
@@ -118,16 +118,18 @@ def test_an_interrupted_study_ends_where_it_would_have_ended(tmp_path: Path) -> 
     whole = executed(runs, tmp_path / "whole")
     for path in (tmp_path / "cache" / "references").iterdir():
         path.unlink()
-    trained = []
+    finished, interruptions = list[str](), 0
     for _ in range(100):
         seen = list[Event]()
         try:
-            rows = executed(runs, tmp_path / "parts", watch=seen.append, stop=lambda seen=seen: len(seen) > 12)
+            rows = executed(runs, tmp_path / "parts", watch=seen.append, stop=lambda seen=seen: len(seen) > 8)
             break
         except KeyboardInterrupt:
-            trained += [{run.hash() for each in seen if isinstance(each, Stepped) for run in each.runs}]
-    assert len(trained) > 1 and rows == whole
-    assert not trained[0] & trained[-1]  # what was tried is not tried again
+            interruptions += 1
+        finally:
+            finished += [each.runs[0].hash() for each in seen if isinstance(each, Trained)]
+    assert interruptions > 1 and rows == whole
+    assert len(finished) == len(set(finished)) == len(LAMS) + 1  # what was tried is not tried again
 
 
 def test_trials_are_shared_between_studies(tmp_path: Path) -> None:
