@@ -16,6 +16,8 @@ from rwalk.methods import EWC, METHODS, PI, EWCpp, Method, RWalk, Vanilla
 from rwalk.methods.base import normalized
 from rwalk.methods.ewc_online import EWCOnline
 from rwalk.methods.mas import MAS
+from rwalk.methods.rwalk_2018 import RWalk2018
+from rwalk.methods.rwalk_ablations import RWalkEuclidean, RWalkUndivided
 from rwalk.parts import stack
 
 R, P, STEPS = 3, 17, 23
@@ -27,6 +29,9 @@ ALL = [
     PI(lam=2.0),
     RWalk(lam=2.0, dt=4),
     RWalk(lam=2.0, dt=4, penalty="proximal"),
+    RWalkEuclidean(lam=2.0, dt=4),
+    RWalkUndivided(lam=2.0, dt=4),
+    RWalk2018(lam=2.0, dt=4),
     MAS(lam=2.0),
     EWCOnline(lam=2.0, gamma=0.7),
 ]
@@ -66,7 +71,7 @@ def test_memory_does_not_grow_with_tasks_but_for_ewc(method: Method) -> None:
         assert all(vector.shape == theta.shape for vector in state.values())
         sizes.append(len(state))
     assert sizes == ([2, 4, 6, 8] if isinstance(method, EWC) else [sizes[0]] * 4)
-    assert sizes[0] <= 6
+    assert sizes[0] <= 7
 
 
 # ── slow, obvious versions of the equations ───────────────────────────────────────────────────────────────────
@@ -129,6 +134,46 @@ def test_rwalk_is_the_papers_equations(steps: int) -> None:
     there = draws(P, seed=77)
     cost = 2.0 * (importance * (there - script[-1].thetas[-1]) ** 2).sum()
     torch.testing.assert_close(method.cost(state, there[None])[0], cost, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("kind", [RWalkEuclidean, RWalkUndivided])
+def test_the_ablations_of_rwalk_differ_in_the_scores_denominator_alone(kind: type[RWalk]) -> None:
+    alpha, dt, eps = 0.3, 4, 1e-2
+    script = scripted(2, 11)
+    score, euclidean = None, kind is RWalkEuclidean
+    for seen in script:
+        s_task, starts = torch.zeros(P, dtype=torch.float64), range(0, 11, dt)
+        for start in starts:
+            end = min(start + dt, 11)
+            moved = seen.thetas[end] - seen.thetas[start]
+            gain = -sum(seen.grads[t] * (seen.thetas[t + 1] - seen.thetas[t]) for t in range(start, end))
+            s_task = s_task + torch.clamp(gain / (moved**2 + eps if euclidean else 1.0), min=0)
+        score = s_task if score is None else 0.5 * (score + s_task)
+    method = kind(lam=2.0, alpha=alpha, dt=dt, eps=eps)
+    fisher = play(RWalk(lam=2.0, alpha=alpha, dt=dt, eps=eps), script)["fisher"][0]
+    importance = play(method, script)["importance"][0]
+    torch.testing.assert_close(importance, minmax(fisher) + minmax(score), rtol=1e-10, atol=1e-12)
+
+
+def test_rwalk_2018_is_the_public_codes_equations() -> None:
+    """Whole windows: the code leaves out what remains of the last one, and closes each a step earlier."""
+    alpha, dt, eps = 0.7, 4, 1e-3
+    script = scripted(3, 8)
+    fisher, score = torch.zeros(P, dtype=torch.float64), torch.zeros(P, dtype=torch.float64)
+    for task, seen in enumerate(script):
+        squares, omega, path, origin = 0, torch.zeros(P, dtype=torch.float64), 0, seen.thetas[0]
+        for t, grad in enumerate(seen.grads):
+            squares = squares + grad**2  # emptied at a task's end only
+            path = path - grad * (seen.thetas[t + 1] - seen.thetas[t])
+            if (t + 1) % dt == 0:
+                moved = seen.thetas[t + 1] - origin
+                omega = omega + torch.clamp(path / (eps + fisher * moved**2), min=0)  # by the Fisher before
+                fisher = (1 - alpha) * fisher + alpha * squares / dt
+                path, origin = 0, seen.thetas[t + 1]
+        score = score + (score + (2 * omega if task == 0 else omega)) / 2
+    state = play(RWalk2018(lam=2.0, alpha=alpha, dt=dt, eps=eps), script)
+    torch.testing.assert_close(state["fisher"][0], fisher, rtol=1e-10, atol=0)
+    torch.testing.assert_close(state["importance"][0], minmax(fisher) + minmax(score), rtol=1e-10, atol=1e-12)
 
 
 def test_pi_is_zenkes_equations() -> None:

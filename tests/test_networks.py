@@ -170,6 +170,21 @@ def test_the_cnn_refuses_images_that_two_pools_would_use_up() -> None:
         builder("cnn", (1, 3, 28), 3)
 
 
+def test_the_networks_of_the_public_code() -> None:
+    """A fifth convolution of 512 filters; normal weights of deviation 0.1, cut at two (then 0.088), biases 0.1."""
+    four, fifth, head = 65_568, (64 * 9 + 1) * 512, (512 * 8 * 8 + 1) * 100
+    assert parameters(builder("cnn-5", (3, 32, 32), 100)()) == four + fifth + head
+    for name, shape in (("mlp-normal", (784,)), ("cnn-normal", (3, 32, 32)), ("cnn-5-normal", (3, 32, 32))):
+        with torch.random.fork_rng():
+            module = builder(name, shape, 10)()
+        for parameter_name, parameter in module.named_parameters():
+            if parameter_name.endswith("bias"):
+                assert parameter.eq(0.1).all()
+            else:
+                assert float(parameter.detach().abs().max()) <= 0.2
+                assert float(parameter.detach().std()) == pytest.approx(0.088, rel=0.1)
+
+
 # ── networks of one's own ─────────────────────────────────────────────────────────────────────────────────────
 
 

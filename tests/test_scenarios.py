@@ -17,6 +17,7 @@ from rwalk import Dataset, Fleet, InputError, MemorySpec, Stream, Training, from
 from rwalk.data import splits
 from rwalk.engine import constraints, fisher
 from rwalk.engine.networks import MLP
+from rwalk.engine.optimizer import Adam
 from rwalk.engine.vectors import squares_of_linear_layers
 from rwalk.losses import LOSSES, Batch
 from rwalk.studies import Study
@@ -340,6 +341,36 @@ def test_an_optimizer_that_is_kept_goes_on_with_its_moments() -> None:
     for each, steps in ((kept, 18), (fresh, 6)):
         each.train()
         assert float(each.optimizer.state["steps"]) == steps
+
+
+@pytest.mark.parametrize("written_out", [False, True])
+def test_moments_may_begin_afresh_while_the_bias_correction_goes_on(written_out: bool) -> None:
+    theta = torch.zeros(1, 4, dtype=torch.float64)
+    adam = Adam(theta, lr=1e-3, written_out=written_out)
+    grads = torch.randn(9, 1, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mean = square = torch.zeros_like(theta)
+    for count, grad in enumerate(grads, start=1):
+        if count == 6:  # a task begins
+            adam.restart(keep_count=True)
+            mean = square = torch.zeros_like(theta)
+        mean, square = 0.9 * mean + 0.1 * grad, 0.999 * square + 0.001 * grad**2
+        step = 1e-3 * (mean / (1 - 0.9**count)) / ((square / (1 - 0.999**count)).sqrt() + 1e-8)
+        before = theta.clone()
+        adam.tick()
+        adam.step(theta, grad, adam.state)
+        torch.testing.assert_close(before - theta, step, rtol=1e-6, atol=0)  # the kernel counts in float32
+
+
+def test_a_fleet_keeps_the_bias_correction_where_it_is_told_to() -> None:
+    kept = Fleet(stream(None), "mlp", [learner("vanilla")], [0], replace(SHORT, keep_debias=True))
+    kept.train()
+    assert float(kept.optimizer.state["steps"]) == 18
+    kept.task, kept.step = 2, 0
+    kept.begin_task()
+    assert float(kept.optimizer.state["steps"]) == 18 and not kept.optimizer.state["mean"].any()
+    for other in ({"keep_optimizer": True}, {"optimizer": "sgd"}):
+        with pytest.raises(InputError, match="keep_debias"):
+            replace(SHORT, keep_debias=True, **other)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("scenario", [None, "task", "class"])

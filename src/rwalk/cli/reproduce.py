@@ -16,8 +16,10 @@ def reproduce(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="table1, figure2, mnist, table1-mnist …; all of the paper's by default. Or yardsticks: "
-            "split-mnist-2022, permuted-mnist, mammoth-mnist, cifar100-methods; all of them: yardsticks"
+            help="table1, figure2, mnist, table1-mnist …; all of the paper's by default. Or questions of our own "
+            "about it: ablation-mnist, surface-mnist, authors-cifar100, resnet … (RESULTS.md lists them); all of "
+            "them: questions. Or yardsticks: split-mnist-2022, permuted-mnist, mammoth-mnist, cifar100-methods; "
+            "all of them: yardsticks"
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="how many seeds (default: the experiment's, 5 or 3)")] = None,
@@ -27,7 +29,10 @@ def reproduce(
     ] = "",
     tune: Annotated[
         str,
-        typer.Option(help="choose the training budgets of a dataset, or of one setting, on validation data"),
+        typer.Option(
+            help="choose the training budgets of a dataset, or of settings by their names (comma-separated), on "
+            "validation data; grids whose best value is at an edge are widened"
+        ),
     ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="say what would run and how long it would take, from a measured rate")
@@ -59,7 +64,7 @@ def reproduce(
     from rwalk.paper import budgets
     from rwalk.paper import reproduce as paper
     from rwalk.paper.results import write_results
-    from rwalk.studies.store import Store
+    from rwalk.studies.store import Row, Store
     from rwalk.yardsticks import experiments as yardsticks
     from rwalk.yardsticks.page import write_page
 
@@ -89,14 +94,25 @@ def reproduce(
             for line in paper.dry_run(plan, paper.known_rows(out), wanted):
                 print(line)
             return
-        for name, title, _, study, folder in plan:
+
+        def run(planned: paper.Planned) -> list[Row]:
+            name, title, _, study, folder = planned
             print(f"{name}: {title}")
-            store, known = Store(folder), paper.known_rows(out)
-            rows = store.rows()
-            if study.missing(study.current(rows), wanted):  # otherwise the data are not needed
-                rows = execute(study, store, show=not quiet, known=known, only=wanted, go_on="the same command")
+            store = Store(folder)
+            if not study.missing(study.current(store.rows()), wanted):  # then the data are not needed
+                return store.rows()
+            known = paper.known_rows(out)
+            return execute(study, store, show=not quiet, known=known, only=wanted, go_on="the same command")
+
+        for planned in plan:
+            rows = run(planned)
             if tune:
-                print(budgets.decide(name, rows, chosen))
+                for _ in range(budgets.ROUNDS):
+                    wider = paper.widened(planned, rows)
+                    if wider is None:
+                        break
+                    planned, rows = wider, run(wider)
+                print(budgets.decide(planned.name, rows, chosen))
         if tune:
             print(f"to use {chosen}: rwalk reproduce --budgets {shlex.quote(str(chosen))}")
             return

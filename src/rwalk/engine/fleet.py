@@ -159,7 +159,7 @@ class Fleet:
         self.lesson = lesson_of(self)
         if self.step == 0:
             if not self.training.keep_optimizer or self.loss.afresh:
-                self.optimizer.restart()
+                self.optimizer.restart(keep_count=self.training.keep_debias and not self.loss.afresh)
             exemplars.keep(self, before=True)
             if self.loss.afresh:
                 self.net.restart()

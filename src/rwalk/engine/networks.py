@@ -119,9 +119,12 @@ class MLP(nn.Module):
 
 
 class CNN(nn.Module):
-    """The paper's CIFAR network (supplement, table 4): four 3×3 convolutions, dropout ½ after each pool."""
+    """The paper's CIFAR network (supplement, table 4): four 3×3 convolutions, dropout ½ after each pool.
 
-    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+    `fifth` is the number of filters of one more convolution, after the last pool, or none.
+    """
+
+    def __init__(self, shape: tuple[int, ...], classes: int, fifth: int = 0) -> None:
         super().__init__()
         if len(shape) != 3 or min(shape[1:]) < 4:
             raise InputError(f"cnn needs images [channels, height ≥ 4, width ≥ 4], not {list(shape)}; use mlp")
@@ -139,9 +142,10 @@ class CNN(nn.Module):
             nn.ReLU(),
             nn.MaxPool2d(2),
             Dropout(0.5),
+            *((nn.Conv2d(64, fifth, 3, padding=1), nn.ReLU()) if fifth else ()),
             nn.Flatten(),
         )
-        self.head = nn.Linear(64 * (height // 4) * (width // 4), classes)
+        self.head = nn.Linear((fifth or 64) * (height // 4) * (width // 4), classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x))  # type: ignore[no-any-return]
@@ -202,6 +206,25 @@ def mlp_of(width: int, xavier: bool = False) -> Factory:
     return build
 
 
+def cnn_of_five(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return CNN(shape, classes, fifth=512)
+
+
+def normal(factory: Factory) -> Factory:
+    """The same network, begun as RWalk's public code does: truncated-normal weights (σ 0.1), biases of 0.1."""
+
+    def build(shape: tuple[int, ...], classes: int) -> nn.Module:
+        network = factory(shape, classes)
+        for name, parameter in network.named_parameters():
+            if name.endswith("bias"):
+                nn.init.constant_(parameter, 0.1)
+            else:
+                nn.init.trunc_normal_(parameter, std=0.1, a=-0.2, b=0.2)
+        return network
+
+    return build
+
+
 def resnet18_full(shape: tuple[int, ...], classes: int) -> nn.Module:
     return ResNet18(shape, classes, filters=64)
 
@@ -215,6 +238,10 @@ NETWORKS: dict[str, tuple[Factory, str]] = {
         "two hidden layers of 1000 ReLU units (van de Ven's for Permuted MNIST)",
     ),
     "cnn": (CNN, "four 3×3 convolutions with dropout (the paper's CIFAR network)"),
+    "mlp-normal": (normal(MLP), "mlp, begun as in RWalk's public code: normal weights of deviation 0.1"),
+    "cnn-normal": (normal(CNN), "cnn, begun as in RWalk's public code: normal weights of deviation 0.1"),
+    "cnn-5": (cnn_of_five, "cnn with a fifth convolution, of 512 filters (RWalk's public code)"),
+    "cnn-5-normal": (normal(cnn_of_five), "cnn-5, begun as in RWalk's public code"),
     "resnet18": (ResNet18, "ResNet-18 for small images, 20 base filters (GEM's reduced version)"),
     "resnet18-full": (resnet18_full, "ResNet-18 for small images, 64 base filters"),
 }

@@ -24,8 +24,8 @@ class Optimizer(Protocol):
     def tick(self) -> None:
         """A step begins."""
 
-    def restart(self) -> None:
-        """A task begins: earlier steps are forgotten."""
+    def restart(self, keep_count: bool = False) -> None:
+        """A task begins: earlier steps are forgotten, but for their number where it is kept."""
 
 
 class Adam:
@@ -45,9 +45,10 @@ class Adam:
         self._log_betas = torch.tensor(self.betas, dtype=torch.float64, device=theta.device).log()
         self._rate, self._root = (torch.ones((), dtype=theta.dtype, device=theta.device) for _ in range(2))
 
-    def restart(self) -> None:
-        for vector in self.state.values():
-            vector.zero_()
+    def restart(self, keep_count: bool = False) -> None:
+        for name, vector in self.state.items():
+            if not (keep_count and name == "steps"):
+                vector.zero_()
 
     def tick(self) -> None:
         self.state["steps"] += 1
@@ -98,7 +99,7 @@ class SGD:
         self.lr = lr
         self.state: dict[str, Tensor] = {}
 
-    def restart(self) -> None:
+    def restart(self, keep_count: bool = False) -> None:
         pass
 
     def tick(self) -> None:

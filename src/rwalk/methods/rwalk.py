@@ -27,6 +27,7 @@ class RWalk(Method):
     name: ClassVar[str] = "rwalk"
     summary: ClassVar[str] = "Riemannian walk: the Fisher and the path, both normalised"
     wants: ClassVar[frozenset[str]] = frozenset({"move", "square"})
+    carried: ClassVar[float] = 0.5  # of the score, from task to task
 
     lam: Number = Default(1.0, proximal=1e3)
     alpha: Number = 0.9
@@ -56,11 +57,15 @@ class RWalk(Method):
         state["fisher"].lerp_(square, self.alpha)  # eq. (6)
         state["path"].addcmul_(grad, move, value=-1)  # eq. (7): L ← L − g·Δθ
 
+    def distance(self, move: Tensor, fisher: Tensor) -> Tensor:
+        """How far a window moved every parameter, in place of `move`: the KL divergence of eq. (2)."""
+        return move.square_().mul_(fisher).mul_(0.5)
+
     def score(self, state: State, theta: Tensor) -> None:
         path, origin = state["path"], state["origin"]
         # Both are used up here, so the arithmetic is done in place.
-        divergence = torch.sub(theta, origin, out=origin).square_().mul_(state["fisher"]).mul_(0.5)  # eq. (2)
-        gained = path.div_(divergence.add_(self.eps)).clamp_(min=0)
+        distance = self.distance(torch.sub(theta, origin, out=origin), state["fisher"])
+        gained = path.div_(distance.add_(self.eps)).clamp_(min=0)
         # s ← ½ (s + s_task): halving s at a task's end and adding halves from then on needs no second vector.
         state["score"].add_(gained, alpha=0.5 if "anchor" in state else 1.0)
         path.zero_()
@@ -72,4 +77,4 @@ class RWalk(Method):
         self.score(state, theta)  # what is left of the last window
         state["importance"] = unit(state, "fisher", ranges) + unit(state, "score", ranges)
         state["anchor"] = theta.clone()
-        state["score"] *= 0.5
+        state["score"] *= self.carried

@@ -1,26 +1,19 @@
-"""How long to train, and with which λ and α: chosen by one rule, on validation data.
+"""How long to train, and with which hyper-parameters: chosen by one rule, on validation data.
 
 The paper does not say how long it trained. It does name a λ for every cell, and α = 0.9 for all of them; but what
 a λ does depends on the time, on the form of the penalty and on the scale of the importances, and α = 0.9 leaves
-EWC++ almost without a Fisher (docs/design.md). So we choose them ourselves. RWalk keeps the paper's α and Δt.
+EWC++ almost without a Fisher (docs/design.md). So we choose them ourselves. Δt is the paper's.
 
 THE RULE. A tenth of every class's training data is held out; neither the test set nor any published value is used.
 A setting is a block of a table: a dataset, a network, with or without exemplars, and the head that the block
-reports. In each, every method is trained with every combination in its grid: training time, λ, the form of the
-penalty, and for EWC++ α. A method's hyper-parameters are those with the highest validation A_K under the setting's
-own head; the training time is the one at which the methods, each at its best, are best on average.
+reports. In each, every method is trained with every combination in its grid, with three seeds or more: training
+time, λ, both forms of the penalty, α for EWC++ and RWalk, ε for RWalk. A method's hyper-parameters are those with
+the highest mean validation A_K under the setting's own head; the training time is the one at which the methods,
+each at its best, are best on average. If a best value is at an edge of what was tried, the next value beyond it is
+tried too, everything else staying the same, and so on for a few rounds.
 
-WHERE IT IS NARROWER THAN IT SOUNDS. CIFAR-100 is tuned with three seeds (one seed with samples and with
-ResNet-18), in the proximal form and with α = 0.01 only, over decades of λ found in a first trial (λ 1, 100, 10⁴ at
-1000 steps; not among the scores). Its grids were widened three times, by longer trainings, more decades and more
-seeds, after results on the test set were known; the choice from them was made by validation alone. With samples,
-4000 steps were tried and not adopted: with one seed A rises only slightly, and all sweeps would have to be
-repeated. iCaRL has nothing to tune, and trains as long as the block with samples, because it has exemplars. With
-ResNet-18 only RWalk is tuned, between GEM's own training (one epoch, batches of 10, SGD) and 400 or 800 steps like
-those of the other tables (batches of 64, Adam).
-
-The result is `budgets.json` next to this file, with the validation scores of everything in the grids. Tuning again
-writes another file, which `rwalk reproduce --budgets` reads.
+The result is `budgets.json` next to this file, with the validation scores of everything tried. Tuning again writes
+another file, which `rwalk reproduce --budgets` reads.
 """
 
 from __future__ import annotations
@@ -28,174 +21,51 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rwalk.data.memory import MemorySpec
-from rwalk.errors import InputError, unknown
+from rwalk.errors import InputError
 from rwalk.files import parse_json, write_atomically
-from rwalk.studies.specs import DT, NETWORK, RunSpec, StreamSpec
+from rwalk.paper.settings import SETTINGS, Numbers, Setting, base
+from rwalk.studies.specs import RunSpec
 from rwalk.studies.store import Row
 from rwalk.training import Training
 
 FILE = Path(__file__).with_name("budgets.json")  # read, never written
 _preferred: dict[str, Any] = {}  # a file of the user's, while there is one
-METHODS = ("vanilla", "ewc++", "pi", "rwalk")
-EXEMPLARS = {"mnist": 10, "cifar100": 25}  # per class, as in the paper
-BLOCKS = {"multi": "multi", "single": "single", "samples": "single"}  # a block of table 1 → the head it is read by
-HELD_OUT = 0.1
+ROUNDS = 4  # of following a best value beyond the edges of its grid
+STRIDES = {"lam": 10.0, "alpha": 10.0, "eps": 1e3}  # from the edge of a grid to the next value
 
-Numbers = Mapping[str, Any]
+Scores = dict[str, dict[str, dict[str, float]]]  # training → method → numbers → mean A, all as JSON
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A block of a table: its run without the method, the head that decides, and the grid."""
-
-    run: RunSpec
-    head: str
-    trainings: tuple[Training, ...]
-    grid: Mapping[str, tuple[Numbers, ...]]  # method → its hyper-parameters
-    seeds: int
-
-    def candidates(self) -> Iterator[RunSpec]:
-        """Every run the rule compares."""
-        held_out = replace(self.run, stream=replace(self.run.stream, validation=HELD_OUT))
-        for training, (method, tried), seed in product(self.trainings, self.grid.items(), range(self.seeds)):
-            for numbers in tried:
-                yield replace(held_out, method=method, numbers=numbers, training=training, seed=seed)
+def scores_of(setting: Setting, rows: Iterable[Row]) -> Scores:
+    """The mean validation score of everything that was tried."""
+    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for row in rows:
+        spec = row["spec"]
+        cell = found.setdefault(_text(spec["training"]), {}).setdefault(row["method"], {})
+        a = row[setting.head]["A"]
+        cell.setdefault(_text(spec["numbers"]), []).append(0.0 if a is None else a)  # none: it did not train
+    return {
+        training: {m: {n: float(np.mean(a)) for n, a in tried.items()} for m, tried in methods.items()}
+        for training, methods in found.items()
+    }
 
 
-def _numbers(**values: Iterable[Any]) -> tuple[Numbers, ...]:
-    """Every combination."""
-    return tuple(dict(zip(values, combination, strict=True)) for combination in product(*values.values()))
-
-
-def _decades(first: int, last: int) -> tuple[float, ...]:
-    return tuple(10.0**exponent for exponent in range(first, last + 1))
-
-
-FORMS = ("gradient", "proximal")
-GRIDS: dict[str, dict[str, tuple[Numbers, ...]]] = {
-    "mnist": {
-        "vanilla": ({},),
-        "ewc++": _numbers(lam=_decades(-1, 7), penalty=FORMS, alpha=(0.9, 0.01)),
-        "pi": _numbers(lam=_decades(-1, 7), penalty=FORMS),
-        "rwalk": _numbers(lam=_decades(-1, 7), penalty=FORMS),
-    },
-    # Convolutions cost a hundred times more: only the form that is stable for every λ, and the decades in which
-    # each method had an effect in a first trial.
-    "cifar100": {
-        "vanilla": ({},),
-        "ewc++": _numbers(lam=_decades(4, 7), penalty=("proximal",), alpha=(0.01,)),
-        "pi": _numbers(lam=_decades(-1, 2), penalty=("proximal",)),
-        "rwalk": _numbers(lam=_decades(1, 5), penalty=("proximal",), dt=(DT["cifar100"],)),
-    },
-    "cifar100-samples": {
-        "vanilla": ({},),
-        "ewc++": _numbers(lam=_decades(4, 8), penalty=("proximal",), alpha=(0.01,)),
-        "pi": _numbers(lam=_decades(0, 3), penalty=("proximal",)),
-        "rwalk": _numbers(lam=_decades(2, 5), penalty=("proximal",), dt=(DT["cifar100"],)),
-    },
-    "cifar100-resnet": {
-        "rwalk": _numbers(lam=_decades(1, 4), penalty=("proximal",), dt=(DT["cifar100"],)),
-    },
-}
-STEPS = {
-    ("mnist", False): (500, 1000, 2000),
-    ("mnist", True): (100, 200, 400),
-    ("cifar100", False): (2000, 4000),
-    ("cifar100", True): (1000, 2000),
-}
-SEEDS = {("mnist", False): 5, ("mnist", True): 5, ("cifar100", False): 3, ("cifar100", True): 1}
-BFLOAT16 = {"cifar100"}  # the convolutions' precision; parameters and updates stay in float32
-
-
-def base(dataset: str, exemplars: int | None, sampler: str = "mof") -> RunSpec:
-    """The paper's stream and network; everything else at its default."""
-    memory = None if exemplars is None else MemorySpec(exemplars, sampler=sampler)
-    network = NETWORK.get(dataset, "mlp")
-    return RunSpec(StreamSpec(dataset), network, memory=memory, autocast=dataset in BFLOAT16)
-
-
-def _setting(dataset: str, block: str) -> Setting:
-    samples = block == "samples"
-    trainings = tuple(Training(steps=steps) for steps in STEPS[dataset, samples])
-    run = base(dataset, EXEMPLARS[dataset] if samples else None)
-    grid = GRIDS.get(f"{dataset}-{block}", GRIDS[dataset])
-    return Setting(run, BLOCKS[block], trainings, grid, SEEDS[dataset, samples])
-
-
-def resnet(method: str, per_class: int, dataset: str = "cifar100") -> RunSpec:
-    """Table S1's run under GEM's own budget: 20 tasks, one epoch, batches of 10, plain SGD at 0.1."""
-    memory = MemorySpec(per_class, sampler="uniform" if method == "gem" else "mof")
-    return RunSpec(
-        StreamSpec(dataset, classes_per_task=5), "resnet18", method, memory=memory, training=GEMS_TRAINING
-    )
-
-
-GEMS_TRAINING = Training(epochs=1, batch=10, lr=0.1, optimizer="sgd")
-SETTINGS = {f"{dataset}-{block}": _setting(dataset, block) for dataset in EXEMPLARS for block in BLOCKS} | {
-    "cifar100-resnet": Setting(
-        resnet("rwalk", 50),
-        "multi",
-        (GEMS_TRAINING, *(Training(steps=steps) for steps in (400, 800))),
-        GRIDS["cifar100-resnet"],
-        seeds=1,
-    ),
-    # The other learners of the yardstick of that name that have a strength to choose; they train as long as RWalk.
-    "cifar100-methods": Setting(
-        base("cifar100", None),
-        "single",
-        (Training(steps=4000),),
-        {
-            "lwf": _numbers(lam=(0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)),
-            "mas": _numbers(lam=_decades(-1, 4), penalty=("proximal",)),
-            "ewc-online": _numbers(lam=_decades(2, 8), penalty=("proximal",)),
-            "l2": _numbers(lam=_decades(-3, 2), penalty=("proximal",)),
-        },
-        seeds=1,
-    ),
-    # The yardstick of that name, whose strengths the papers choose by a grid of their own.
-    "permuted-mnist": Setting(
-        RunSpec(StreamSpec("mnist", permuted=10), "mlp-1000"),
-        "single",
-        (Training(steps=5000, batch=128, lr=1e-4, keep_optimizer=True),),
-        {
-            "ewc": _numbers(lam=(10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4), fisher=("exact",)),
-            "pi": _numbers(lam=(0.3, 1.0, 3.0, 10.0, 30.0, 100.0), xi=(0.1,)),
-        },
-        seeds=1,
-    ),
-}
-
-
-def find(name: str) -> dict[str, Setting]:
-    """Settings by the beginning of their names: a dataset, or one of them."""
-    found = {each: setting for each, setting in SETTINGS.items() if each.startswith(name)}
-    if not found:
-        raise unknown("setting", name, [*EXEMPLARS, *SETTINGS])
-    return found
+def _best(means: Scores) -> tuple[str, dict[str, str]]:
+    """The training time that suits the methods best on average, and the best numbers of each there."""
+    training = max(means, key=lambda each: float(np.mean([max(tried.values()) for tried in means[each].values()])))
+    return training, {method: max(tried, key=lambda n: tried[n]) for method, tried in means[training].items()}
 
 
 def choose(setting: Setting, rows: Iterable[Row]) -> dict[str, Any]:
-    """Apply the rule to the rows of a setting's candidates."""
-    scores: dict[str, dict[str, dict[str, list[float]]]] = {}  # training → method → numbers → A per seed
-    for row in rows:
-        spec = row["spec"]
-        cell = scores.setdefault(_text(spec["training"]), {}).setdefault(row["method"], {})
-        a = row[setting.head]["A"]
-        cell.setdefault(_text(spec["numbers"]), []).append(0.0 if a is None else a)  # none: it did not train
-    means = {
-        training: {m: {n: float(np.mean(a)) for n, a in tried.items()} for m, tried in methods.items()}
-        for training, methods in scores.items()
-    }
-    training = max(means, key=lambda each: float(np.mean([max(tried.values()) for tried in means[each].values()])))
-    best = {method: max(tried, key=lambda n: tried[n]) for method, tried in means[training].items()}
+    """Apply the rule to the rows of a setting."""
+    means = scores_of(setting, rows)
+    training, best = _best(means)
     return {
         "training": json.loads(training),
         "numbers": {method: json.loads(numbers) for method, numbers in best.items()},
@@ -207,6 +77,66 @@ def choose(setting: Setting, rows: Iterable[Row]) -> dict[str, Any]:
             for n, a in tried.items()
         ],
     }
+
+
+def beyond(setting: Setting, rows: Iterable[Row]) -> list[RunSpec]:
+    """What else to try, because a best value is at an edge of what was tried; nothing if all are inside.
+
+    Only values that a grid has several of are followed, and only one step at a time, from the best combination.
+    """
+    means = scores_of(setting, rows)
+    training, best = _best(means)
+    found = []
+    for method, chosen in best.items():
+        numbers, tried = json.loads(chosen), [json.loads(each) for each in means[training][method]]
+        for axis, stride in STRIDES.items():
+            if len({each.get(axis) for each in setting.grid[method]}) < 2:
+                continue
+            others = {name: value for name, value in numbers.items() if name != axis}
+            line = [each[axis] for each in tried if {k: v for k, v in each.items() if k != axis} == others]
+            wider = [{**others, axis: value} for value in _next(numbers[axis], line, stride)]
+            found += [(Training(**json.loads(training)), method, each) for each in wider]
+        if setting.any_length:
+            lengths = [json.loads(each) for each in means if method in means[each]]
+            found += [(each, method, numbers) for each in _lengths(json.loads(training), lengths)]
+    runs = (run for each in found if _can_be_made(setting, *each) for run in setting.runs(*each))
+    return list({run.hash(): run for run in runs}.values())
+
+
+def _next(value: float, tried: list[float], stride: float) -> list[float]:
+    """The neighbour of an edge, rounded so that decades stay decades."""
+    outside = [value * stride] * (value == max(tried)) + [value / stride] * (value == min(tried))
+    return [float(f"{each:.6g}") for each in outside]
+
+
+def _lengths(training: Mapping[str, Any], tried: list[dict[str, Any]]) -> list[Training]:
+    """Twice as long, or half as long, where the length chosen is the longest or the shortest."""
+    steps = training["steps"]
+    if steps is None:
+        return []
+    known = [each["steps"] for each in tried if {**each, "steps": steps} == training]
+    return [Training(**{**training, "steps": int(each)}) for each in _next(steps, known, 2.0) if each >= 1]
+
+
+def _can_be_made(setting: Setting, training: Training, method: str, numbers: Numbers) -> bool:
+    """Whether the values are allowed: no α is larger than 1."""
+    try:
+        replace(setting.run, method=method, numbers=numbers).learner()
+    except InputError:
+        return False
+    return True
+
+
+def is_current(name: str) -> bool:
+    """Whether a setting's budget was chosen from all of today's grid."""
+    setting, chosen = SETTINGS[name], load().get(name, {"tried": []})
+    tried = {(how_long, method, _text(numbers)) for how_long, method, numbers, _ in chosen["tried"]}
+    return all(
+        (brief(asdict(training)), method, _text(numbers)) in tried
+        for training in setting.trainings
+        for method, grid in setting.grid.items()
+        for numbers in grid
+    )
 
 
 def _text(record: Mapping[str, Any]) -> str:

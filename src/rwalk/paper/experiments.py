@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from rwalk.paper.budgets import BLOCKS, EXEMPLARS, METHODS, budgeted, resnet, under_budget
+from rwalk.paper.budgets import budgeted, load, under_budget
 from rwalk.paper.published import TABLE1, TABLE_S1, TABLE_S2, Published
+from rwalk.paper.settings import BLOCKS, EXEMPLARS, METHODS, resnet
 from rwalk.studies.specs import RunSpec
 
 SAMPLE_SIZES = {"mnist": (1, 5, 10, 20, 50, 100), "cifar100": (5, 10, 25, 50, 100, 200)}
@@ -42,6 +43,13 @@ class Experiment:
     seeds: int = 5
     reference: str = "final"  # of which tasks intransigence is measured
     note: str = ""  # what a reader of the table must know
+    tuned: tuple[str, ...] = ()  # settings whose budgets must have been chosen first, beside those of table 1
+
+    @property
+    def awaits(self) -> tuple[str, ...]:
+        """The settings that are still to be tuned before it can be run."""
+        chosen = load()
+        return tuple(setting for setting in self.tuned if setting not in chosen)
 
 
 def table1(dataset: str) -> Iterator[Entry]:
@@ -50,7 +58,9 @@ def table1(dataset: str) -> Iterator[Entry]:
     for block, head in BLOCKS.items():
         published = TABLE1[dataset, block]
         for method in dict.fromkeys([*published, *METHODS]):
-            if block == "samples" or method.startswith("icarl"):  # iCaRL cannot do without exemplars
+            if method.startswith("icarl"):  # it cannot do without exemplars, and needs a length of its own
+                run = budgeted(dataset, method, "icarl" if f"{dataset}-icarl" in load() else "samples", size)
+            elif block == "samples":
                 run = budgeted(dataset, method, "samples", size)
             else:
                 run = budgeted(dataset, method, block)

@@ -1,27 +1,32 @@
-"""The paper's figures 2 to 5 from our rows, as PNG and SVG (matplotlib, an extra)."""
+"""The paper's figures 2 to 5, and one of our own, from our rows, as PNG and SVG (matplotlib, an extra)."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rwalk import metrics
-from rwalk.paper.budgets import BLOCKS, METHODS
-from rwalk.paper.experiments import SAMPLE_SIZES, SAMPLERS, Entry
+from rwalk.paper.experiments import LAMBDA_DECADES, SAMPLE_SIZES, SAMPLERS, Entry
+from rwalk.paper.measured import Measured, NotRun
+from rwalk.paper.questions import SURFACE_STEPS
+from rwalk.paper.settings import BLOCKS, METHODS
+from rwalk.paper.surface import Surface
 from rwalk.report.figures import COLOURS, HEAD_NAMES, MARKERS, STYLE, Block, accuracy_over_time, save
 from rwalk.report.summary import Summary, mean_and_deviation
 
-Entries = Callable[[str], list[tuple[Entry, Summary | None]]]
 DATASETS = ("mnist", "cifar100")
 
 logger = logging.getLogger(__name__)
 
 
-def draw_all(entries: Entries, folder: Path) -> list[Path]:
+def draw_all(measured: Measured, folder: Path) -> list[Path]:
     """Draw every figure whose rows exist; without matplotlib, draw nothing and say so."""
+    entries = measured.entries
     try:
         import matplotlib as _  # noqa: F401
     except ImportError:
@@ -38,6 +43,8 @@ def draw_all(entries: Entries, folder: Path) -> list[Path]:
         drawn += _sizes(sizes, dataset, folder / f"figure4-{dataset}") if sizes else []
         samplers = _complete(entries(f"figure5-{dataset}"))
         drawn += _samplers(samplers, folder / f"figure5-{dataset}") if samplers else []
+    with suppress(NotRun):
+        drawn += _surfaces(Surface.all_of(measured), folder / "surface-mnist")
     return drawn
 
 
@@ -156,4 +163,35 @@ def _samplers(entries: list[tuple[Entry, Summary]], path: Path) -> list[Path]:
     figure.supylabel("average accuracy $A_k$ %", fontsize=10)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+    return _save(figure, path)
+
+
+def _surfaces(surfaces: list[Surface], path: Path) -> list[Path]:
+    """A over steps × λ as heat maps with their numbers; the last column is each row's spread over λ."""
+    from matplotlib.figure import Figure
+
+    columns = min(2, len(surfaces))
+    rows = -(-len(surfaces) // columns)
+    figure = Figure(figsize=(5.4 * columns, 0.6 + 3.3 * rows), layout="constrained")
+    low = min(float(each.accuracy.min()) for each in surfaces)
+    high = max(float(each.accuracy.max()) for each in surfaces)
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for axes, each in zip(panels.flat, surfaces, strict=False):
+        shades = axes.imshow(each.accuracy, vmin=low, vmax=high, cmap="cividis", aspect="auto", origin="lower")
+        for (steps, lam), a in np.ndenumerate(each.accuracy):
+            dark = a < (low + high) / 2
+            axes.text(lam, steps, f"{a:.0f}", ha="center", va="center", fontsize=8, color="w" if dark else "k")
+        beside = len(LAMBDA_DECADES)
+        for steps, spread in enumerate(each.spread):
+            axes.text(beside, steps, f"{spread:.1f}", ha="center", va="center", fontsize=8)
+        axes.set_xlim(-0.5, beside + 0.5)
+        axes.set_title(each.panel, fontsize=10)
+        axes.set_xticks(range(beside + 1), [*(f"{lam:g}" for lam in LAMBDA_DECADES), "spread"])
+        axes.set_yticks(range(len(SURFACE_STEPS)), [str(steps) for steps in SURFACE_STEPS])
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in list(panels.flat)[len(surfaces) :]:
+        axes.set_visible(False)
+    figure.supxlabel("λ", fontsize=10)
+    figure.supylabel("steps per task", fontsize=10)
+    figure.colorbar(shades, ax=panels, label="average accuracy $A_5$ %", shrink=0.8)
     return _save(figure, path)

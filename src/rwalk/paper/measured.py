@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rwalk.paper.experiments import EXPERIMENTS, Entry, runs_of
+from rwalk.paper.experiments import EXPERIMENTS, Entry
+from rwalk.paper.questions import QUESTIONS
 from rwalk.paper.reproduce import known_rows
 from rwalk.report.summary import Summary, mean_and_deviation, summarise
 from rwalk.studies import provenance
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.store import Store
 
 
 @dataclass(frozen=True)
@@ -23,18 +24,29 @@ class Mean:
     value: float
     error: float = 0.0
     freedom: float = np.inf  # degrees of
+    seeds: float = np.inf  # the fewest that any part of it was measured with
 
     @classmethod
     def over(cls, values: NDArray[np.float64]) -> Mean:
         value, deviation = mean_and_deviation(values)
         count = int(np.isfinite(values).sum())
-        return cls(value, deviation / float(np.sqrt(count)), max(1.0, count - 1.0))
+        return cls(value, deviation / float(np.sqrt(count)) if count else np.nan, max(1.0, count - 1.0), count)
 
     def __sub__(self, other: Mean) -> Mean:
         """Welch's difference: the two may have different variances."""
         error = float(np.hypot(self.error, other.error))
         shares = self.error**4 / self.freedom + other.error**4 / other.freedom
-        return Mean(self.value - other.value, error, error**4 / shares if shares else np.inf)
+        freedom = error**4 / shares if shares else np.inf
+        return Mean(self.value - other.value, error, freedom, min(self.seeds, other.seeds))
+
+    @property
+    def chance(self) -> float:
+        """How likely a value this far from zero would be, on either side, if the true one were zero."""
+        from scipy import stats
+
+        if self.error == 0:
+            return float(self.value == 0)
+        return 1.0 if np.isnan(self.error) else 2 * float(stats.t.sf(abs(self.value) / self.error, self.freedom))
 
     @property
     def reach(self) -> float:
@@ -42,6 +54,17 @@ class Mean:
         from scipy import stats
 
         return self.error * float(stats.t.ppf(0.975, self.freedom))
+
+    def power(self, seeds: int, level: float) -> float:
+        """How likely so many seeds tell it from zero at this level, if value and scatter are the true ones."""
+        from scipy import stats
+
+        freedom = self.freedom * (seeds - 1) / (self.seeds - 1)
+        distance = abs(self.value) / (self.error * np.sqrt(self.seeds / seeds))
+        return float(stats.nct.sf(stats.t.ppf(1 - level / 2, freedom), freedom, distance))
+
+
+KNOWN = ChainMap(EXPERIMENTS, QUESTIONS)
 
 
 class NotRun(LookupError):
@@ -60,21 +83,20 @@ class Measured:
 
     def machine(self, name: str) -> str:
         """What an experiment was trained on, if it was."""
-        store = Store(self.folder / name)
-        if not store.study_file.exists():
-            return ""
-        wanted = {run.hash() for run in runs_of(EXPERIMENTS[name])}
+        shown = [summary for _, summary in self.entries(name) if summary]
+        wanted = {RunSpec.from_json({**each.spec, "seed": seed}).hash() for each in shown for seed in each.seeds}
         rows = [row for row in self.rows.values() if row["hash"] in wanted]
         if said := provenance.mixture(rows):
             return said
         return "".join(f"Trained by {maker}." for maker in provenance.makers(rows))
 
     def entries(self, name: str) -> list[tuple[Entry, Summary | None]]:
-        """The cells of an experiment, each with its rows, if there are any."""
+        """The cells of an experiment, each with its rows, if there are any; no cells before it has been tuned."""
         if name not in self._entries:
+            experiment = KNOWN[name]
             self._entries[name] = [
                 (entry, self.summaries.get(replace(entry.run, seed=0).hash()))
-                for entry in EXPERIMENTS[name].entries()
+                for entry in (() if experiment.awaits else experiment.entries())
             ]
         return self._entries[name]
 
@@ -85,8 +107,11 @@ class Measured:
                 return entry, summary
         raise NotRun(f"{name}: {block}, {label}")
 
-    def mean(self, measure: str, name: str, block: str, label: str) -> Mean:
-        """A (in percent), F or I of a cell, under its head."""
+    def values(self, measure: str, name: str, block: str, label: str) -> NDArray[np.float64]:
+        """A (in percent), F or I of a cell under its head, one value per seed, in the order of the seeds."""
         entry, summary = self.cell(name, block, label)
-        values: NDArray[np.float64] = getattr(summary, measure)[entry.head]
-        return Mean.over(100 * values if measure == "A" else values)
+        values: NDArray[np.float64] = getattr(summary, measure)[entry.head][np.argsort(summary.seeds)]
+        return 100 * values if measure == "A" else values
+
+    def mean(self, measure: str, name: str, block: str, label: str) -> Mean:
+        return Mean.over(self.values(measure, name, block, label))

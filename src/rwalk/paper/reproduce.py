@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from rwalk.data import datasets
 from rwalk.errors import InputError, unknown
-from rwalk.paper import budgets
+from rwalk.paper import budgets, settings
 from rwalk.paper.experiments import EXPERIMENTS, Experiment, runs_of
+from rwalk.paper.questions import QUESTIONS
 from rwalk.studies import Study
 from rwalk.studies.executors import fleet_of
 from rwalk.studies.specs import RunSpec, content_hash
@@ -33,17 +34,19 @@ class Planned(NamedTuple):
 def find(names: Sequence[str], known: Mapping[str, Experiment] = EXPERIMENTS) -> list[Experiment]:
     """Experiments by name, by what is before or after its hyphen (table1, mnist), or all of the paper's.
 
-    `known` may name others too; those are found by their whole names alone.
+    `questions` are all of our own; one of them, or what else is `known`, is found by its whole name alone.
     """
+    known = {**QUESTIONS, **known}
     found: dict[str, Experiment] = {}
     for asked in names or ["all"]:
         # Figures 2 and 3 are drawn from table 1's runs.
         name = re.sub("^figure[23]", "table1", asked)
         here = {n: e for n, e in EXPERIMENTS.items() if name in ("all", n, *n.split("-"))}
-        here |= {name: known[name]} if name in known else {}
+        here |= {name: known[name]} if name in known else QUESTIONS if name == "questions" else {}
         if not here:
             short = dict.fromkeys(part for each in EXPERIMENTS for part in each.split("-"))
-            raise unknown("experiment", asked, ["all", "figure2", "figure3", *(short | {**EXPERIMENTS, **known})])
+            others = {**EXPERIMENTS, **known}
+            raise unknown("experiment", asked, ["all", "questions", "figure2", "figure3", *(short | others)])
         found |= here
     return list(found.values())
 
@@ -73,6 +76,10 @@ def plan(
     **where: Any,
 ) -> list[Planned]:
     """Experiments by their names, each a study under `results`."""
+    for each in find(names, known):
+        if each.awaits:
+            wanted = ",".join(each.awaits)
+            raise InputError(f"{each.name} needs budgets: run rwalk reproduce --tune {wanted}, and add --budgets")
     return [
         Planned(each.name, each.title, each.cost, study_of(each, seeds, **where), folder_of(each, results, seeds))
         for each in find(names, known)
@@ -84,13 +91,27 @@ def plan_tuning(name: str, folder: Path, **where: Any) -> list[Planned]:
 
     A different grid is a different study: if a grid is widened, only what is new is run.
     """
-    planned = []
-    for each, setting in budgets.find(name).items():
-        study = Study(tuple(setting.candidates()), "none", **where)
-        grid = content_hash([run.hash() for run in study.runs])[:8]
-        title = f"which budget suits {each}, on validation data"
-        planned.append(Planned(each, title, "tuning", study, folder / f"{each}-{grid}"))
-    return planned
+    return [
+        _tuning(each, Study(tuple(setting.candidates()), "none", **where), folder)
+        for each, setting in settings.find(name).items()
+    ]
+
+
+def _tuning(name: str, study: Study, folder: Path) -> Planned:
+    grid = content_hash([run.hash() for run in study.runs])[:8]
+    title = f"which budget suits {name}, on validation data"
+    cost = f"tuning; a best value at an edge is followed further, in at most {budgets.ROUNDS} rounds"
+    return Planned(name, title, cost, study, folder / f"{name}-{grid}")
+
+
+def widened(planned: Planned, rows: Sequence[Row]) -> Planned | None:
+    """The same tuning with what lies beyond its edges, where the best stands at one of them."""
+    more = budgets.beyond(settings.SETTINGS[planned.name], rows)
+    known = {run.hash() for run in planned.study.runs}
+    new = tuple(run for run in more if run.hash() not in known)
+    if not new:
+        return None
+    return _tuning(planned.name, replace(planned.study, runs=planned.study.runs + new), planned.folder.parent)
 
 
 def dry_run(plan: Sequence[Planned], known: Collection[str], only: Collection[str] = ()) -> Iterator[str]:

@@ -1,74 +1,89 @@
-"""RESULTS.md: every cell beside the published value, and every claim of the paper's text with a verdict."""
+"""RESULTS.md: the verdicts first, then what they rest on: every cell beside the published value."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rwalk.files import write_atomically
-from rwalk.paper import budgets, figures
-from rwalk.paper.claims import CLAIMS, DATASETS
+from rwalk.paper import answers, budgets, chosen, figures
+from rwalk.paper.claims import CLAIMS, DATASETS, Claim
 from rwalk.paper.experiments import EXPERIMENTS, Entry, Experiment
+from rwalk.paper.markdown import row
 from rwalk.paper.measured import Measured
 from rwalk.paper.published import BETTER, Published
+from rwalk.paper.questions import QUESTIONS
+from rwalk.paper.verdicts import NO, UNDECIDED, YES, Evidence, seeds_to_decide, verdict
 from rwalk.report.summary import Summary, mean_and_deviation
 
 OPENING = """
 # The paper, reproduced
 
-Made by `rwalk reproduce`; do not edit. Ours is mean ± standard deviation over the seeds, A in percent; Δ is ours
-minus the paper's. A cell of ours that says – has not been run. Training budgets and hyper-parameters were chosen
-by one rule, on validation data and without looking at published values; the rule is under "Budgets" below.
-
-## The claims of the paper's text
-
-Yes and no are with 95 % confidence over our seeds (Welch's t-test, each margin by itself); otherwise a claim is
-undecided. Where the paper names no threshold, ours is given in parentheses.
+Made by `rwalk reproduce`; do not edit.
 """.strip()
+NOT_RUN = "not run yet"
+HOW_JUDGED = """
+Yes and no are with 95 % confidence over our seeds (Welch's t-test on each margin, Holm's correction over the
+margins of a claim). An undecided claim says about how many seeds would decide it, either way, with a power of
+80 %, if the differences and the scatter that we saw are the true ones. Five seeds know their scatter only to a
+third or so, and such differences no better: take it for an order of magnitude. The numbers behind each verdict,
+and the thresholds that are ours, follow further down.
+""".strip()
+HOW_TO_READ = """
+Ours is mean ± standard deviation over the seeds, A in percent; Δ is ours minus the paper's. A cell of ours that
+says – has not been run.
+""".strip()
+COUNTED = {YES: "times yes", NO: "times no", UNDECIDED: "undecided", NOT_RUN: "not run yet"}
+# Where the paper's headline numbers are, and ours: (experiment, block, label).
+HEADLINES = {
+    "MNIST, multi-head": ("table1-mnist", "multi", "rwalk"),
+    "MNIST, single-head with samples": ("table1-mnist", "samples", "rwalk-S"),
+    "CIFAR-100, multi-head": ("table1-cifar100", "multi", "rwalk"),
+    "CIFAR-100, single-head with samples": ("table1-cifar100", "samples", "rwalk-S"),
+    "CIFAR-100, ResNet-18": ("tableS1", "5000 samples", "rwalk"),
+}
 
 
 def write_results(folder: Path) -> list[Path]:
     """RESULTS.md beside the results folder, and the figures in it."""
     measured = Measured(folder)
-    drawn = figures.draw_all(measured.entries, folder / "figures")
+    drawn = figures.draw_all(measured, folder / "figures")
     page = folder.parent / "RESULTS.md"
     write_atomically(page, "\n".join(_page(measured, [path.relative_to(folder.parent) for path in drawn])) + "\n")
     return [page, *drawn]
 
 
 def _page(measured: Measured, drawn: list[Path]) -> Iterator[str]:
+    judged = {(claim, dataset): claim.judge(measured, dataset) for claim in CLAIMS for dataset in claim.datasets}
     yield OPENING
     yield ""
-    yield from _row("claim", "dataset", "confirmed here?", "what we saw")
-    for claim in CLAIMS:
-        for dataset in claim.datasets:
-            judged = claim.judge(measured, dataset) or ("not run", "")
-            yield from _row(claim.text, DATASETS[dataset], *judged, head=False)
+    yield from _verdicts(judged)
+    yield ""
+    yield from _headlines(measured)
+    yield ""
+    yield "## Questions of our own"
+    yield ""
+    yield from answers.lines_of(measured)
+    yield ""
+    yield from _evidence(judged)
+    yield ""
+    yield "## The paper's tables"
+    yield ""
+    yield HOW_TO_READ
+    for experiment in EXPERIMENTS.values():
+        yield from _section(experiment, measured)
+    yield ""
+    yield "## The tables of our own questions"
+    for experiment in QUESTIONS.values():
+        if experiment.name not in answers.DRAWN and _has_rows(measured, experiment):
+            yield from _section(experiment, measured)
     yield ""
     yield "## Budgets"
     yield ""
-    yield (budgets.__doc__ or "").strip()
-    yield ""
-    yield "A value marked * is the smallest or the largest of those that were tried."
-    yield ""
-    yield from _row("setting", "how long", "method", "hyper-parameters", "validation A, %")
-    for setting, chosen in budgets.load().items():
-        for method in chosen["numbers"]:
-            shown = _numbers(setting, method, chosen["numbers"][method])
-            yield from _row(
-                setting, _long(setting, chosen), method, shown, chosen["validation"][method], head=False
-            )
-    for experiment in EXPERIMENTS.values():
-        yield ""
-        yield f"## {experiment.title}"
-        yield ""
-        if said := " ".join(filter(None, (measured.machine(experiment.name), experiment.note))):
-            yield said
-            yield ""
-        yield from _table(experiment, measured)
+    yield from chosen.lines_of(budgets.load())
     yield ""
     yield "## Figures"
     yield ""
@@ -76,45 +91,92 @@ def _page(measured: Measured, drawn: list[Path]) -> Iterator[str]:
         yield f"![{path.stem}]({path.as_posix()})"
 
 
-def _row(*cells: object, head: bool = True) -> Iterator[str]:
-    yield "| " + " | ".join(map(str, cells)) + " |"
-    if head:
-        yield "|---" * len(cells) + "|"
+def _verdicts(judged: dict[tuple[Claim, str], Evidence | None]) -> Iterator[str]:
+    held = {key: _held(evidence) for key, evidence in judged.items()}
+    words = [each.partition(" (")[0] for each in held.values()]
+    yield "## The claims of the paper's text"
+    yield ""
+    counts = ", ".join(f"{words.count(each)} {said}" for each, said in COUNTED.items())
+    yield f"{len(CLAIMS)} claims of the paper's text, each judged on one dataset or on both: {counts}."
+    yield ""
+    yield from row("claim", *DATASETS.values(), "in a sentence")
+    for claim in CLAIMS:
+        said = [
+            (DATASETS[dataset], evidence.said)
+            for dataset in claim.datasets
+            if (evidence := judged[claim, dataset]) is not None
+        ]
+        sentence = "; ".join(f"{dataset}: {each}" if len(said) > 1 else each for dataset, each in said)
+        yield from row(claim.text, *(held.get((claim, d), "") for d in DATASETS), sentence, head=False)
+    yield ""
+    yield HOW_JUDGED
 
 
-def _long(setting: str, chosen: dict[str, dict[str, int | None]]) -> str:
-    steps = chosen["training"]["steps"]
-    tried = [each.steps for each in budgets.SETTINGS[setting].trainings]
-    return budgets.brief(chosen["training"]) + _edge(steps, [each for each in tried if each])
+def _held(evidence: Evidence | None) -> str:
+    if evidence is None:
+        return NOT_RUN
+    said = verdict(evidence.margins)
+    if said != UNDECIDED:
+        return said
+    seeds = seeds_to_decide(evidence.margins)
+    return f"{said} ({f'≈ {seeds:.0f}' if np.isfinite(seeds) else 'over 1000'} seeds)"
 
 
-def _numbers(setting: str, method: str, chosen: budgets.Numbers) -> str:
-    grid = budgets.SETTINGS[setting].grid[method]
-    shown = []
-    for name, value in sorted(chosen.items()):
-        tried = [each[name] for each in grid]
-        written = value if isinstance(value, str) else f"{value:g}{_edge(value, tried)}"
-        shown.append(f"{name} {written}")
-    return ", ".join(shown) or "–"
+def _headlines(measured: Measured) -> Iterator[str]:
+    yield "## RWalk at a glance"
+    yield ""
+    yield "A in percent:"
+    yield ""
+    yield from row("", "paper", "ours", "Δ", "seeds")
+    for what, (name, block, label) in HEADLINES.items():
+        for entry, summary in measured.entries(name):
+            if (entry.block, entry.label) == (block, label):
+                paper = entry.published
+                assert paper is not None
+                ours = None if summary is None else 100 * summary.A[entry.head]
+                cells: tuple[object, ...] = ("–", "", "–")
+                if ours is not None:
+                    cells = (_spread(ours, 1), f"{ours.mean() - paper.A:+.1f}", len(ours))
+                yield from row(what, f"{paper.A:.1f}", *cells, head=False)
 
 
-def _edge(value: object, tried: Sequence[float]) -> str:
-    return "*" if len(set(tried)) > 1 and value in (min(tried), max(tried)) else ""
+def _evidence(judged: dict[tuple[Claim, str], Evidence | None]) -> Iterator[str]:
+    yield "## The numbers behind the verdicts"
+    yield ""
+    yield from row("claim", "dataset", "verdict", "what we saw", "margins", "seeds")
+    for (claim, dataset), evidence in judged.items():
+        if evidence is not None:
+            seeds = min((margin.seeds for margin in evidence.margins), default=np.nan)
+            cells = (verdict(evidence.margins), evidence.seen, len(evidence.margins), f"{seeds:.0f}")
+            yield from row(claim.text, DATASETS[dataset], *cells, head=False)
 
 
-def _table(experiment: Experiment, measured: Measured) -> Iterator[str]:
-    rows = measured.entries(experiment.name)
-    if not any(summary for _, summary in rows):
+def _has_rows(measured: Measured, experiment: Experiment) -> bool:
+    return any(summary for _, summary in measured.entries(experiment.name))
+
+
+def _section(experiment: Experiment, measured: Measured) -> Iterator[str]:
+    yield ""
+    yield f"## {experiment.title}"
+    yield ""
+    if said := " ".join(filter(None, (measured.machine(experiment.name), experiment.note))):
+        yield said
+        yield ""
+    if not _has_rows(measured, experiment):
         yield f"Not run yet: `rwalk reproduce {experiment.name}`."
         return
+    yield from _table(measured.entries(experiment.name))
+
+
+def _table(rows: list[tuple[Entry, Summary | None]]) -> Iterator[str]:
     compared = any(entry.published for entry, _ in rows)
     columns = [
         [f"{name} {'↑' if better == 'higher' else '↓'}", *([f"{name} paper", "Δ"] if compared else [])]
         for name, better in BETTER.items()
     ]
-    yield from _row("", "", "trained", "λ (paper's)", "seeds", *(name for names in columns for name in names))
+    yield from row("", "", "trained", "λ (paper's)", "seeds", *(name for names in columns for name in names))
     for entry, summary in rows:
-        yield from _row(*_cells(entry, summary, compared), head=False)
+        yield from row(*_cells(entry, summary, compared), head=False)
 
 
 def _cells(entry: Entry, summary: Summary | None, compared: bool) -> Iterator[str]:
@@ -136,7 +198,7 @@ def _cells(entry: Entry, summary: Summary | None, compared: bool) -> Iterator[st
 def _spread(values: NDArray[np.float64], digits: int) -> str:
     mean, deviation = mean_and_deviation(values)
     if np.isnan(mean):
-        return ""  # not measured here: table S1 has no reference models
+        return ""  # not measured here: there are no reference models
     return _plain(mean, digits) + ("" if np.isnan(deviation) else f" ± {_plain(deviation, digits)}")
 
 

@@ -31,7 +31,7 @@ Record = TypeVar("Record")
 LATER = {
     "": ("measure_every", "calibration"),
     "stream": ("reading", "scenario", "rotated", "blurry", "trial"),
-    "training": ("keep_optimizer",),
+    "training": ("keep_optimizer", "keep_debias"),
     "memory": ("beside",),
 }
 

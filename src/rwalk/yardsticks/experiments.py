@@ -13,7 +13,7 @@ from typing import Any
 
 from rwalk.data.memory import MemorySpec
 from rwalk.data.splits import check_scenario
-from rwalk.paper import budgets
+from rwalk.paper import budgets, settings
 from rwalk.paper.experiments import Entry, Experiment
 from rwalk.paper.published import TABLE1
 from rwalk.studies.specs import RunSpec, StreamSpec
@@ -191,14 +191,14 @@ def cifar100_methods() -> Iterator[Cell]:
     ours, rule = "nothing to tune", "validation (RESULTS.md)"
     chosen = budgets.load().get("cifar100-methods", {"numbers": {}})["numbers"]
     for block, head in (("single", "single"), ("multi", "multi")):
-        for method in budgets.METHODS:
+        for method in settings.METHODS:
             run, theirs = budgets.budgeted("cifar100", method, block), _of_table1(block, method)
             yield Cell(method, run, head, f"no exemplars, {head}-head", None, theirs, (), rule)
         for method, numbers in chosen.items():
             run = replace(budgets.budgeted("cifar100", method, block), numbers=numbers)
             yield Cell(method, run, head, f"no exemplars, {head}-head", None, None, (), "validation")
-    size = budgets.EXEMPLARS["cifar100"]
-    for method in (*budgets.METHODS, *REPLAYING):
+    size = settings.EXEMPLARS["cifar100"]
+    for method in (*settings.METHODS, *REPLAYING):
         run = budgets.budgeted("cifar100", method, "samples", size)
         # iCaRL stands in the table's block without samples, though it has as many.
         theirs = _of_table1("single" if method == "icarl" else "samples", method)

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from rwalk.files import write_atomically
-from rwalk.paper.claims import verdict
 from rwalk.paper.experiments import Experiment, runs_of
 from rwalk.paper.measured import Mean
 from rwalk.paper.reproduce import known_rows
+from rwalk.paper.verdicts import verdict
 from rwalk.report.summary import mean_and_deviation
 from rwalk.studies import provenance
 from rwalk.studies.store import Row
@@ -62,7 +62,7 @@ class Result:
         gap = self.difference
         if gap is None:
             return ""
-        return verdict([Mean(NEAR) - Mean(abs(gap.value), gap.error, gap.freedom)], "")[0]
+        return verdict([Mean(NEAR) - Mean(abs(gap.value), gap.error, gap.freedom)])
 
 
 def results_of(experiment: Experiment, rows: dict[str, Row]) -> list[Result]:

@@ -1,0 +1,167 @@
+"""What our rows answer to our own questions, in words and small tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rwalk.paper.experiments import Experiment
+from rwalk.paper.markdown import row
+from rwalk.paper.measured import Mean, Measured, NotRun
+from rwalk.paper.questions import FACTORS, FACTORS_OF, QUESTIONS, VARIANTS, factor_label
+from rwalk.paper.settings import ABLATED, BLOCKS, METHODS
+from rwalk.paper.surface import Surface, advice
+from rwalk.paper.verdicts import UNDECIDED, seeds_to_decide, verdict
+
+DRAWN = ("surface-mnist", "surface-mnist-plain")  # as figures: their tables would be long
+JUDGED = ("ewc-", "tasks-", "fisher-")  # answered by a claim's verdict
+
+Values = NDArray[np.float64]
+
+
+def lines_of(measured: Measured) -> Iterator[str]:
+    """Each question with its answer, or with the command that would give it."""
+    for name, experiment in QUESTIONS.items():
+        if name.startswith(JUDGED):
+            continue
+        if name == "surface-mnist-plain":  # a part of the one before
+            continue
+        try:
+            answer = list(ANSWERS[name](measured))
+        except NotRun:
+            answer = [f"Not run yet: {command_for(experiment)} ({experiment.cost})."]
+        yield f"**{experiment.title}.** {answer[0]}"
+        yield from answer[1:]
+        yield ""
+    others = ", ".join(f"`{name}`" for name in QUESTIONS if name.startswith(JUDGED))
+    yield f"Experiments behind claims above that the paper's own tables do not decide: {others}."
+
+
+def command_for(experiment: Experiment) -> str:
+    """What to run, after what has to be tuned first."""
+    if not experiment.awaits:
+        return f"`rwalk reproduce {experiment.name}`"
+    tuning = f"`rwalk reproduce --tune {','.join(experiment.awaits)}`"
+    return f"{tuning}, then `rwalk reproduce {experiment.name} --budgets results/tuning/budgets.json`"
+
+
+def _signed(mean: Mean, digits: int = 1) -> str:
+    """A difference with half its 95 % confidence interval."""
+    return f"{mean.value:+.{digits}f} ± {mean.reach:.{digits}f}"
+
+
+def ablation(dataset: str, measured: Measured) -> Iterator[str]:
+    """RWalk against each of its ablations, block by block."""
+    name = f"ablation-{dataset}"
+    gaps = {
+        (block, other): measured.mean("A", name, block, "rwalk") - measured.mean("A", name, block, other)
+        for block in BLOCKS
+        for other in ABLATED[1:]
+    }
+    held = verdict(list(gaps.values()))
+    seeds = seeds_to_decide(list(gaps.values())) if held == UNDECIDED else 0
+    more = f" ({'about ' + format(seeds, '.0f') if np.isfinite(seeds) else 'over 1000'} seeds)" if seeds else ""
+    yield f"RWalk is better than both in every block: {held}{more}. A of RWalk minus A of the other, in points:"
+    yield ""
+    yield from row("", "with Δθ² in place of ½FΔθ²", "with no denominator")
+    for block in BLOCKS:
+        yield from row(block, *(_signed(gaps[block, other]) for other in ABLATED[1:]), head=False)
+
+
+def precision(measured: Measured) -> Iterator[str]:
+    gaps = {
+        (block, method): measured.mean("A", "precision-cifar100", block, f"{method}, bfloat16")
+        - measured.mean("A", "precision-cifar100", block, f"{method}, float32")
+        for block, method in product(("multi", "samples"), METHODS)
+    }
+    worst = min(gaps.values(), key=lambda mean: mean.value)
+    yield f"A in bfloat16 minus A in float32 is {_signed(worst)} points at worst:"
+    yield ""
+    yield from row("", *METHODS)
+    for block in ("multi", "samples"):
+        yield from row(block, *(_signed(gaps[block, method]) for method in METHODS), head=False)
+
+
+def resnets(measured: Measured) -> Iterator[str]:
+    cells = [(entry.block, entry.label) for entry, _ in measured.entries("resnet")]
+    if not cells:
+        raise NotRun("resnet")
+    means = {cell: measured.mean("A", "resnet", *cell) for cell in cells}
+    yield "A: " + ", ".join(f"{label} ({block}) {mean.value:.1f}" for (block, label), mean in means.items()) + "."
+
+
+def surface(measured: Measured) -> Iterator[str]:
+    yield advice(Surface.all_of(measured))
+
+
+# ── what the authors' code changes ────────────────────────────────────────────────────────────────────────────
+
+
+def authors(name: str, measured: Measured) -> Iterator[str]:
+    """Main effects: each factor on minus off, averaged over all combinations of the others."""
+    shown = {
+        "vanilla's F": partial(_values, measured, name, "vanilla", "F"),
+        **{f"A of {m}": partial(_values, measured, name, m, "A") for m in VARIANTS},
+        **{f"plasticity lost by {m}": partial(_lost_plasticity, measured, name, m) for m in VARIANTS[1:]},
+    }
+    factors = FACTORS_OF[name]
+    yield "Mean effects, on minus off, over all combinations of the others (± is half a 95 % interval):"
+    yield ""
+    yield from row("", *shown)
+    start = [_value(Mean.over(of(())), what) for what, of in shown.items()]
+    yield from row("as the paper says", *start, head=False)
+    for factor in factors:
+        effects = [_effect(_main_effect(of, factors, factor), what) for what, of in shown.items()]
+        yield from row(f"{factor}: {FACTORS[factor]}", *effects, head=False)
+    together = [_value(Mean.over(of(factors)), what) for what, of in shown.items()]
+    yield from row("all of them", *together, head=False)
+    yield ""
+    yield "Plasticity lost: how many points worse than by vanilla each task is learned when it is new."
+
+
+def _main_effect(of: Callable[[tuple[str, ...]], Values], factors: Sequence[str], factor: str) -> Mean:
+    rest = [each for each in factors if each != factor]
+    differences = []
+    for switches in product((False, True), repeat=len(rest)):
+        others = {each for each, is_on in zip(rest, switches, strict=True) if is_on}
+        on, off = (tuple(f for f in factors if f in chosen) for chosen in (others | {factor}, others))
+        differences.append(of(on) - of(off))
+    return Mean.over(np.mean(differences, axis=0))  # the same seeds everywhere: one effect per seed
+
+
+def _values(measured: Measured, name: str, method: str, measure: str, on: tuple[str, ...]) -> Values:
+    return measured.values(measure, name, method, factor_label(on))
+
+
+def _lost_plasticity(measured: Measured, name: str, method: str, on: tuple[str, ...]) -> Values:
+    def learned(which: str) -> Values:
+        entry, summary = measured.cell(name, which, factor_label(on))
+        return 100 * summary.more["learning"][entry.head][np.argsort(summary.seeds)]
+
+    return learned("vanilla") - learned(method)
+
+
+def _digits(what: str) -> int:
+    return 3 if what.endswith(" F") else 1
+
+
+def _value(mean: Mean, what: str) -> str:
+    return f"{mean.value:.{_digits(what)}f}"
+
+
+def _effect(mean: Mean, what: str) -> str:
+    return _signed(mean, _digits(what))
+
+
+ANSWERS: dict[str, Callable[[Measured], Iterator[str]]] = {
+    "ablation-mnist": partial(ablation, "mnist"),
+    "ablation-cifar100": partial(ablation, "cifar100"),
+    "surface-mnist": surface,
+    **{name: partial(authors, name) for name in FACTORS_OF},
+    "resnet": resnets,
+    "precision-cifar100": precision,
+}

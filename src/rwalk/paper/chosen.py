@@ -1,0 +1,62 @@
+"""The budgets in RESULTS.md: the rule, and what it chose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rwalk.paper import budgets
+from rwalk.paper.markdown import row
+from rwalk.paper.settings import SETTINGS, Numbers
+
+EARLIER = """
+A setting marked † was tuned by the same rule from an earlier, narrower grid: RWalk with α = 0.9 and ε = 1e-3 only;
+CIFAR-100 in the proximal form and with α = 0.01 for EWC++, with three seeds (one with samples and with ResNet-18),
+over decades of λ found in a first trial, and widened three times, by longer trainings, more decades and more
+seeds, after results on the test set were known (the choice from them was made by validation alone). iCaRL trained
+as long as the block with samples. `rwalk reproduce --tune SETTING` tunes it again.
+""".strip()
+
+
+def lines_of(chosen: Mapping[str, Any]) -> Iterator[str]:
+    yield (budgets.__doc__ or "").strip()
+    yield ""
+    if not all(map(budgets.is_current, chosen)):
+        yield EARLIER
+        yield ""
+    yield "A value marked * is the smallest or the largest of those that were tried."
+    yield ""
+    yield from row("setting", "how long", "method", "hyper-parameters", "validation A, %")
+    for name, budget in chosen.items():
+        if name not in SETTINGS:
+            continue
+        marked = name + " †" * (not budgets.is_current(name))
+        for method, numbers in budget["numbers"].items():
+            cells = _long(budget), method, _numbers(budget, method, numbers), budget["validation"][method]
+            yield from row(marked, *cells, head=False)
+
+
+def _long(budget: Mapping[str, Any]) -> str:
+    said = budgets.brief(budget["training"])
+    tried = {each[0] for each in budget["tried"]}
+    lengths = [int(each.split()[0]) for each in tried if each.endswith("steps")]
+    return said + _edge(budget["training"]["steps"], lengths)
+
+
+def _numbers(budget: Mapping[str, Any], method: str, chosen: Numbers) -> str:
+    """The values chosen, each compared with those that were tried in the same form and for the same time."""
+    here = [
+        tried
+        for how_long, of, tried, _ in budget["tried"]
+        if (how_long, of) == (budgets.brief(budget["training"]), method)
+        and tried.get("penalty") == chosen.get("penalty")
+    ]
+    shown = []
+    for name, value in sorted(chosen.items()):
+        written = value if isinstance(value, str) else f"{value:g}{_edge(value, [each[name] for each in here])}"
+        shown.append(f"{name} {written}")
+    return ", ".join(shown) or "–"
+
+
+def _edge(value: object, tried: list[Any]) -> str:
+    return "*" if len(set(tried)) > 1 and value in (min(tried), max(tried)) else ""

@@ -1,0 +1,240 @@
+"""Experiments of our own about the paper: what its tables leave open, as data like theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+from rwalk.data.batches import Replay
+from rwalk.paper.budgets import budgeted, under_budget
+from rwalk.paper.experiments import LAMBDA_DECADES, Entry, Experiment
+from rwalk.paper.settings import ABLATED, BLOCKS, EXEMPLARS, METHODS, base, decades, resnet
+from rwalk.studies.specs import RunSpec
+from rwalk.training import Training
+
+CLASSES = {"mnist": 10, "cifar100": 100}
+TASKS = {"mnist": (2, 5), "cifar100": (5, 10, 20)}  # into how many the classes are divided
+AROUND = (-2, -1, 0, 1, 2)  # decades from the λ that is best in table 1
+FISHER_STEPS = {"mnist": (200, 1000, 5000), "cifar100": (500, 2000, 8000)}
+FISHER_LAMBDAS = decades(3, 12)
+SURFACE_STEPS = (50, 100, 200, 500, 1000, 2000, 5000)
+SURFACES: dict[
+    str, tuple[Replay, bool]
+] = {  # how exemplars are replayed, and whether the optimizer begins every task afresh
+    "balanced, reset": ("balanced", False),
+    "balanced, kept": ("balanced", True),
+    "concat, reset": ("concat", False),
+    "concat, kept": ("concat", True),
+}
+# What the authors' public code does otherwise than the paper says; `rwalk-2018` is the method.
+FACTORS = {
+    "init": "truncated-normal weights (σ 0.1) and biases of 0.1",
+    "conv5": "a fifth convolution, of 512 filters",
+    "debias": "Adam's moments begin every task afresh, its bias correction does not",
+    "length": "as many iterations per task as there",
+    "concat": "task data and exemplars are one dataset",
+}
+FACTORS_OF = {
+    "authors-mnist": ("init", "debias", "length"),
+    "authors-mnist-samples": ("init", "debias", "length", "concat"),
+    "authors-cifar100": ("init", "conv5", "debias", "length"),
+    "authors-cifar100-samples": ("init", "conv5", "debias", "concat"),
+}
+AUTHORS_STEPS = {"mnist": 5000, "cifar100": 2000}
+VARIANTS = ("vanilla", "rwalk", "rwalk-2018")
+
+
+def ewc(dataset: str) -> Iterator[Entry]:
+    """EWC where table 1 has EWC++."""
+    for block, head in BLOCKS.items():
+        samples = block == "samples"
+        run = replace(base(dataset, EXEMPLARS[dataset] if samples else None), method="ewc")
+        yield Entry("ewc-S" if samples else "ewc", under_budget(f"{dataset}-{block}-ewc", run), head, block)
+
+
+def decades_of(dataset: str, method: str) -> tuple[float, ...]:
+    """Decades of λ around the one that the block without samples chose."""
+    middle: float = budgeted(dataset, method, "multi").numbers["lam"]
+    return tuple(float(f"{middle * 10.0**exponent:.6g}") for exponent in AROUND)
+
+
+def tasks(dataset: str) -> Iterator[Entry]:
+    """The same classes in fewer and in more tasks."""
+    for count in TASKS[dataset]:
+        for method in ("ewc++", "pi", "rwalk"):
+            run = budgeted(dataset, method, "multi")
+            divided = replace(run, stream=replace(run.stream, classes_per_task=CLASSES[dataset] // count))
+            for lam in decades_of(dataset, method):
+                each = replace(divided, numbers={**run.numbers, "lam": lam})
+                yield Entry(f"{method} λ={lam:g}", each, "multi", f"{count} tasks")
+
+
+def fisher(dataset: str) -> Iterator[Entry]:
+    """EWC, whose Fisher is that of the minimum where a task ends, trained shorter and longer."""
+    for steps in FISHER_STEPS[dataset]:
+        run = replace(base(dataset, None), method="ewc", training=Training(steps=steps))
+        for lam in FISHER_LAMBDAS:
+            yield Entry(f"ewc λ={lam:g}", replace(run, numbers={"lam": lam}), "multi", f"{steps} steps")
+
+
+def ablation(dataset: str) -> Iterator[Entry]:
+    """RWalk with each denominator of its score, each tuned by the same rule."""
+    for block, head in BLOCKS.items():
+        exemplars = EXEMPLARS[dataset] if block == "samples" else None
+        for method in ABLATED:
+            run = replace(base(dataset, exemplars), method=method)
+            yield Entry(method, under_budget(f"{dataset}-{block}-ablation", run), head, block)
+
+
+def resnets() -> Iterator[Entry]:
+    """Table S1 with exemplars under their own task's head: RWalk in both widths; all three under one budget."""
+    masked = resnet("rwalk", 50, masked=True)
+    yield Entry("rwalk", under_budget("cifar100-resnet-masked", masked), "multi", "own budget")
+    full = resnet("rwalk", 50, masked=True, width="-full")
+    yield Entry("rwalk, full width", under_budget("cifar100-resnet-full", full), "multi", "own budget")
+    for method in ("icarl", "gem", "rwalk"):
+        run = resnet(method, 50 if method == "rwalk" else 51, masked=True)
+        yield Entry(method, under_budget("cifar100-resnet-shared", run), "multi", "one budget")
+
+
+def surface(panels: tuple[str, ...]) -> Iterator[Entry]:
+    """RWalk with ten exemplars per class by MoF: how long × how strongly, in the paper's form of the penalty."""
+    for panel, steps, lam in product(panels, SURFACE_STEPS, LAMBDA_DECADES):
+        replay, keep = SURFACES[panel]
+        run = base("mnist", EXEMPLARS["mnist"])
+        assert run.memory is not None
+        training = Training(steps=steps, keep_optimizer=keep)
+        memory = replace(run.memory, replay=replay)
+        run = replace(run, method="rwalk", numbers={"lam": lam}, memory=memory, training=training)
+        yield Entry(surface_label(steps, lam), run, "single", panel)
+
+
+def surface_label(steps: int, lam: float) -> str:
+    return f"{steps} steps, λ={lam:g}"
+
+
+def authors(name: str) -> Iterator[Entry]:
+    """Every combination of what the authors' code does otherwise, for each of the methods."""
+    factors = FACTORS_OF[name]
+    for method, switches in product(VARIANTS, product((False, True), repeat=len(factors))):
+        on = tuple(factor for factor, is_on in zip(factors, switches, strict=True) if is_on)
+        samples = name.endswith("-samples")
+        yield Entry(factor_label(on), _as_authors(name, method, on), "single" if samples else "multi", method)
+
+
+def factor_label(on: tuple[str, ...]) -> str:
+    return " + ".join(on) or "the paper's"
+
+
+def _as_authors(name: str, method: str, on: tuple[str, ...]) -> RunSpec:
+    """A run of table 1 with these of the FACTORS; `rwalk-2018` has RWalk's hyper-parameters."""
+    _, dataset, *samples = name.split("-")
+    block, exemplars = ("samples", EXEMPLARS[dataset]) if samples else ("multi", None)
+    run = budgeted(dataset, "rwalk" if method == "rwalk-2018" else method, block, exemplars)
+    network = run.network + "-5" * ("conv5" in on) + "-normal" * ("init" in on)
+    steps = AUTHORS_STEPS[dataset] if "length" in on else run.training.steps
+    training = replace(run.training, steps=steps, keep_debias="debias" in on)
+    memory = replace(run.memory, replay="concat") if run.memory and "concat" in on else run.memory
+    return replace(run, method=method, network=network, training=training, memory=memory)
+
+
+def precision() -> Iterator[Entry]:
+    """Table 1 for CIFAR-100 with the convolutions in bfloat16, as everywhere here, and in float32."""
+    for block, method, half in product(("multi", "samples"), METHODS, (True, False)):
+        run = budgeted("cifar100", method, block, EXEMPLARS["cifar100"] if block == "samples" else None)
+        kind = "bfloat16" if half else "float32"
+        yield Entry(f"{method}, {kind}", replace(run, autocast=half), BLOCKS[block], block)
+
+
+def _of(dataset: str, kind: str) -> tuple[str, ...]:
+    return tuple(f"{dataset}-{block}-{kind}" for block in BLOCKS)
+
+
+NAMES = {"mnist": "MNIST", "cifar100": "CIFAR-100"}
+QUESTIONS: dict[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (
+        *(
+            Experiment(
+                f"ablation-{d}",
+                f"Is the Riemannian distance worth anything? {NAMES[d]}",
+                cost,
+                partial(ablation, d),
+                tuned=_of(d, "ablation"),
+            )
+            for d, cost in (("mnist", "1 min on an H200"), ("cifar100", "5 min on an H200"))
+        ),
+        Experiment(
+            "surface-mnist",
+            "How long and how strongly? The surface steps × λ, MNIST",
+            "2 min on an H200, 45 min on two CPU cores",
+            partial(surface, tuple(SURFACES)),
+            reference="none",
+        ),
+        Experiment(
+            "surface-mnist-plain",
+            "How long and how strongly? Its first panel alone",
+            "12 min on two CPU cores",
+            partial(surface, ("balanced, reset",)),
+            reference="none",
+        ),
+        *(
+            Experiment(
+                name,
+                f"What does the authors' code change? {NAMES[name.split('-')[1]]}"
+                + ", with samples" * name.endswith("-samples"),
+                cost,
+                partial(authors, name),
+                seeds=5 if "mnist" in name else 3,
+                reference="none",
+            )
+            for name, cost in zip(
+                FACTORS_OF,
+                ("2 min on an H200", "2 min on an H200", "30 min on an H200", "20 min on an H200"),
+                strict=True,
+            )
+        ),
+        Experiment(
+            "resnet",
+            "ResNet-18: exemplars under their own task's head, full width, one budget for all",
+            "60 min on an H200",
+            resnets,
+            seeds=3,
+            reference="none",
+            tuned=("cifar100-resnet-masked", "cifar100-resnet-full", "cifar100-resnet-shared"),
+        ),
+        Experiment(
+            "precision-cifar100",
+            "Does bfloat16 cost accuracy? CIFAR-100",
+            "10 min on an H200",
+            precision,
+            reference="none",
+        ),
+        *(
+            Experiment(f"ewc-{d}", f"EWC beside EWC++, {NAMES[d]}", cost, partial(ewc, d), tuned=_of(d, "ewc"))
+            for d, cost in (("mnist", "1 min on an H200"), ("cifar100", "5 min on an H200"))
+        ),
+        *(
+            Experiment(
+                f"tasks-{d}",
+                f"Does λ depend on the number of tasks? {NAMES[d]}",
+                cost,
+                partial(tasks, d),
+                reference="none",
+            )
+            for d, cost in (("mnist", "1 min on an H200"), ("cifar100", "15 min on an H200"))
+        ),
+        *(
+            Experiment(
+                f"fisher-{d}",
+                f"Does the Fisher vanish at a minimum? {NAMES[d]}",
+                cost,
+                partial(fisher, d),
+                reference="none",
+            )
+            for d, cost in (("mnist", "2 min on an H200"), ("cifar100", "20 min on an H200"))
+        ),
+    )
+}

@@ -1,0 +1,225 @@
+"""What is tuned: the blocks of the paper's tables, each with its run, its head and its grid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from rwalk.data.memory import MemorySpec
+from rwalk.errors import unknown
+from rwalk.studies.specs import DT, NETWORK, RunSpec, StreamSpec
+from rwalk.training import Training
+
+METHODS = ("vanilla", "ewc++", "pi", "rwalk")
+ABLATED = ("rwalk", "rwalk-euclidean", "rwalk-undivided")
+EXEMPLARS = {"mnist": 10, "cifar100": 25}  # per class, as in the paper
+BLOCKS = {"multi": "multi", "single": "single", "samples": "single"}  # a block of table 1 → the head it is read by
+HELD_OUT = 0.1
+BFLOAT16 = {"cifar100"}  # the convolutions' precision; parameters and updates stay in float32
+
+Numbers = Mapping[str, Any]
+Grid = Mapping[str, tuple[Numbers, ...]]  # method → its hyper-parameters
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A block of a table: its run without the method, the head that decides, and the grid."""
+
+    run: RunSpec
+    head: str
+    trainings: tuple[Training, ...]
+    grid: Grid
+    seeds: int
+    any_length: bool = False  # whether shorter and longer trainings may be tried too
+
+    def candidates(self) -> Iterator[RunSpec]:
+        """Every run that the rule compares at first."""
+        for training, (method, tried) in product(self.trainings, self.grid.items()):
+            for numbers in tried:
+                yield from self.runs(training, method, numbers)
+
+    def runs(self, training: Training, method: str, numbers: Numbers) -> Iterator[RunSpec]:
+        """One combination, on held-out data, for every seed."""
+        stream = replace(self.run.stream, validation=HELD_OUT)
+        for seed in range(self.seeds):
+            yield replace(self.run, stream=stream, method=method, numbers=numbers, training=training, seed=seed)
+
+
+def numbers(**values: Iterable[Any]) -> tuple[Numbers, ...]:
+    """Every combination."""
+    return tuple(dict(zip(values, combination, strict=True)) for combination in product(*values.values()))
+
+
+def decades(first: int, last: int) -> tuple[float, ...]:
+    return tuple(10.0**exponent for exponent in range(first, last + 1))
+
+
+def _both_forms(
+    gradient: tuple[float, ...], proximal: tuple[float, ...], **others: Iterable[Any]
+) -> tuple[Numbers, ...]:
+    """The forms of the penalty have λ's of their own."""
+    return numbers(lam=gradient, penalty=("gradient",), **others) + numbers(
+        lam=proximal, penalty=("proximal",), **others
+    )
+
+
+# EWC++ and RWalk have the same Fisher, so both are tuned over α; ε decides whether RWalk's distance counts at all.
+ALPHAS = (0.9, 0.1, 0.01, 0.001)
+EPSILONS = (1e-3, 1e-6, 1e-9, 1e-12)
+MNIST = decades(-1, 7)
+# Convolutions cost a hundred times more: three decades each, where first trials had their best. What is best at an
+# edge is followed outwards.
+CIFAR_SCORED = {"gradient": decades(1, 3), "proximal": decades(2, 4)}  # RWalk and its ablations
+GRIDS: dict[str, Grid] = {
+    "mnist": {
+        "vanilla": ({},),
+        "ewc++": _both_forms(MNIST, MNIST, alpha=ALPHAS),
+        "pi": _both_forms(MNIST, MNIST),
+        "rwalk": _both_forms(decades(-1, 4), decades(1, 6), alpha=ALPHAS, eps=EPSILONS),
+    },
+    "cifar100": {
+        "vanilla": ({},),
+        "ewc++": _both_forms(decades(3, 5), decades(5, 7), alpha=ALPHAS),
+        "pi": _both_forms(decades(-1, 1), decades(-1, 1)),
+        "rwalk": _both_forms(**CIFAR_SCORED, alpha=ALPHAS, eps=EPSILONS, dt=(DT["cifar100"],)),
+    },
+    "cifar100-samples": {
+        "vanilla": ({},),
+        "ewc++": _both_forms(decades(3, 5), decades(6, 8), alpha=ALPHAS),
+        "pi": _both_forms(decades(-1, 1), decades(0, 2)),
+        "rwalk": _both_forms(**CIFAR_SCORED, alpha=ALPHAS, eps=EPSILONS, dt=(DT["cifar100"],)),
+    },
+}
+STEPS = {
+    ("mnist", False): (500, 1000, 2000),
+    ("mnist", True): (100, 200, 400),
+    ("cifar100", False): (4000,),
+    ("cifar100", True): (2000,),
+}
+SEEDS = {"mnist": 5, "cifar100": 3}
+# At which length EWC and the ablations of RWalk are compared: one for all, that of the tables so far.
+COMPARED_AT = {("mnist", False): 1000, ("mnist", True): 200, ("cifar100", False): 4000, ("cifar100", True): 2000}
+
+
+def base(dataset: str, exemplars: int | None, sampler: str = "mof") -> RunSpec:
+    """The paper's stream and network; everything else at its default."""
+    memory = None if exemplars is None else MemorySpec(exemplars, sampler=sampler)
+    network = NETWORK.get(dataset, "mlp")
+    return RunSpec(StreamSpec(dataset), network, memory=memory, autocast=dataset in BFLOAT16)
+
+
+def _block(dataset: str, block: str) -> Setting:
+    samples = block == "samples"
+    trainings = tuple(Training(steps=steps) for steps in STEPS[dataset, samples])
+    run = base(dataset, EXEMPLARS[dataset] if samples else None)
+    grid = GRIDS.get(f"{dataset}-{block}", GRIDS[dataset])
+    return Setting(run, BLOCKS[block], trainings, grid, SEEDS[dataset], any_length=True)
+
+
+def _compared(dataset: str, block: str, grid: Grid) -> Setting:
+    """A block at one length for all."""
+    length = Training(steps=COMPARED_AT[dataset, block == "samples"])
+    return replace(_block(dataset, block), trainings=(length,), grid=grid, any_length=False)
+
+
+def _ewc(dataset: str) -> Grid:
+    """EWC's Fisher is not normalised, and tiny at a minimum: so are its λ's units."""
+    wide = (
+        _both_forms(decades(3, 9), decades(6, 12))
+        if dataset == "mnist"
+        else _both_forms(decades(5, 7), decades(8, 10))
+    )
+    return {"ewc": wide}
+
+
+def _ablation(dataset: str, block: str) -> Grid:
+    """RWalk, and the same with other denominators of its score; without one there is no ε."""
+    tuned = GRIDS.get(f"{dataset}-{block}", GRIDS[dataset])["rwalk"]
+    without = {tuple(sorted((k, v) for k, v in each.items() if k != "eps")) for each in tuned}
+    return {
+        "rwalk": tuned,
+        "rwalk-euclidean": tuned,
+        "rwalk-undivided": tuple(dict(each) for each in sorted(without, key=str)),
+    }
+
+
+def _icarl(dataset: str) -> Setting:
+    """It has nothing to tune but how long it trains."""
+    grid: Grid = {"icarl": ({},), "icarl-hb1": ({},)}
+    lengths = (200, 1000, 5000) if dataset == "mnist" else (2000, 4000, 8000)
+    trainings = tuple(Training(steps=steps) for steps in lengths)
+    return Setting(base(dataset, EXEMPLARS[dataset]), "single", trainings, grid, SEEDS[dataset], any_length=True)
+
+
+GEMS_TRAINING = Training(epochs=1, batch=10, lr=0.1, optimizer="sgd")
+
+
+def resnet(
+    method: str, per_class: int, dataset: str = "cifar100", width: str = "", masked: bool = False
+) -> RunSpec:
+    """Table S1's run under GEM's own budget: 20 tasks, one epoch, batches of 10, plain SGD at 0.1.
+
+    `masked`: exemplars are trained under the head of their own task, as GEM's constraints are and as all networks
+    are evaluated.
+    """
+    memory = MemorySpec(per_class, sampler="uniform" if method == "gem" else "mof")
+    stream = StreamSpec(dataset, classes_per_task=5, scenario="task" if masked else None)
+    return RunSpec(stream, f"resnet18{width}", method, memory=memory, training=GEMS_TRAINING)
+
+
+def _resnet(grid: Grid, any_length: bool = True, **how: Any) -> Setting:
+    trainings = (GEMS_TRAINING, *(Training(steps=steps) for steps in (400, 800)))
+    return Setting(resnet("rwalk", 50, **how), "multi", trainings, grid, seeds=3, any_length=any_length)
+
+
+RESNET_RWALK = numbers(lam=decades(2, 4), penalty=("proximal",), dt=(DT["cifar100"],))
+SETTINGS: dict[str, Setting] = {
+    **{f"{dataset}-{block}": _block(dataset, block) for dataset in EXEMPLARS for block in BLOCKS},
+    **{f"{d}-{block}-ewc": _compared(d, block, _ewc(d)) for d in EXEMPLARS for block in BLOCKS},
+    **{f"{d}-{block}-ablation": _compared(d, block, _ablation(d, block)) for d in EXEMPLARS for block in BLOCKS},
+    **{f"{dataset}-icarl": _icarl(dataset) for dataset in EXEMPLARS},
+    "cifar100-resnet": _resnet({"rwalk": RESNET_RWALK}),
+    "cifar100-resnet-masked": _resnet({"rwalk": RESNET_RWALK}, masked=True),
+    "cifar100-resnet-full": _resnet({"rwalk": RESNET_RWALK}, masked=True, width="-full"),
+    # One budget for the three of table S1, as good for all of them as can be.
+    "cifar100-resnet-shared": _resnet(
+        {"rwalk": RESNET_RWALK, "gem": ({},), "icarl": ({},)}, any_length=False, masked=True
+    ),
+    # The other learners of the yardstick of that name that have a strength to choose; they train as long as RWalk.
+    "cifar100-methods": Setting(
+        base("cifar100", None),
+        "single",
+        (Training(steps=4000),),
+        {
+            "lwf": numbers(lam=(0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)),
+            "mas": numbers(lam=decades(-1, 4), penalty=("proximal",)),
+            "ewc-online": numbers(lam=decades(2, 8), penalty=("proximal",)),
+            "l2": numbers(lam=decades(-3, 2), penalty=("proximal",)),
+        },
+        seeds=3,
+    ),
+    # The yardstick of that name, whose strengths the papers choose by a grid of their own.
+    "permuted-mnist": Setting(
+        RunSpec(StreamSpec("mnist", permuted=10), "mlp-1000"),
+        "single",
+        (Training(steps=5000, batch=128, lr=1e-4, keep_optimizer=True),),
+        {
+            "ewc": numbers(lam=(10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4), fisher=("exact",)),
+            "pi": numbers(lam=(0.3, 1.0, 3.0, 10.0, 30.0, 100.0), xi=(0.1,)),
+        },
+        seeds=3,
+    ),
+}
+
+
+def find(names: str) -> dict[str, Setting]:
+    """Settings by their names, comma-separated, or by the beginning of their names: a dataset."""
+    found: dict[str, Setting] = {}
+    for name in names.split(","):
+        here = {each: setting for each, setting in SETTINGS.items() if each.startswith(name)}
+        if not here or not name:
+            raise unknown("setting", name, [*EXEMPLARS, *SETTINGS])
+        found |= {name: here[name]} if name in here else here
+    return found

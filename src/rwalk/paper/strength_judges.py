@@ -1,0 +1,108 @@
+"""What our rows say about the claims made of λ, of the Fisher, and of EWC beside EWC++."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+
+from rwalk.paper.budgets import load
+from rwalk.paper.experiments import LAMBDA_DECADES
+from rwalk.paper.measured import Mean, Measured, NotRun
+from rwalk.paper.published import TABLE_S2
+from rwalk.paper.questions import FISHER_STEPS, TASKS, decades_of
+from rwalk.paper.verdicts import Evidence
+from rwalk.paper.words import NEAR, REGULARISED, listed, ranged, spread
+
+
+def negative_correlation(measured: Measured, dataset: str) -> Evidence:
+    """Over the λ's of table S2, within every seed, so that seeds which are simply worse do not count."""
+    cells: dict[str, list[tuple[str, str]]] = {}
+    for entry, _ in measured.entries(f"tableS2-{dataset}"):
+        cells.setdefault(entry.run.method, []).append((entry.block, entry.label))
+    found = {}
+    for method, of in cells.items():
+        f, i = (np.stack([measured.values(m, f"tableS2-{dataset}", *cell) for cell in of]) for m in ("F", "I"))
+        found[method] = Mean.over(np.array([np.corrcoef(x, y)[0, 1] for x, y in zip(f.T, i.T, strict=True)]))
+    if not found:
+        raise NotRun(f"tableS2-{dataset}")
+    said = f"as λ grows, F and I are correlated by {ranged(found.values(), 2)}"
+    return Evidence([Mean(-0.5) - each for each in found.values()], said, f"{listed(found, 2)} (below -0.5?)")
+
+
+def ewcpp_is_as_good(measured: Measured, dataset: str) -> Evidence:
+    leads = {}
+    for block, suffix in (("multi", ""), ("single", ""), ("samples", "-S")):
+        ours = measured.mean("A", f"table1-{dataset}", block, f"ewc++{suffix}")
+        leads[block] = ours - measured.mean("A", f"ewc-{dataset}", block, f"ewc{suffix}")
+    said = f"EWC++ minus EWC: {ranged(leads.values())} points"
+    seen = f"{listed(leads)} points (not worse by more than {NEAR}?)"
+    return Evidence([each - Mean(-NEAR) for each in leads.values()], said, seen)
+
+
+def fisher_vanishes(measured: Measured, dataset: str) -> Evidence:
+    """By its consequence: the longer EWC trains to a minimum, the larger the λ that makes up for its Fisher."""
+    best = {}
+    for steps in FISHER_STEPS[dataset]:
+        labels = [
+            entry.label for entry, _ in measured.entries(f"fisher-{dataset}") if entry.block == f"{steps} steps"
+        ]
+        scores = np.stack([measured.values("A", f"fisher-{dataset}", f"{steps} steps", label) for label in labels])
+        best[steps] = np.log10([float(label.partition("λ=")[2]) for label in labels])[scores.argmax(0)]
+    first, *_, last = best
+    said = f"λ grows by {np.mean(best[last] - best[first]):.1f} decades from {first} to {last} steps"
+    seen = ", ".join(f"{steps} steps: best λ 1e{np.mean(each):.1f}" for steps, each in best.items())
+    return Evidence([Mean.over(best[last] - best[first])], said, seen)
+
+
+def insensitive(measured: Measured, dataset: str) -> Evidence:
+    """Any two λ's, in either form."""
+    spreads, margins = {}, []
+    for form in ("gradient", "proximal"):
+        scores = [measured.mean("A", f"tableS2-{dataset}", form, f"rwalk λ={lam:g}") for lam in LAMBDA_DECADES]
+        spreads[f"{form} form"] = spread(scores)
+        margins += [Mean(2) - (one - other) for one, other in permutations(scores, 2)]
+    published = [each.A for each in TABLE_S2[dataset, "rwalk"].values()]
+    paper = f"paper: {max(published) - min(published):.1f}"
+    said = f"over λ = 0.1 … 10⁴ A varies by {ranged(spreads.values())} points"
+    return Evidence(margins, said, f"{listed(spreads)} points (any two within 2 in both forms? {paper})")
+
+
+def _change(means: Sequence[Mean]) -> Mean:
+    """The largest change from the first."""
+    change = max((mean - means[0] for mean in means[1:]), key=lambda each: abs(each.value))
+    return replace(change, value=abs(change.value))
+
+
+def less_sensitive_than(other: str, measured: Measured, dataset: str) -> Evidence:
+    """As the paper measures it: how F and I change over the λ's of its table, relative to the first of them, each
+    method in the form that its budget chose."""
+    changes: dict[str, dict[str, Mean]] = {}
+    for method in (other, "rwalk"):
+        form = load()[f"{dataset}-samples"]["numbers"][method]["penalty"]
+        for measure in ("F", "I"):
+            labels = [f"{method} λ={lam:g}" for lam in TABLE_S2[dataset, method]]
+            means = [measured.mean(measure, f"tableS2-{dataset}", form, label) for label in labels]
+            changes.setdefault(measure, {})[method] = _change(means)
+    said = "change of " + " and ".join(
+        f"{measure}: {by['rwalk'].value:.2f} against {by[other].value:.2f}" for measure, by in changes.items()
+    )
+    seen = "; ".join(f"change of {measure}: {listed(by, 2)}" for measure, by in changes.items())
+    return Evidence([by[other] - by["rwalk"] for by in changes.values()], said, seen)
+
+
+def one_lambda_for_any_number_of_tasks(measured: Measured, dataset: str) -> Evidence:
+    """What is lost with most tasks by the λ that is best with fewest, instead of the best λ there."""
+    lost = {}
+    for method in REGULARISED:
+        labels = [f"{method} λ={lam:g}" for lam in decades_of(dataset, method)]
+        few, many = (
+            np.stack([measured.values("A", f"tasks-{dataset}", f"{count} tasks", label) for label in labels])
+            for count in (TASKS[dataset][0], TASKS[dataset][-1])
+        )
+        taken = few.mean(1).argmax()
+        lost[method] = Mean.over(many.max(0) - many[taken])
+    said = f"points lost by keeping λ: {listed(lost)}"
+    return Evidence([lost[other] - lost["rwalk"] for other in ("ewc++", "pi")], said, listed(lost))

@@ -1,0 +1,91 @@
+"""The surface steps × λ: how accurate RWalk is, and how much λ matters, by how long it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rwalk.paper.experiments import LAMBDA_DECADES
+from rwalk.paper.measured import Measured, NotRun
+from rwalk.paper.questions import SURFACE_STEPS, SURFACES, surface_label
+
+FLAT = 3.0  # points between the best and the worst λ
+CLOSE = 1.0  # points from the best of all
+
+
+@dataclass(frozen=True)
+class Surface:
+    """One panel: mean A in percent, [steps, λ]."""
+
+    panel: str
+    accuracy: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, measured: Measured, panel: str) -> Surface:
+        """NotRun unless all of its cells have rows."""
+        cells = [
+            [measured.mean("A", "surface-mnist", panel, surface_label(steps, lam)).value for lam in LAMBDA_DECADES]
+            for steps in SURFACE_STEPS
+        ]
+        return cls(panel, np.array(cells))
+
+    @classmethod
+    def all_of(cls, measured: Measured) -> list[Surface]:
+        """Those that are complete; NotRun if none is."""
+        found = []
+        for panel in SURFACES:
+            try:
+                found.append(cls.of(measured, panel))
+            except NotRun:
+                continue
+        if not found:
+            raise NotRun("surface-mnist")
+        return found
+
+    @property
+    def best(self) -> NDArray[np.float64]:
+        """By steps: A at the best λ."""
+        best: NDArray[np.float64] = self.accuracy.max(1)
+        return best
+
+    @property
+    def spread(self) -> NDArray[np.float64]:
+        """By steps: A at the best λ minus A at the worst."""
+        worst: NDArray[np.float64] = self.accuracy.min(1)
+        return self.best - worst
+
+
+def advice(surfaces: list[Surface]) -> str:
+    """A paragraph for practitioners, from the numbers alone."""
+    rows = {
+        (each.panel, steps): (each.best[i], each.spread[i], LAMBDA_DECADES[int(each.accuracy[i].argmax())])
+        for each in surfaces
+        for i, steps in enumerate(SURFACE_STEPS)
+    }
+    top = max(rows, key=lambda key: rows[key][0])
+    flattest = min(rows, key=lambda key: rows[key][1])
+    highest, its_spread, lam = rows[top]
+    both = [key for key, (a, spread, _) in rows.items() if spread <= FLAT and a >= highest - CLOSE]
+    said = (
+        f"With ten exemplars per class, A is highest ({highest:.1f}) at {_where(top)} and λ = {lam:g}; there the "
+        f"choice of λ from 0.1 to 10⁴ is worth {its_spread:.1f} points. λ matters least at {_where(flattest)}: "
+        f"{rows[flattest][1]:.1f} points, at the price of {highest - rows[flattest][0]:.1f} points of A. "
+    )
+    if both:
+        return said + f"Within {CLOSE:g} point of the best and flat to {FLAT:g} points: {_listed(both, rows)}."
+    return said + (
+        f"No setting here is both within {CLOSE:g} point of the best and flat to {FLAT:g} points: if λ can be "
+        f"tuned on held-out data, train for {top[1]} steps and tune it; if not, train for {flattest[1]}."
+    )
+
+
+def _where(key: tuple[str, int]) -> str:
+    replay, _, optimizer = key[0].partition(", ")
+    return f"{key[1]} steps per task ({replay} batches, optimizer {optimizer})"
+
+
+def _listed(keys: list[tuple[str, int]], rows: Mapping[tuple[str, int], tuple[float, float, float]]) -> str:
+    return "; ".join(f"{_where(key)}, A {rows[key][0]:.1f}, spread {rows[key][1]:.1f}" for key in keys)

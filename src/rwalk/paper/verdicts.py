@@ -1,0 +1,74 @@
+"""From margins to verdicts: what our seeds decide, and how many it would take to decide the rest.
+
+A claim is a few margins that must all be above zero. Each is tested by Welch's t-test, two-sided; Holm's
+correction keeps the chance of any error among the margins of one claim below 5 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rwalk.paper.measured import Mean
+
+LEVEL = 0.05
+POWER = 0.8
+MOST_SEEDS = 1000  # what would take more is not worth deciding
+YES, NO, UNDECIDED = "yes", "**no**", "undecided"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What we have to say about a claim."""
+
+    margins: Sequence[Mean]
+    said: str  # in a few words
+    seen: str  # in numbers
+
+
+def decided(margins: Sequence[Mean]) -> list[bool]:
+    """Which margins differ from zero, by Holm's step-down procedure."""
+    found = [False] * len(margins)
+    chances = [margin.chance for margin in margins]
+    for rank, place in enumerate(np.argsort(chances, kind="stable")):
+        if chances[place] > LEVEL / (len(margins) - rank):
+            break
+        found[place] = True
+    return found
+
+
+def verdict(margins: Sequence[Mean]) -> str:
+    """Yes, if every margin is known to be above zero; no, if one is known to be below it."""
+    known = decided(margins)
+    if any(each and margin.value < 0 for each, margin in zip(known, margins, strict=True)):
+        return NO
+    return YES if margins and all(known) else UNDECIDED
+
+
+def seeds_to_decide(margins: Sequence[Mean]) -> float:
+    """About how many seeds an undecided claim would take, infinite where more than MOST_SEEDS.
+
+    This takes the differences and the scatter that we saw for the true ones, and asks for a power of 80 % in each
+    margin that matters, at the strictest of Holm's levels. If all margins are positive, all of them matter (the
+    claim would be confirmed); otherwise the negative one that is easiest to establish does (it would be refuted).
+    """
+    level = LEVEL / max(1, len(margins))
+    open_ = [margin for margin, known in zip(margins, decided(margins), strict=True) if not known]
+    against = [margin for margin in open_ if margin.value < 0]
+    if against:
+        return min(_seeds(margin, level) for margin in against)
+    return max((_seeds(margin, level) for margin in open_), default=np.inf)
+
+
+def _seeds(margin: Mean, level: float) -> float:
+    if not (np.isfinite(margin.error) and margin.seeds > 1 and margin.error > 0):
+        return np.inf  # a single seed, or none, says nothing about scatter
+    few, many = 2, MOST_SEEDS
+    if margin.power(many, level) < POWER:
+        return np.inf
+    while few < many:
+        middle = (few + many) // 2
+        few, many = (few, middle) if margin.power(middle, level) >= POWER else (middle + 1, many)
+    return float(few)

@@ -1,0 +1,143 @@
+"""Our own questions about the paper: what their runs share, and all of it once, at a tiny size."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rwalk import cli
+from rwalk.data.memory import MemorySpec
+from rwalk.paper import answers, budgets, figures, questions, strength_judges, surface
+from rwalk.paper.experiments import EXPERIMENTS, runs_of
+from rwalk.paper.measured import Measured
+from rwalk.paper.questions import FACTORS_OF, QUESTIONS
+from rwalk.paper.surface import Surface, advice
+from rwalk.studies.specs import RunSpec, StreamSpec
+from rwalk.training import Training
+
+
+def hashes(name: str) -> set[str]:
+    return {run.hash() for run in runs_of({**EXPERIMENTS, **QUESTIONS}[name])}
+
+
+def test_what_other_experiments_have_run_is_not_run_again() -> None:
+    assert hashes("surface-mnist-plain") < hashes("surface-mnist")
+    assert len(hashes("precision-cifar100") & hashes("table1-cifar100")) == 2 * 4 * 5, "half of it"
+    assert len(hashes("authors-mnist") & hashes("table1-mnist")) == 2 * 5, "vanilla and RWalk, as in the paper"
+    assert len(hashes("surface-mnist") & hashes("tableS2-mnist")) == 6 * 5, "the row of 200 steps"
+
+
+@pytest.mark.parametrize("name", FACTORS_OF)
+def test_a_factorial_has_every_combination_once(name: str) -> None:
+    assert len(hashes(name)) == 3 * 2 ** len(FACTORS_OF[name]) * QUESTIONS[name].seeds
+
+
+def test_everything_at_once_is_the_authors_code() -> None:
+    (all_on,) = (
+        entry.run
+        for entry in QUESTIONS["authors-cifar100"].entries()
+        if (entry.block, entry.label) == ("rwalk-2018", "init + conv5 + debias + length")
+    )
+    assert all_on.network == "cnn-5-normal" and all_on.training == Training(steps=2000, keep_debias=True)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """MNIST's questions on digits, with a handful of steps; their budgets given."""
+
+    def run(dataset: str, method: str, block: str, exemplars: int | None = None, sampler: str = "mof") -> RunSpec:
+        numbers = {} if method == "vanilla" else {"lam": 1.0, "penalty": "gradient"}
+        memory = None if exemplars is None else MemorySpec(2)
+        training = Training(steps=3)
+        stream = StreamSpec("digits" if dataset == "mnist" else dataset)
+        return RunSpec(stream, method=method, numbers=numbers, memory=memory, training=training)
+
+    def given(setting: str, of: RunSpec) -> RunSpec:
+        return replace(of, numbers={"lam": 2.0}, training=Training(steps=3))
+
+    smaller = {
+        "SURFACE_STEPS": (2, 3),
+        "LAMBDA_DECADES": (0.1, 10.0),
+        "FISHER_STEPS": {**questions.FISHER_STEPS, "mnist": (2, 3)},
+        "FISHER_LAMBDAS": (10.0, 100.0),
+        "AUTHORS_STEPS": {"mnist": 2, "cifar100": 2},
+        "AROUND": (0, 1),
+        "FACTORS_OF": {**FACTORS_OF, "authors-mnist": ("length",), "authors-mnist-samples": ("concat",)},
+    }
+    for module, (name, value) in product((questions, surface, figures, strength_judges, answers), smaller.items()):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, value)
+    panels = dict(list(questions.SURFACES.items())[1:3])  # two of the four
+    for module in (questions, surface):
+        monkeypatch.setattr(module, "SURFACES", panels)
+    monkeypatch.setattr(questions, "budgeted", run)
+    monkeypatch.setattr(questions, "under_budget", given)
+    monkeypatch.setattr(questions, "base", lambda dataset, exemplars: run(dataset, "vanilla", "", exemplars))
+    budget: dict[str, Any] = {"training": {"steps": 3}, "numbers": {}, "validation": {}, "tried": []}
+    names = [name for name in budgets.SETTINGS if name.startswith("mnist") and name not in budgets.load()]
+    monkeypatch.chdir(tmp_path)
+    Path("own.json").write_text(budgets.written(dict.fromkeys(names, budget)))
+    with budgets.taken_from(Path("own.json")):
+        yield tmp_path
+
+
+def test_every_question_about_mnist_is_answered_at_a_tiny_size(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [name for name in QUESTIONS if "mnist" in name and name != "surface-mnist-plain"]
+    panels = tuple(questions.SURFACES)
+    whole = replace(QUESTIONS["surface-mnist"], entries=lambda: questions.surface(panels))
+    monkeypatch.setitem(QUESTIONS, "surface-mnist", whole)
+    flags = ["--seeds=2", "--device=cpu", "--workers=1", "--quiet", "--budgets=own.json"]
+    monkeypatch.setattr(sys, "argv", ["rwalk", "reproduce", *asked, *flags])
+    with pytest.raises(SystemExit):
+        cli.main()
+    page = Path("RESULTS.md").read_text()
+    own = page.partition("## Questions of our own")[2].partition("## The numbers behind")[0]
+    for name in asked:
+        if not name.startswith(answers.JUDGED):
+            assert f"`rwalk reproduce {name}`" not in own, "answered, not asked for"
+    assert re.search(r"\| multi \| [+-]\d+\.\d ± \d+\.\d \| [+-]\d+\.\d ± \d+\.\d \|", own), "the ablation"
+    assert re.search(r"A is highest \(\d+\.\d\) at [23] steps per task", own), "the surface"
+    assert own.count("as the paper says") == own.count("all of them") == 2, "the factorials"
+    assert Path("results/figures/surface-mnist.png").stat().st_size > 10_000
+    assert "| the Fisher vanishes at a minimum, and EWC's hold with it | not run yet |" not in page
+
+
+def test_main_effects_are_means_over_all_other_combinations() -> None:
+    """Of a table made up of known effects, one of them an interaction."""
+    truth = {"a": 1.0, "b": -2.0}
+
+    def of(on: tuple[str, ...]) -> Any:
+        return np.array([10.0, 20.0]) + sum(truth[each] for each in on) + 4.0 * (set(on) == {"a", "b"})
+
+    for factor, expected in (("a", 1.0 + 2.0), ("b", -2.0 + 2.0)):
+        effect = answers._main_effect(of, ("a", "b"), factor)
+        assert effect.value == pytest.approx(expected) and effect.error == pytest.approx(0)
+
+
+def test_the_surface_is_read_as_it_is() -> None:
+    def made(*rows: list[float]) -> Surface:
+        return Surface("balanced, reset", np.array([[50.0] * 6] * (7 - len(rows)) + list(rows)))
+
+    steep = made([40.0, 60.0, 82.0, 80.0, 70.0, 60.0], [74.0, 75.0, 76.0, 75.0, 74.5, 74.0])
+    said = advice([steep])
+    assert "highest (82.0) at 2000 steps per task (balanced batches, optimizer reset) and λ = 10" in said
+    assert "No setting here is both" in said and "tuned on held-out data, train for 2000 steps" in said
+    flat = made([80.0, 81.0, 82.0, 81.0, 80.5, 80.0])
+    assert "Within 1 point of the best and flat to 3 points: 5000 steps per task" in advice([flat])
+    assert flat.spread[-1] == pytest.approx(2.0) and flat.best[-1] == 82.0
+
+
+def test_nothing_is_answered_without_rows(tmp_path: Path) -> None:
+    said = "\n".join(answers.lines_of(Measured(tmp_path)))
+    assert said.count("Not run yet") == len(answers.ANSWERS)
+    assert "--tune mnist-multi-ablation,mnist-single-ablation,mnist-samples-ablation`, then `rwalk" in said
