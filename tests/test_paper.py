@@ -22,7 +22,7 @@ from rwalk.paper import budgets
 from rwalk.paper import settings as tuned
 from rwalk.paper.claims import CLAIMS
 from rwalk.paper.experiments import EXPERIMENTS, Entry, Experiment, runs_of
-from rwalk.paper.measured import KNOWN, Mean, Measured
+from rwalk.paper.measured import KNOWN, Mean, Measured, _by_run
 from rwalk.paper.published import TABLE1, TABLE_S1
 from rwalk.paper.questions import QUESTIONS
 from rwalk.paper.reproduce import Planned, _weight, dry_run, find, plan, study_of
@@ -119,6 +119,19 @@ def test_a_best_value_at_an_edge_is_followed_and_one_inside_is_not() -> None:
     assert followed(free, peak(10.0)) == {(2, 10.0), (10, 10.0)}, "half and twice as long, at the best λ"
     assert {run.stream.validation for run in budgets.beyond(free, rows(free, peak(10.0)))} == {tuned.HELD_OUT}
     assert len(budgets.beyond(inside, rows(inside, peak(1e4)))) == inside.seeds
+
+
+def test_a_row_that_leaves_out_a_default_counts_with_those_that_name_it() -> None:
+    """The same run by its hash: a study takes it over as it was written."""
+    alphas: tuned.Grid = {"rwalk": tuned.numbers(lam=(1.0,), alpha=(0.9, 0.1), eps=(1e-3,))}
+    of = replace(setting(), grid=alphas, trainings=(Training(steps=5),))
+    found = [
+        {"spec": run.to_json(), "method": run.method, "single": {"A": 0.5 + 0.1 * run.seed}}
+        for run in of.candidates()
+    ]
+    assert found[0]["spec"]["numbers"].pop("alpha") == 0.9 and found[0]["spec"]["numbers"].pop("eps") == 1e-3
+    assert sorted(a for *_, a in budgets.choose(of, found)["tried"]) == [55.0, 55.0]
+    assert {run.numbers["alpha"] for run in budgets.beyond(of, found)} <= {0.01}
 
 
 def test_values_that_are_not_allowed_are_not_tried() -> None:
@@ -259,6 +272,15 @@ def test_a_claim_is_not_judged_on_half_of_its_rows(tmp_path: Path) -> None:
             assert claim.judge(half, dataset) is None
             awaited = claim.text.startswith(("EWC++ is at least", "… and its λ depends", "the Fisher vanishes"))
             assert (claim.judge(whole, dataset) is None) == awaited
+
+
+def test_seeds_of_one_run_count_together_however_studies_spell_it() -> None:
+    rows = [
+        row for row in Store(RESULTS / "table1-mnist").rows() if row["method"] == "rwalk" and row["spec"]["memory"]
+    ]
+    rows[0]["spec"]["numbers"] |= {"alpha": 0.9, "eps": 1e-3}
+    (summary,) = _by_run(rows).values()
+    assert sorted(summary.seeds) == [0, 1, 2, 3, 4]
 
 
 def test_means_are_compared_by_welchs_t_test() -> None:

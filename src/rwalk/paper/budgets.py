@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from rwalk import parts
 from rwalk.errors import InputError
 from rwalk.files import parse_json, write_atomically
 from rwalk.paper.settings import SETTINGS, Numbers, Setting, base
@@ -49,11 +50,18 @@ def scores_of(setting: Setting, rows: Iterable[Row]) -> Scores:
         spec = row["spec"]
         cell = found.setdefault(_text(spec["training"]), {}).setdefault(row["method"], {})
         a = row[setting.head]["A"]
-        cell.setdefault(_text(spec["numbers"]), []).append(0.0 if a is None else a)  # none: it did not train
+        numbers = _text(_spelled_out(setting, row["method"], spec["numbers"]))
+        cell.setdefault(numbers, []).append(0.0 if a is None else a)  # none: it did not train
     return {
         training: {m: {n: float(np.mean(a)) for n, a in tried.items()} for m, tried in methods.items()}
         for training, methods in found.items()
     }
+
+
+def _spelled_out(setting: Setting, method: str, numbers: Numbers) -> dict[str, Any]:
+    """As the grid writes them: a row of another study may leave out what is a default."""
+    usual = parts.defaults(method)
+    return {**{name: usual[name] for each in setting.grid[method] for name in each}, **numbers}
 
 
 def _best(means: Scores) -> tuple[str, dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from rwalk.paper.reproduce import known_rows
 from rwalk.report.summary import Summary, mean_and_deviation, summarise
 from rwalk.studies import provenance
 from rwalk.studies.specs import RunSpec
+from rwalk.studies.store import Row
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,17 @@ class Mean:
         return float(stats.nct.sf(stats.t.ppf(1 - level / 2, freedom), freedom, distance))
 
 
+def _by_run(rows: Iterable[Row]) -> dict[str, Summary]:
+    """One summary per run, by its hash for seed 0: studies may spell the same settings differently."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(RunSpec.from_json({**row["spec"], "seed": 0}).hash(), []).append(row)
+    return {
+        run: summarise([{**row, "spec": {**group[0]["spec"], "seed": row["seed"]}} for row in group])[0]
+        for run, group in groups.items()
+    }
+
+
 KNOWN = ChainMap(EXPERIMENTS, QUESTIONS)
 
 
@@ -77,8 +90,7 @@ class Measured:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.rows = known_rows(folder)
-        summaries = summarise(list(self.rows.values()))
-        self.summaries = {RunSpec.from_json({**each.spec, "seed": 0}).hash(): each for each in summaries}
+        self.summaries = _by_run(self.rows.values())
         self._entries: dict[str, list[tuple[Entry, Summary | None]]] = {}  # of experiments that were asked for
 
     def machine(self, name: str) -> str:

@@ -164,19 +164,19 @@ QUESTIONS: dict[str, Experiment] = {
                 partial(ablation, d),
                 tuned=_of(d, "ablation"),
             )
-            for d, cost in (("mnist", "1 min on an H200"), ("cifar100", "5 min on an H200"))
+            for d, cost in (("mnist", "estimated: 1 min on an H200"), ("cifar100", "estimated: 5 min on an H200"))
         ),
         Experiment(
             "surface-mnist",
             "How long and how strongly? The surface steps × λ, MNIST",
-            "2 min on an H200, 45 min on two CPU cores",
+            "estimated: 2 min on an H200, 70 min on two CPU cores",
             partial(surface, tuple(SURFACES)),
             reference="none",
         ),
         Experiment(
             "surface-mnist-plain",
             "How long and how strongly? Its first panel alone",
-            "12 min on two CPU cores",
+            "estimated: 20 min on two CPU cores",
             partial(surface, ("balanced, reset",)),
             reference="none",
         ),
@@ -192,14 +192,14 @@ QUESTIONS: dict[str, Experiment] = {
             )
             for name, cost in zip(
                 FACTORS_OF,
-                ("2 min on an H200", "2 min on an H200", "30 min on an H200", "20 min on an H200"),
+                (f"estimated: {minutes} min on an H200" for minutes in (2, 2, 30, 20)),
                 strict=True,
             )
         ),
         Experiment(
             "resnet",
             "ResNet-18: exemplars under their own task's head, full width, one budget for all",
-            "60 min on an H200",
+            "estimated: 60 min on an H200",
             resnets,
             seeds=3,
             reference="none",
@@ -208,13 +208,13 @@ QUESTIONS: dict[str, Experiment] = {
         Experiment(
             "precision-cifar100",
             "Does bfloat16 cost accuracy? CIFAR-100",
-            "10 min on an H200",
+            "estimated: 10 min on an H200",
             precision,
             reference="none",
         ),
         *(
             Experiment(f"ewc-{d}", f"EWC beside EWC++, {NAMES[d]}", cost, partial(ewc, d), tuned=_of(d, "ewc"))
-            for d, cost in (("mnist", "1 min on an H200"), ("cifar100", "5 min on an H200"))
+            for d, cost in (("mnist", "estimated: 1 min on an H200"), ("cifar100", "estimated: 5 min on an H200"))
         ),
         *(
             Experiment(
@@ -224,7 +224,7 @@ QUESTIONS: dict[str, Experiment] = {
                 partial(tasks, d),
                 reference="none",
             )
-            for d, cost in (("mnist", "1 min on an H200"), ("cifar100", "15 min on an H200"))
+            for d, cost in (("mnist", "estimated: 1 min on an H200"), ("cifar100", "estimated: 20 min on an H200"))
         ),
         *(
             Experiment(
@@ -234,7 +234,7 @@ QUESTIONS: dict[str, Experiment] = {
                 partial(fisher, d),
                 reference="none",
             )
-            for d, cost in (("mnist", "2 min on an H200"), ("cifar100", "20 min on an H200"))
+            for d, cost in (("mnist", "estimated: 2 min on an H200"), ("cifar100", "estimated: 10 min on an H200"))
         ),
     )
 }
