@@ -110,7 +110,7 @@ def test_every_question_about_mnist_is_answered_at_a_tiny_size(
     assert re.search(r"A is highest \(\d+\.\d\) at [23] steps per task", own), "the surface"
     assert own.count("as the paper says") == own.count("all of them") == 2, "the factorials"
     assert Path("results/figures/surface-mnist.png").stat().st_size > 10_000
-    assert "| the Fisher vanishes at a minimum, and EWC's hold with it | not run yet |" not in page
+    assert "| the Fisher vanishes at a minimum, and EWC's hold too | not run yet |" not in page
 
 
 def test_main_effects_are_means_over_all_other_combinations() -> None:

@@ -27,6 +27,7 @@ class Claim:
     text: str
     by: Judge
     datasets: tuple[str, ...] = tuple(DATASETS)
+    needs: str = ""  # an experiment beyond the paper's tables, less its dataset
 
     def judge(self, measured: Measured, dataset: str) -> Evidence | None:
         """None, unless everything needed to judge it has been run."""
@@ -43,7 +44,7 @@ CLAIMS = (
     Claim("RWalk is as good as any in multi-head evaluation", AS_GOOD, MNIST),
     Claim("RWalk is best in multi-head evaluation", partial(judges.best_of_block, "multi"), CIFAR),
     Claim("RWalk beats GEM and iCaRL with ResNet-18", judges.beats_gem, CIFAR),
-    Claim("EWC++ is at least as good as EWC", strength_judges.ewcpp_is_as_good),
+    Claim("EWC++ is at least as good as EWC", strength_judges.ewcpp_is_as_good, needs="ewc"),
     Claim("multi-head evaluation hides the problem", judges.multi_head_hides),
     Claim("… because there regularised methods hardly forget or refuse to learn", judges.hardly_anything_is_lost),
     Claim("in single-head evaluation forgetting and intransigence grow", judges.single_head_is_worse, MNIST),
@@ -60,8 +61,8 @@ CLAIMS = (
     Claim("RWalk is insensitive to λ", strength_judges.insensitive),
     Claim("RWalk is less sensitive to λ than EWC++", partial(strength_judges.less_sensitive_than, "ewc++")),
     Claim("RWalk is less sensitive to λ than PI", partial(strength_judges.less_sensitive_than, "pi")),
-    Claim("… and its λ depends less on the number of tasks", strength_judges.one_lambda_for_any_number_of_tasks),
-    Claim("the Fisher vanishes at a minimum, and EWC's hold with it", strength_judges.fisher_vanishes),
+    Claim("… and its λ depends less on the number of tasks", strength_judges.one_lambda, needs="tasks"),
+    Claim("the Fisher vanishes at a minimum, and EWC's hold too", strength_judges.fisher_vanishes, needs="fisher"),
     Claim("where vanilla is poor, RWalk is best", judges.best_where_vanilla_is_poor),
     Claim(
         "vanilla catches up with enough samples",

@@ -16,7 +16,7 @@ from rwalk.paper.markdown import row
 from rwalk.paper.measured import Measured
 from rwalk.paper.published import BETTER, Published
 from rwalk.paper.questions import QUESTIONS
-from rwalk.paper.verdicts import NO, UNDECIDED, YES, Evidence, seeds_to_decide, verdict
+from rwalk.paper.verdicts import MOST_SEEDS, NO, UNDECIDED, YES, Evidence, seeds_to_decide, verdict
 from rwalk.report.summary import Summary, mean_and_deviation
 
 OPENING = """
@@ -107,6 +107,8 @@ def _verdicts(judged: dict[tuple[Claim, str], Evidence | None]) -> Iterator[str]
             if (evidence := judged[claim, dataset]) is not None
         ]
         sentence = "; ".join(f"{dataset}: {each}" if len(said) > 1 else each for dataset, each in said)
+        if not said and claim.needs:
+            sentence = "needs " + " and ".join(f"`rwalk reproduce {claim.needs}-{d}`" for d in claim.datasets)
         yield from row(claim.text, *(held.get((claim, d), "") for d in DATASETS), sentence, head=False)
     yield ""
     yield HOW_JUDGED
@@ -119,7 +121,7 @@ def _held(evidence: Evidence | None) -> str:
     if said != UNDECIDED:
         return said
     seeds = seeds_to_decide(evidence.margins)
-    return f"{said} ({f'≈ {seeds:.0f}' if np.isfinite(seeds) else 'over 1000'} seeds)"
+    return f"{said} ({f'≈ {seeds:.0f}' if np.isfinite(seeds) else f'over {MOST_SEEDS}'} seeds)"
 
 
 def _headlines(measured: Measured) -> Iterator[str]:

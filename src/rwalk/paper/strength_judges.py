@@ -93,7 +93,7 @@ def less_sensitive_than(other: str, measured: Measured, dataset: str) -> Evidenc
     return Evidence([by[other] - by["rwalk"] for by in changes.values()], said, seen)
 
 
-def one_lambda_for_any_number_of_tasks(measured: Measured, dataset: str) -> Evidence:
+def one_lambda(measured: Measured, dataset: str) -> Evidence:
     """What is lost with most tasks by the λ that is best with fewest, instead of the best λ there."""
     lost = {}
     for method in REGULARISED:

@@ -70,8 +70,9 @@ def advice(surfaces: list[Surface]) -> str:
     highest, its_spread, lam = rows[top]
     both = [key for key, (a, spread, _) in rows.items() if spread <= FLAT and a >= highest - CLOSE]
     said = (
-        f"On held-out data, with ten exemplars per class, A is highest ({highest:.1f}) at {_where(top)} and λ = {lam:g}; there the "
-        f"choice of λ from 0.1 to 10⁴ is worth {its_spread:.1f} points. λ matters least at {_where(flattest)}: "
+        f"On held-out data, with ten exemplars per class, A is highest ({highest:.1f}) at {_where(top)} and "
+        f"λ = {lam:g}; there the choice of λ from 0.1 to 10⁴ is worth {its_spread:.1f} points. "
+        f"λ matters least at {_where(flattest)}: "
         f"{rows[flattest][1]:.1f} points, at the price of {highest - rows[flattest][0]:.1f} points of A. "
     )
     if both:
