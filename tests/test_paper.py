@@ -22,12 +22,13 @@ from rwalk.paper import budgets
 from rwalk.paper import settings as tuned
 from rwalk.paper.claims import CLAIMS
 from rwalk.paper.experiments import EXPERIMENTS, Entry, Experiment, runs_of
-from rwalk.paper.measured import KNOWN, Mean, Measured, _by_run
+from rwalk.paper.measured import KNOWN, Measured, _by_run
 from rwalk.paper.published import TABLE1, TABLE_S1
 from rwalk.paper.questions import QUESTIONS
 from rwalk.paper.reproduce import Planned, _weight, dry_run, find, plan, study_of
 from rwalk.paper.results import _page
 from rwalk.paper.settings import Setting
+from rwalk.report.statistics import Mean
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.studies.store import Store
 from rwalk.training import Training

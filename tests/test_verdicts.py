@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rwalk.paper.measured import Mean
 from rwalk.paper.verdicts import LEVEL, decided, seeds_to_decide, verdict
+from rwalk.report.statistics import Mean
 
 
 @pytest.mark.parametrize(

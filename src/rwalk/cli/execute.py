@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rwalk.cli import export, trust
@@ -87,6 +88,8 @@ def execute(
 
     from rwalk.models.kept import Pruner
     from rwalk.report.live import Lines, Live
+    from rwalk.studies import commands
+    from rwalk.studies.costs import Costs
     from rwalk.studies.curves import Curves
     from rwalk.studies.events import Event
     from rwalk.studies.interrupts import Interrupts
@@ -109,11 +112,14 @@ def execute(
             for line in strangers(shared, study.device):
                 print(f"rwalk: {line}", file=sys.stderr)
         todo = study.missing(there, only)
+        if todo:
+            commands.note(store.folder, as_typed())
         console = Console(stderr=True)
         tracking = Tracking(
             trackers, Curves(store.folder), lambda run, task: steps_of(run, study.stream(run.stream), task)
         )
-        listeners = [open_displays.enter_context(tracking).watch] if trackers else []
+        # Without trackers too: losses and costs are in no row, and a report shows them.
+        listeners = [open_displays.enter_context(tracking).watch, Costs(store.folder).watch]
         if keeper:
             keeper.begin()
             listeners.append(Pruner(keeper, there.values()).watch)
@@ -144,6 +150,12 @@ def execute(
             )
             code = 1 if isinstance(error, WorkerDied) else 128 + (interrupts.caught or 2)
             raise SystemExit(code) from None
+
+
+def as_typed() -> str:
+    """The command that rwalk was begun with; nothing where it is called from other code."""
+    program, *words = sys.argv
+    return shlex.join(["rwalk", *words]) if Path(program).stem in {"rwalk", "__main__"} else ""
 
 
 def resume_command(study: Study, store: Store) -> str:

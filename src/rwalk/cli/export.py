@@ -49,6 +49,6 @@ def report_page(folder: Path) -> Path | None:
     from rwalk.report.html import write_report
 
     try:
-        return write_report(folder, None, published_values())
+        return write_report([folder], None, published_values())
     except InputError:
         return None

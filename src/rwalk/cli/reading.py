@@ -1,4 +1,4 @@
-"""`rwalk diff` and `rwalk report`: what finished studies say."""
+"""`rwalk diff` and `rwalk report`: what studies say."""
 
 from __future__ import annotations
 
@@ -26,12 +26,58 @@ def diff(
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="a study folder, or a folder of *.jsonl files or of studies")],
-    out: Annotated[Path | None, typer.Option(help="the page to write (default: FOLDER/report.html)")] = None,
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER...",
+            help="a study folder, or a folder of *.jsonl files or of studies; several are compared in one page",
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="the page to write (default: FOLDER/report.html, of several ./report.html)")
+    ] = None,
+    title: Annotated[str, typer.Option(help="the page's title (default: the folders' names)")] = "",
+    watch: Annotated[
+        bool, typer.Option("--watch", help="show the page of a study while it runs, at an address of this machine")
+    ] = False,
+    port: Annotated[
+        int | None, typer.Option(help="with --watch: the port to serve at (default: a free one)")
+    ] = None,
 ) -> None:
-    """Make one self-contained HTML page of results, with tables and interactive plots."""
+    """Make one self-contained HTML page of results: a verdict, tables, plots, and exports as CSV, SVG and PDF.
+
+    With --watch nothing is written: the page is served at http://127.0.0.1 and follows the study, until Ctrl-C.
+    """
+    from rwalk.errors import InputError
     from rwalk.paper.experiments import published_values
     from rwalk.report.html import write_report
 
-    page = write_report(folder, out, published_values())
+    if watch:
+        if out is not None:
+            raise InputError("--watch writes no page: drop --out, or drop --watch")
+        _serve(folders, title, port or 0)
+        return
+    if port is not None:
+        raise InputError("--port is where --watch serves: add --watch, or drop it")
+    page = write_report(folders, out, published_values(), title)
     print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, opens in any browser")
+
+
+def _serve(folders: list[Path], title: str, port: int) -> None:
+    """Serve the page until a signal says that it is enough: that is how it ends, so it is no error."""
+    import signal
+    import threading
+
+    from rwalk.paper.experiments import published_values
+    from rwalk.report.watch import HOST, Watched, serve
+
+    server = serve(Watched(folders, title, published_values()), port)
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, lambda *_: threading.Thread(target=server.shutdown).start())
+    with server:
+        print(
+            f"http://{HOST}:{server.server_port}/ follows {server.watched.title}; Ctrl-C ends it",
+            flush=True,
+        )
+        server.serve_forever(poll_interval=0.2)
+    print("stopped; rwalk report writes the page")

@@ -20,7 +20,7 @@ from rwalk.data.memory import Memory
 from rwalk.data.streams import Stream
 from rwalk.engine import evaluation, execution, exemplars, fisher, networks, reservoirs
 from rwalk.engine.execution import solved
-from rwalk.engine.late import LateLosses
+from rwalk.engine.late import LateLosses, thinned
 from rwalk.engine.lessons import Lesson, batches_of, lesson_of
 from rwalk.engine.optimizer import OPTIMIZERS, Optimizer
 from rwalk.engine.vectors import Networks
@@ -181,8 +181,8 @@ class Fleet:
             for step, seen in late.add(losses, self.step, flush=due or ended):
                 self._stop_what_diverged(step, seen)
                 if tell:
-                    loss = float(seen[-1].nanmean())
-                    tell(Progress(self.task, len(self.stream), step, self.lesson.steps, loss))
+                    for reached, loss in thinned(step, seen, self.lesson.steps):
+                        tell(Progress(self.task, len(self.stream), reached, self.lesson.steps, loss))
             if checkpoints and due and not all(self.stopped):
                 checkpoints.save(self)
             if ended or all(self.stopped):

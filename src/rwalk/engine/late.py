@@ -11,6 +11,7 @@ from torch import Tensor
 from rwalk.engine.graphs import Arriving
 
 CHUNK = 64  # steps between looks
+POINTS = 32  # of a task's loss curve, about
 
 
 class LateLosses:
@@ -34,3 +35,16 @@ class LateLosses:
         while len(self._queued) > (0 if flush else self._lag):
             last, chunk = self._queued.popleft()
             yield last, chunk.arrived()
+
+
+def thinned(last: int, losses: Tensor, steps: int) -> Iterator[tuple[int, float]]:
+    """(step, mean loss of the runs) for a few of a chunk's steps, always its last: enough to draw a task's curve.
+
+    >>> list(thinned(2, torch.tensor([[1.0, 3.0], [0.5, torch.nan]]), steps=2))
+    [(1, 2.0), (2, 0.5)]
+    """
+    stride = max(1, steps // POINTS)
+    means = losses.nanmean(1).tolist()
+    for step, loss in enumerate(means, last - len(means) + 1):
+        if step % stride == 0 or step == last:
+            yield step, loss

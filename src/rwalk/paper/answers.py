@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from rwalk.paper.experiments import Experiment
 from rwalk.paper.markdown import row
-from rwalk.paper.measured import Mean, Measured, NotRun
+from rwalk.paper.measured import Measured, NotRun
 from rwalk.paper.questions import FACTORS, FACTORS_OF, QUESTIONS, VARIANTS, factor_label
 from rwalk.paper.settings import ABLATED, BLOCKS, METHODS
 from rwalk.paper.surface import Surface, advice
 from rwalk.paper.verdicts import UNDECIDED, seeds_to_decide, verdict
+from rwalk.report.statistics import Mean
 
 DRAWN = ("surface-mnist", "surface-mnist-plain")  # as figures: their tables would be long
 JUDGED = ("ewc-", "tasks-", "fisher-")  # answered by a claim's verdict

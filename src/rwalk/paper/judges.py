@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rwalk.paper.experiments import SAMPLE_SIZES, SAMPLERS
-from rwalk.paper.measured import Mean, Measured, NotRun
+from rwalk.paper.measured import Measured, NotRun
 from rwalk.paper.settings import METHODS
 from rwalk.paper.verdicts import Evidence
 from rwalk.paper.words import NAMES, REGULARISED, extreme, listed, named, ranged, spread
+from rwalk.report.statistics import Mean
 
 
 def _best(scores: Mapping[str, Mean], within: float = 0) -> Evidence:

@@ -10,11 +10,12 @@ import numpy as np
 
 from rwalk.paper.budgets import load
 from rwalk.paper.experiments import LAMBDA_DECADES
-from rwalk.paper.measured import Mean, Measured, NotRun
+from rwalk.paper.measured import Measured, NotRun
 from rwalk.paper.published import TABLE_S2
 from rwalk.paper.questions import FISHER_STEPS, TASKS, decades_of
 from rwalk.paper.verdicts import Evidence
 from rwalk.paper.words import NEAR, REGULARISED, listed, ranged, spread
+from rwalk.report.statistics import Mean
 
 
 def negative_correlation(measured: Measured, dataset: str) -> Evidence:

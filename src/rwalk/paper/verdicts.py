@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rwalk.paper.measured import Mean
+from rwalk.report.statistics import Mean
 
 LEVEL = 0.05
 POWER = 0.8

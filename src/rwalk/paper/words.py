@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rwalk.paper.measured import Mean
 from rwalk.paper.settings import METHODS
+from rwalk.report.statistics import Mean
 
 NAMES = {"ewc": "EWC", "ewc++": "EWC++", "pi": "PI", "rwalk": "RWalk", "icarl": "iCaRL", "gem": "GEM"}
 REGULARISED = tuple(method for method in METHODS if method != "vanilla")

@@ -1,16 +1,16 @@
-"""One self-contained HTML page of a folder of results: it can be mailed, archived, opened anywhere.
+"""One self-contained HTML page of results: it can be mailed, archived, opened anywhere.
 
 Whatever comes from data is text to the page, never markup: Jinja escapes it, the data block cannot be closed from
-within, and the page's content security policy allows only the two scripts whose digests it names, and no network.
+within, and the page's content security policy allows only the script whose digest it names, and no network.
 """
 
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.resources import files
@@ -19,8 +19,9 @@ from typing import Any
 
 from rwalk.errors import InputError
 from rwalk.files import write_atomically
+from rwalk.learners import summaries as learner_summaries
 from rwalk.metrics import HEADS
-from rwalk.report import results, sections
+from rwalk.report import results, sections, words
 from rwalk.report.figures import HEAD_NAMES
 from rwalk.report.results import Results
 from rwalk.report.sections import NOTHING, Published
@@ -28,13 +29,17 @@ from rwalk.report.summary import summarise
 from rwalk.report.tables import TITLES
 from rwalk.studies.provenance import mixture
 
-SCRIPTS = ("model.js", "plots.js", "page.js")
+SCRIPTS = ("model.js", "statistics.js", "charts.js", "plots.js", "figures.js", "table.js", "export.js", "page.js")
+LIVE = "live.js"  # only where a server answers
 
 
-def write_report(folder: Path, out: Path | None = None, published: Published = NOTHING) -> Path:
-    """Write the report of a folder of results, by default as `report.html` in it."""
-    page = render(results.read(folder), folder.resolve().name, published=published)
-    out = folder / "report.html" if out is None else out
+def write_report(
+    folders: Sequence[Path], out: Path | None = None, published: Published = NOTHING, title: str = ""
+) -> Path:
+    """Write the report of folders of results: by default as `report.html`, in the folder if there is only one."""
+    page = render(results.read_all(folders), title or title_of(folders), published=published)
+    if out is None:
+        out = folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
     try:
         write_atomically(out, page)
     except OSError as error:
@@ -42,34 +47,49 @@ def write_report(folder: Path, out: Path | None = None, published: Published = N
     return out
 
 
-def render(found: Results, title: str, made: datetime | None = None, published: Published = NOTHING) -> str:
-    """The page as text; `published` values stand beside ours."""
+def title_of(folders: Sequence[Path]) -> str:
+    return words.listed(results.names_of(folders))
+
+
+def render(
+    studies: Sequence[Results],
+    title: str,
+    made: datetime | None = None,
+    published: Published = NOTHING,
+    live: Mapping[str, Any] | None = None,
+) -> str:
+    """The page as text; `published` values stand beside ours. `live` is what a page that is served begins with."""
     try:
         from jinja2 import Environment, StrictUndefined
-        from plotly.offline import get_plotlyjs, get_plotlyjs_version
     except ImportError:
-        raise InputError("a report needs plotly and jinja2: pip install 'rwalk[report]'") from None
-    summaries = summarise(found.rows)
-    shown = sections.sections(summaries, published)
-    plotly = get_plotlyjs()
-    script = "\n".join(_part(name) for name in SCRIPTS)
-    data = {"methods": sections.methods(summaries), "sections": shown, "titles": TITLES}
+        raise InputError("a report needs jinja2: pip install 'rwalk[report]'") from None
+    names = [each.name for each in studies] if len(studies) > 1 else [""]
+    summaries = [
+        replace(summary, study=name)
+        for name, study in zip(names, studies, strict=True)
+        for summary in summarise(study.rows)
+    ]
+    shown = sections.sections(summaries, published, dict(zip(names, studies, strict=True)))
+    script = "\n".join(_part(name) for name in (*SCRIPTS, *([LIVE] if live is not None else [])))
+    methods = sections.methods(summaries)
+    rows = [row for study in studies for row in study.rows]
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.from_string(_part("page.html.j2")).render(
         title=title,
-        counts=_counts(found, len(summaries)),
+        counts=_counts(rows, len(summaries), sum(study.missing for study in studies)),
         made=(made or datetime.now(UTC)).strftime("%d %B %Y, %H:%M UTC"),
         version=version("rwalk"),
-        environments=found.environments,
-        mixture=mixture(found.rows),
+        studies=[_study(study) for study in studies],
+        mixture=mixture(rows) if rows else "",
         heads={head: HEAD_NAMES[head] for head in HEADS},
+        titles=TITLES,
         sections=shown,
-        stopped=_stopped(found),
-        policy=_policy([plotly, script]),
+        methods=_explained(methods),
+        stopped=_stopped(rows),
+        live=live,
+        policy=_policy([script], connect=live is not None),
         style=_part("page.css"),
-        data=_json(data),
-        notice=f"plotly.js {get_plotlyjs_version()}, Copyright Plotly, Inc., MIT license; packed",
-        plotly=_packed(plotly),
+        data=_json({"methods": methods, "sections": shown, "titles": TITLES, "title": title, "live": live}),
         script=script,
     )
 
@@ -78,35 +98,53 @@ def _part(name: str) -> str:
     return (files("rwalk.report") / "page" / name).read_text(encoding="utf-8")
 
 
-def _counts(found: Results, configurations: int) -> str:
-    runs = len(found.rows)
-    seeds = len({row["seed"] for row in found.rows})
-    unfinished = f" · unfinished: {found.missing} more to run" if found.missing else ""
-    counted = ((runs, "run"), (configurations, "configuration"), (seeds, "seed"))
+def _counts(rows: Sequence[Mapping[str, Any]], configurations: int, missing: int) -> str:
+    seeds = len({row["seed"] for row in rows})
+    unfinished = f" · unfinished: {missing} more to run" if missing else ""
+    counted = ((len(rows), "run"), (configurations, "configuration"), (seeds, "seed"))
     return " · ".join(f"{number} {noun}{'s' * (number != 1)}" for number, noun in counted) + unfinished
 
 
-def _stopped(found: Results) -> list[dict[str, Any]]:
+def _study(study: Results) -> dict[str, Any]:
+    """A study as the head of the page shows it: how it was begun, with what, when, and how long it took."""
+    costs = [study.costs[row["hash"]] for row in study.rows if row["hash"] in study.costs]
+    versions = sorted(
+        {f"rwalk {row['made']['rwalk']}" for row in study.rows if row["made"].get("rwalk", "unknown") != "unknown"}
+    )
+    facts = [("command", "\n".join(study.commands))] if study.commands else []
+    facts += [("version", words.listed(versions))] if versions else []
+    if costs:
+        first, last = min(each.ended for each in costs), max(each.ended for each in costs)
+        span = f"{first:%d %B %Y, %H:%M}" + (f" to {last:%d %B, %H:%M}" if last > first else "")
+        partly = f" ({len(costs)} of {len(study.rows)} runs)" if len(costs) < len(study.rows) else ""
+        facts += [("training time", f"{words.duration(sum(each.seconds for each in costs))} in all{partly}")]
+        facts += [("runs ended", f"{span} UTC")]
+    return {"name": study.name, "facts": facts, "environments": study.environments}
+
+
+def _explained(methods: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The methods of a page, each in a sentence; users' own have none."""
+    known = learner_summaries()
+    return [(each["name"], known[each["name"]]) for each in methods if each["name"] in known]
+
+
+def _stopped(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [
         {"dataset": row["spec"]["stream"]["dataset"], "reason": row["stopped"]}
         | {name: row[name] for name in ("method", "lam", "seed")}
-        for row in found.rows
+        for row in rows
         if row["stopped"]
     ]
 
 
-def _policy(scripts: Sequence[str]) -> str:
-    """A content security policy: no network, and no script but these."""
+def _policy(scripts: Sequence[str], connect: bool = False) -> str:
+    """A content security policy: no script but these, and no network, except for a page's own server."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+    server = "; connect-src 'self'" if connect else ""
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:{server}"
 
 
 def _json(data: Any) -> str:
     """JSON that is safe inside a script element: without `<`, nothing can close or open one."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-
-
-def _packed(text: str) -> str:
-    """Compressed for the page's DecompressionStream: plotly.js makes up most of the page."""
-    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()

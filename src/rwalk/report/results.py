@@ -1,15 +1,20 @@
-"""A folder of results → its rows: one study, several, or files collected from many."""
+"""A folder of results → its rows, and what else it knows: one study, several, or files collected from many."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rwalk.errors import InputError
+from rwalk.studies import commands
+from rwalk.studies.costs import NAME as COSTS
+from rwalk.studies.costs import Costs, Recorded
+from rwalk.studies.curves import NAME as LOSSES
+from rwalk.studies.curves import Curves
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.store import Row, Store, is_torn, read_rows
 
@@ -18,25 +23,98 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Results:
-    """Rows without repeats, the distinct environments of their studies, and how many runs are still missing."""
+    """What is in one folder.
+
+    rows          without repeats
+    environments  the distinct environments of its studies
+    planned       the hashes of all their runs
+    name          what to call it among others
+    commands      that worked on its studies, as they were typed
+    costs         of runs, by their hashes
+    curves        the losses of its studies
+    """
 
     rows: list[Row]
-    environments: list[dict[str, str]]
-    missing: int = 0
+    environments: list[dict[str, str]] = field(default_factory=list)
+    planned: frozenset[str] = frozenset()
+    name: str = ""
+    commands: tuple[str, ...] = ()
+    costs: Mapping[str, Recorded] = field(default_factory=dict)
+    curves: tuple[Curves, ...] = ()
+
+    @property
+    def missing(self) -> int:
+        """How many runs are not finished."""
+        return len(self.planned - {row["hash"] for row in self.rows})
+
+    def in_training(self) -> dict[str, tuple[int, float]]:
+        """The last (step, loss) of runs that are planned, have begun, and have no row yet."""
+        done = {row["hash"] for row in self.rows}
+        begun = (key for curves in self.curves for key in curves.runs() if key in self.planned and key not in done)
+        return {key: self.losses(key)[-1] for key in begun}
+
+    def losses(self, run: str) -> list[tuple[int, float]]:
+        """(step, loss) of the run with this hash."""
+        return next((found for curves in self.curves if (found := curves.of(run))), [])
 
 
-def read(folder: Path) -> Results:
-    """All rows of the *.jsonl files in a folder or, if it has none, in the study folders in it."""
+def read(folder: Path, name: str = "", unfinished: bool = False) -> Results:
+    """All rows of the *.jsonl files in a folder or, if it has none, in the study folders in it.
+
+    A folder without any finished run is refused, unless `unfinished` says that it may yet have some.
+    """
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder: give one that `rwalk run --out` wrote")
     files = sorted(folder.glob("*.jsonl")) or sorted(folder.glob("*/*.jsonl"))
     rows = {row["hash"]: row for path in files for row in _rows(path)}
-    if not rows:
+    if not rows and not unfinished:
         raise InputError(f"{folder} holds no finished run: there is no row in any *.jsonl file in it")
-    studies = [
-        store.study() for store in map(Store, sorted({path.parent for path in files})) if store.study_file.exists()
-    ]
-    return Results(list(rows.values()), _environments(studies), len(_planned(studies) - rows.keys()))
+    stores = [Store(each) for each in sorted({path.parent for path in files} or {folder})]
+    studies = [store.study() for store in stores if store.study_file.exists()]
+    costs: dict[str, Recorded] = {}
+    for store in stores:
+        costs |= Costs(store.folder).read()
+    return Results(
+        list(rows.values()),
+        _environments(studies),
+        frozenset(_planned(studies)),
+        name,
+        tuple(dict.fromkeys(command for store in stores for command in commands.read(store.folder))),
+        costs,
+        tuple(Curves(store.folder) for store in stores),
+    )
+
+
+def read_all(folders: Sequence[Path], unfinished: bool = False) -> list[Results]:
+    """Several folders, each with a name that tells it from the others."""
+    return [read(folder, name, unfinished) for folder, name in zip(folders, names_of(folders), strict=True)]
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """The last parts of paths, as many as it takes to tell them apart.
+
+    >>> names_of([Path("/a/mnist"), Path("/b/mnist")]), names_of([Path("/a/mnist"), Path("/a/cifar")])
+    (['a/mnist', 'b/mnist'], ['mnist', 'cifar'])
+    """
+    paths = [folder.resolve().parts for folder in folders]
+    if len(set(paths)) < len(paths):
+        raise InputError("a folder is given twice: drop one")
+    for count in range(1, max(map(len, paths)) + 1):
+        names = ["/".join(parts[-count:]) for parts in paths]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Changes whenever results in a folder do."""
+    found = []
+    for pattern in ("*.jsonl", "study.json", COSTS, LOSSES):
+        for path in sorted([*folder.glob(pattern), *folder.glob(f"*/{pattern}")]):
+            with suppress(OSError):  # it may be replaced this very moment
+                about = path.stat()
+                found.append((str(path), about.st_mtime_ns, about.st_size))
+    return tuple(found)
 
 
 def _rows(path: Path) -> list[Row]:

@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 from rwalk import metrics
 from rwalk.learners import summaries as learner_names
 from rwalk.metrics import HEADS
+from rwalk.report import words
 from rwalk.report.figures import COLOURS
+from rwalk.report.results import Results
 from rwalk.report.summary import Summary, mean_and_deviation
+from rwalk.report.verdict import verdict
 from rwalk.studies.specs import RunSpec, content_hash
 
 DIGITS = 6  # decimals of an accuracy: finer than one example in a test set of 100 000
@@ -28,6 +31,9 @@ Json = dict[str, Any]
 # is, represents its method where one configuration of each is shown.
 Published = Mapping[tuple[str, str], Mapping[str, Any]]
 NOTHING: Published = MappingProxyType({})
+Studies = Mapping[str, Results]  # by the names that summaries give
+POINTS = (24, 160)  # of a loss curve: at least, and at most
+ALL_POINTS = 60_000  # of all curves of a page, about
 
 
 def methods(summaries: Iterable[Summary]) -> list[Json]:
@@ -37,22 +43,30 @@ def methods(summaries: Iterable[Summary]) -> list[Json]:
     left = cycle(sorted(set(range(len(COLOURS))) - set(places.values())) or range(len(COLOURS)))
     places |= dict(zip(sorted(present - set(places)), left, strict=False))
     return [
-        {"name": name, "colour": COLOURS[place % len(COLOURS)], "symbol": SYMBOLS[place % len(SYMBOLS)]}
+        {
+            "name": name,
+            "colour": place % len(COLOURS),
+            "symbol": SYMBOLS[(place + place // len(COLOURS)) % len(SYMBOLS)],
+        }
         for name, place in places.items()
     ]
 
 
-def sections(summaries: Sequence[Summary], published: Published = NOTHING) -> list[Json]:
+def sections(
+    summaries: Sequence[Summary], published: Published = NOTHING, studies: Studies = MappingProxyType({})
+) -> list[Json]:
     """Summaries grouped by stream and network, in the order of first appearance.
 
-    `published` holds a paper's values for some runs.
+    `published` holds a paper's values for some runs; `studies` know their losses and costs.
     """
     groups: dict[str, list[Summary]] = {}
     held_out = {_tested(each): each for each in summaries if each.spec["stream"]["validation"] is not None}
     for summary in summaries:
         key = content_hash([summary.spec["stream"], summary.spec["network"], _tasks(summary)])
         groups.setdefault(key, []).append(summary)
-    return [_section(group, published, held_out) for group in groups.values()]
+    few, many = POINTS
+    points = max(few, min(many, ALL_POINTS // max(1, len(summaries))))
+    return [_section(group, published, held_out, studies, points) for group in groups.values()]
 
 
 def _tested(summary: Summary) -> str:
@@ -61,33 +75,57 @@ def _tested(summary: Summary) -> str:
     return content_hash({**spec, "stream": {**spec["stream"], "validation": None}})
 
 
-def _section(summaries: Sequence[Summary], published: Published, held_out: Mapping[str, Summary]) -> Json:
+def _section(
+    summaries: Sequence[Summary],
+    published: Published,
+    held_out: Mapping[str, Summary],
+    studies: Studies,
+    points: int,
+) -> Json:
     first = summaries[0]
     stream = first.spec["stream"]
     settings = [_settings(summary) for summary in summaries]
     told = [_differing(summary.method, settings, summaries) for summary in summaries]
     order = list(learner_names())
     configurations = [
-        _configuration(summary, ", ".join(values[name] for name in names if name in values), published, held_out)
+        {
+            **_configuration(summary, ", ".join(values[name] for name in names if name in values)),
+            **_recorded(summary, studies.get(summary.study), points),
+            **{head: _results(summary, head, published, held_out) for head in HEADS},
+        }
         for summary, values, names in zip(summaries, settings, told, strict=True)
     ]
     configurations.sort(
         key=lambda c: (order.index(c["method"]) if c["method"] in order else len(order), c["size"] or 0, c["lam"])
     )
-    return {
+    section = {
         "title": stream["dataset"],
         "facts": _facts(first),
+        "setup": _setup(summaries, settings),
         "tasks": _tasks(first),
         "classes": [", ".join(map(str, task)) for task in stream["tasks"] or []],
         "configurations": configurations,
         "published": any(each[head]["paper"] for each in configurations for head in HEADS),
         "choice": _choice(configurations, stream["validation"] is not None),
+        "memory": _usual_memory(configurations),
     }
+    return section | {"verdicts": {head: verdict(section, head)._asdict() for head in HEADS}}
 
 
 def _led(group: Sequence[Json]) -> bool:
     """Whether a paper says, for every head, which of these represents its method."""
     return all(any((each[head]["paper"] or {}).get("leads") for each in group) for head in HEADS)
+
+
+def _usual_memory(configurations: Sequence[Json]) -> str:
+    """Of many memories the one that most methods were run with; all, where no method has more than two."""
+    methods: dict[str, set[str]] = {}
+    memories: dict[str, set[str]] = {}
+    for each in configurations:
+        methods.setdefault(each["method"], set()).add(each["memory"])
+        memories.setdefault(each["memory"], set()).add(each["method"])
+    several = any(len(found) > 2 for found in methods.values())
+    return max(memories, key=lambda memory: len(memories[memory])) if several else ""
 
 
 def _choice(configurations: Sequence[Json], on_validation: bool) -> str:
@@ -108,34 +146,60 @@ def _choice(configurations: Sequence[Json], on_validation: bool) -> str:
     )
 
 
-def _configuration(summary: Summary, settings: str, published: Published, held_out: Mapping[str, Summary]) -> Json:
-    """One method with its hyper-parameters, over its seeds, and its accuracy on held-out training data, if any."""
-    twin = held_out.get(_tested(summary))
-    run = RunSpec.from_json({**summary.spec, "seed": 0}).hash() if published else ""
+def _configuration(summary: Summary, settings: str) -> Json:
+    """One method with its hyper-parameters: what tells it from the others."""
     memory = summary.spec["memory"]
     size = None if memory is None else memory["per_class"] if memory["per_class"] is not None else memory["total"]
     unit = None if memory is None else "per class" if memory["per_class"] is not None else "in all"
     return {
-        "label": summary.label,
+        "label": summary.method + " with exemplars" * summary.label.endswith("-S"),
         "method": summary.method,
+        "study": summary.study,
         "lam": summary.lam,
-        "memory": "none" if memory is None else f"{size} {unit}, {memory['sampler']}",
+        "memory": words.memory(memory),
         "size": size,
         "unit": unit,
-        "sampler": memory and memory["sampler"],
+        "sampler": memory and words.sampler(memory["sampler"]),
         "settings": settings,
         "seeds": list(summary.seeds),
-        **{
-            head: {
-                **_measured(summary, head),
-                "paper": published.get((run, head)),
-                "validation": None
-                if twin is None
-                else _numbers(np.array([mean_and_deviation(twin.A[head])[0]]))[0],
-            }
-            for head in HEADS
-        },
     }
+
+
+def _recorded(summary: Summary, study: Results | None, points: int) -> Json:
+    """What a study's folder has of these runs beside their rows: seconds and bytes, and the losses' means."""
+    if study is None:
+        return {"seconds": [], "kept": None, "losses": None}
+    costs = [study.costs.get(key) for key in summary.hashes]
+    kept = [cost.kept for cost in costs if cost]
+    by_step: dict[int, list[float]] = {}
+    for key in summary.hashes:
+        for step, loss in study.losses(key):
+            by_step.setdefault(step, []).append(loss)
+    steps = sorted(by_step)
+    steps = [steps[round(i)] for i in np.linspace(0, len(steps) - 1, min(points, len(steps)))]
+    return {
+        "seconds": [round(cost.seconds, 3) if cost else None for cost in costs] if kept else [],
+        "kept": max(kept, default=None),
+        "losses": _curve({step: by_step[step] for step in steps}) if steps else None,
+    }
+
+
+def _curve(by_step: Mapping[int, Sequence[float]]) -> Json:
+    means, deviations = zip(*(mean_and_deviation(np.array(losses)) for losses in by_step.values()), strict=True)
+    return {"step": list(by_step), "mean": _digits(means), "deviation": _digits(deviations)}
+
+
+def _digits(values: Sequence[float]) -> list[float | None]:
+    """Four significant digits; JSON has no NaN."""
+    return [float(f"{value:.4g}") if np.isfinite(value) else None for value in values]
+
+
+def _results(summary: Summary, head: str, published: Published, held_out: Mapping[str, Summary]) -> Json:
+    """What was measured under one head, over the seeds, on held-out training data, if any, and by a paper."""
+    twin = held_out.get(_tested(summary))
+    run = RunSpec.from_json({**summary.spec, "seed": 0}).hash() if published else ""
+    validation = None if twin is None else _numbers(np.array([mean_and_deviation(twin.A[head])[0]]))[0]
+    return {**_measured(summary, head), "paper": published.get((run, head)), "validation": validation}
 
 
 def _measured(summary: Summary, head: str) -> Json:
@@ -173,6 +237,25 @@ def _facts(summary: Summary) -> list[str]:
     return facts
 
 
+def _setup(summaries: Sequence[Summary], settings: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
+    """How the runs of a section were trained, setting by setting; every value that occurs."""
+    rows = [
+        {
+            "dataset": summary.spec["stream"]["dataset"],
+            "network": summary.spec["network"],
+            "training": values["budget"],
+            "batch": str(summary.spec["training"]["batch"]),
+            "optimizer": summary.spec["training"]["optimizer"],
+            "learning rate": f"{summary.spec['training']['lr']:g}",
+        }
+        for summary, values in zip(summaries, settings, strict=True)
+    ]
+    setup = [(name, words.listed(list(dict.fromkeys(row[name] for row in rows)), "or")) for name in rows[0]]
+    setup[2] = ("training", f"{setup[2][1]} per task")
+    counts = sorted({len(summary.seeds) for summary in summaries})
+    return [*setup, ("seeds", str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}")]
+
+
 def _settings(summary: Summary) -> dict[str, str]:
     """What else a result depends on besides stream, network, memory and λ, in words."""
     spec = summary.spec
@@ -185,7 +268,7 @@ def _settings(summary: Summary) -> dict[str, str]:
     if summary.chosen:
         named["λ"] = f"chosen: {summary.chosen}"
     budget = f"{epochs} epoch{'s' * (epochs != 1)}" if steps is None else f"{steps} steps"
-    return {"budget": budget, **{name: f"{name} {value}" for name, value in named.items()}}
+    return {"budget": budget, **{name: f"{words.setting(name)} {value}" for name, value in named.items()}}
 
 
 def _differing(method: str, settings: Sequence[Mapping[str, str]], summaries: Sequence[Summary]) -> list[str]:

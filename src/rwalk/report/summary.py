@@ -39,6 +39,8 @@ class Summary:
     F: dict[str, NDArray[np.float64]]
     I: dict[str, NDArray[np.float64]]  # noqa: E741 - the paper's name
     more: dict[str, dict[str, NDArray[np.float64]]] = field(default_factory=dict)  # other measures, by MORE
+    hashes: tuple[str, ...] = ()  # of the runs
+    study: str = ""  # where several studies are compared: which one it is of
 
 
 def summarise(rows: Sequence[Row]) -> list[Summary]:
@@ -72,6 +74,7 @@ def _summary(rows: list[Row]) -> Summary:
         F={head: metrics.forgetting(accuracy[head]) for head in heads},
         I={head: np.array([row[head]["I"] for row in rows], dtype=float) for head in heads},
         more=_more(rows, accuracy),
+        hashes=tuple(row["hash"] for row in rows),
     )
 
 

@@ -1,4 +1,4 @@
-"""Loss curves of a study, which rows do not hold: kept in its folder while it is tracked, for a later export."""
+"""Loss curves of a study, which rows do not hold: kept in its folder, for reports and trackers."""
 
 from __future__ import annotations
 
@@ -28,5 +28,10 @@ class Curves:
         with suppress(OSError), open(self.file, "a", newline="") as file:  # a curve must not stop a study
             csv.writer(file, lineterminator="\n").writerow([run.hash(), step, repr(loss)])
 
-    def of(self, run: RunSpec) -> list[tuple[int, float]]:
-        return sorted(self._losses.get(run.hash(), {}).items())
+    def runs(self) -> list[str]:
+        """The hashes of all runs that have losses, in the order in which they began."""
+        return list(self._losses)
+
+    def of(self, run: RunSpec | str) -> list[tuple[int, float]]:
+        """(step, loss) of a run, or of the run with this hash."""
+        return sorted(self._losses.get(run if isinstance(run, str) else run.hash(), {}).items())

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from rwalk.engine.fleet import Measured, Progress
+from rwalk.engine.footprint import Cost
 from rwalk.studies.specs import RunSpec
 
 Runs = tuple[RunSpec, ...]  # that are trained together, as one fleet
@@ -30,6 +31,13 @@ class TaskMeasured(NamedTuple):
 
     runs: Runs
     measured: Measured
+
+
+class Spent(NamedTuple):
+    """Some runs were trained in one go, from the first task to the last, and each of them cost this."""
+
+    runs: Runs
+    cost: Cost
 
 
 class Trained(NamedTuple):
@@ -58,5 +66,5 @@ class Stopped(NamedTuple):
     reason: str
 
 
-Event = Started | Stepped | TaskMeasured | Trained | RowDone | Finished | Stopped
+Event = Started | Stepped | TaskMeasured | Spent | Trained | RowDone | Finished | Stopped
 Watch = Callable[[Event], None]

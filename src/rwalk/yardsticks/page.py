@@ -10,9 +10,9 @@ import numpy as np
 
 from rwalk.files import write_atomically
 from rwalk.paper.experiments import Experiment, runs_of
-from rwalk.paper.measured import Mean
 from rwalk.paper.reproduce import known_rows
 from rwalk.paper.verdicts import verdict
+from rwalk.report.statistics import Mean
 from rwalk.report.summary import mean_and_deviation
 from rwalk.studies import provenance
 from rwalk.studies.store import Row

@@ -1,4 +1,4 @@
-// What is shown, and its numbers: selections of configurations, statistics over seeds, CSV.
+// What is shown, and its numbers: selections of configurations, statistics over seeds, names, CSV.
 "use strict";
 
 const report = JSON.parse(document.getElementById("data").textContent);
@@ -8,12 +8,17 @@ const MEASURES = [
   { key: "F", name: "forgetting", unit: "", scale: 1, digits: 3, better: Math.min },
   { key: "I", name: "intransigence", unit: "", scale: 1, digits: 3, better: Math.min },
 ];
+const ROWS_AT_ONCE = 50; // of a table; a button shows more
 
 // What the reader has chosen: for the page, and for each section.
 const chosen = { head: HEADS[0], methods: new Set(report.methods.map((method) => method.name)) };
 for (const section of report.sections) {
-  section.chosen = { memory: "", variants: "best", sort: null, panels: null };
-  for (const each of section.configurations) each.section = section;
+  section.chosen = {
+    memory: "", variants: "best", sort: null, rows: ROWS_AT_ONCE,
+    panels: null, over: "accuracy", after: section.tasks - 1, matrix: null, seeds: "A", pair: [null, null],
+  };
+  section.configurations.forEach((each, number) => Object.assign(each, { section, number, known: {} }));
+  section.someMemory = section.configurations.some((each) => each.size !== null);
 }
 
 // ── statistics over seeds; a stopped run has null for what it did not reach ──────────────────────────────────
@@ -32,10 +37,16 @@ function deviation(values) {
   return Math.sqrt(there.reduce((sum, value) => sum + (value - middle) ** 2, 0) / (there.length - 1));
 }
 
-// One measure of one configuration under the chosen head: { mean, deviation } in the measure's own unit.
+// A measure's values under the chosen head, one per seed, in the measure's own unit.
+const valuesOf = (configuration, measure) =>
+  configuration[chosen.head][measure.key].map((value) => value === null ? null : value * measure.scale);
+
+// Their mean and deviation; remembered, because sorting thousands of rows asks again and again.
 function statistic(configuration, measure) {
-  const values = configuration[chosen.head][measure.key].map((value) => value === null ? null : value * measure.scale);
-  return { mean: mean(values), deviation: deviation(values) };
+  return configuration.known[chosen.head + measure.key] ??= (() => {
+    const values = valuesOf(configuration, measure);
+    return { mean: mean(values), deviation: deviation(values) };
+  })();
 }
 
 // The paper's value for this configuration under the chosen head, in the measure's own unit.
@@ -72,14 +83,19 @@ const ofChosenMethods = (section) => section.configurations.filter((each) => cho
 const ofChosenMemory = (section) => ofChosenMethods(section)
   .filter((each) => !section.chosen.memory || each.memory === section.chosen.memory);
 
-// What the table, the curves and the plane show.
-function selected(section) {
+// What the table shows, in its order; plots that have no room for all take the first. Worked out once per choice.
+const selected = (section) => section.selected ??= selection(section);
+
+function selection(section) {
   const all = ofChosenMemory(section);
-  return section.chosen.variants === "all" ? all : best(all, (each) => identity(each.method, each.memory));
+  const shown = section.chosen.variants === "all"
+    ? all.slice() : best(all, (each) => identity(each.study, each.method, each.memory));
+  return sorted(section, shown);
 }
 
 // For each group the configuration that leads in the paper; otherwise the one with the highest mean A under the chosen
 // head, or the first if none was measured. A is taken on held-out training data if the whole group was measured there.
+// The verdict chooses by the same rule (verdict.py).
 function best(configurations, key) {
   return [...grouped(configurations, key).values()].map((group) => {
     const heldOut = group.every((each) => each[chosen.head].validation !== null);
@@ -93,22 +109,24 @@ function best(configurations, key) {
 
 const lambda = (each) => each.lam ? `λ ${each.lam}` : "";
 const memory = (each) => each.memory === "none" ? "" : each.memory;
+const study = (each) => each.study;
+const settings = (each) => each.settings;
 
 // Everything that tells a configuration from all others.
-const fullName = (each) => [each.label, lambda(each), memory(each), each.settings].filter(Boolean).join(", ");
+const fullName = (each) => [each.label, lambda(each), memory(each), each.settings, each.study].filter(Boolean).join(", ");
 
 // The shortest names that tell these configurations apart: an aspect (λ, memory …) only where a label has several.
-function shortNames(configurations, aspects = [lambda, memory, (each) => each.settings]) {
+function shortNames(configurations, aspects = [lambda, memory, settings, study]) {
   const groups = grouped(configurations, (each) => each.label);
-  return configurations.map((each) => {
-    const told = aspects.filter((aspect) => distinct(groups.get(each.label), aspect).length > 1);
-    return [each.label, ...told.map((aspect) => aspect(each))].filter(Boolean).join(", ");
-  });
+  const told = new Map([...groups].map(([label, own]) =>
+    [label, aspects.filter((aspect) => distinct(own, aspect).length > 1)]));
+  return configurations.map((each) =>
+    [each.label, ...told.get(each.label).map((aspect) => aspect(each))].filter(Boolean).join(", "));
 }
 
-// ── CSV: one line per seed, at full precision, of what is shown ────────────────────────────────────────────────
+// ── CSV: one line per seed, at full precision, of what is shown ──────────────────────────────────────────────
 
-const IDENTITY = ["label", "method", "lam", "memory", "size", "unit", "sampler", "settings"];
+const IDENTITY = ["study", "label", "method", "lam", "memory", "size", "unit", "sampler", "settings"];
 
 function csv(header, lines) {
   const cell = (value) => {
@@ -132,4 +150,14 @@ function accuracyCsv(configurations) {
   return csv([...IDENTITY, "head", "seed", "after_task", "task", "accuracy"], configurations.flatMap(
     (each) => each.seeds.flatMap((seed, i) => each[chosen.head].accuracy[i].flatMap((row, k) => row.map(
       (value, j) => [...identifying(each), chosen.head, seed, k + 1, j + 1, value])))));
+}
+
+function lossesCsv(configurations) {
+  return csv([...IDENTITY, "step", "loss_mean", "loss_sd"], configurations.flatMap((each) => each.losses.step.map(
+    (step, i) => [...identifying(each), step, each.losses.mean[i], each.losses.deviation[i]])));
+}
+
+function costsCsv(configurations) {
+  return csv([...IDENTITY, "seed", "seconds", "bytes_kept"], configurations.flatMap((each) => each.seeds.map(
+    (seed, i) => [...identifying(each), seed, each.seconds[i], each.kept])));
 }

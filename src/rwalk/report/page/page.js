@@ -1,41 +1,34 @@
-// The page: controls, tables, downloads, theme, printing. One `refresh` redraws everything from what is chosen.
+// The page: controls, theme, printing. One `refresh` redraws everything from what is chosen.
 
 const sectionsOnPage = [...document.querySelectorAll("section[data-section]")]
   .map((element) => ({ element, section: report.sections[Number(element.dataset.section)] }));
 
 function refresh() {
-  showMethods();
+  for (const verdict of document.querySelectorAll("[data-verdict]")) verdict.hidden = verdict.dataset.verdict !== chosen.head;
   for (const { element, section } of sectionsOnPage) refreshSection(element, section);
 }
 
+// The table at once; what is below it a moment later, so that a click never waits for what is out of sight.
 function refreshSection(element, section) {
+  section.selected = null;
   showTable(element.querySelector(".results"), section);
-  if (!window.Plotly) return;
-  for (const figure of element.querySelectorAll("figure")) draw(figure, section);
+  soon(element.querySelector(".pair"), () => showPair(element.querySelector(".pair"), section));
+  soon(element, () => showConfigurations(element, section));
+  for (const figure of element.querySelectorAll("figure")) soon(figure, () => draw(figure, section));
 }
 
-function made(tag, properties = {}, ...children) {
-  const element = Object.assign(document.createElement(tag), properties);
-  element.append(...children);
-  return element;
-}
+// ── controls of the page ─────────────────────────────────────────────────────────────────────────────────────
 
-// ── controls ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-// Drawn anew with the theme, as swatches have its colours; the boxes double as the page's legend.
-function showMethods() {
-  const boxes = report.methods.map(({ name, symbol }) => {
+// The boxes double as the page's legend.
+function prepareMethods() {
+  document.getElementById("methods").append(...report.methods.map(({ name, symbol }) => {
     const box = made("input", { type: "checkbox", value: name, checked: chosen.methods.has(name) });
     box.addEventListener("change", () => {
       chosen.methods[box.checked ? "add" : "delete"](name);
       refresh();
     });
     return made("label", {}, box, made("span", {}, swatch({ colour: colourOf(name), symbol, dash: null }), name));
-  });
-  const fieldset = document.getElementById("methods");
-  const focused = [...fieldset.querySelectorAll("input")].findIndex((box) => box === document.activeElement);
-  fieldset.replaceChildren(fieldset.firstElementChild, ...boxes);
-  fieldset.querySelectorAll("input")[focused]?.focus();
+  }));
 }
 
 document.getElementById("heads").addEventListener("change", (event) => {
@@ -43,36 +36,62 @@ document.getElementById("heads").addEventListener("change", (event) => {
   refresh();
 });
 
+// ── controls of a section ────────────────────────────────────────────────────────────────────────────────────
+
 function prepareSection(element, section) {
+  prepareTable(element, section);
+  preparePanels(element, section);
+  const redraw = (kind) => draw(element.querySelector(`figure[data-kind=${kind}]`), section);
+  const choose = (selector, name, kind, parse = (value) => value) => {
+    element.querySelector(selector).addEventListener("input", (event) => {
+      section.chosen[name] = parse(event.target.value);
+      if (name === "after") event.target.nextElementSibling.textContent = afterWords(section);
+      redraw(kind);
+    });
+  };
+  choose(".over select", "over", "accuracy");
+  choose(".which select", "matrix", "matrix", Number);
+  choose(".after input", "after", "matrix", (value) => Number(value) - 1);
+  choose(".measure select", "seeds", "seeds");
+  const slider = element.querySelector(".after input");
+  Object.assign(slider, { max: section.tasks, value: section.chosen.after + 1 });
+  slider.nextElementSibling.textContent = afterWords(section);
+  element.querySelectorAll(".pair select").forEach((select, i) => select.addEventListener("change", () => {
+    section.chosen.pair = [...element.querySelectorAll(".pair select")].map((each) => Number(each.value));
+    showPair(element.querySelector(".pair"), section);
+  }));
+  for (const figure of element.querySelectorAll("figure")) {
+    prepareExports(figure, section);
+    figure.querySelector("details").addEventListener("toggle", () => showNumbers(figure));
+  }
+}
+
+const afterWords = (section) => `after task ${section.chosen.after + 1} of ${section.tasks}`;
+
+function prepareTable(element, section) {
   const results = element.querySelector(".results");
   const memories = [...grouped(section.configurations, (each) => each.memory)];
-  // All, where a method has one or two (with, and without); of many, the one most methods were run with.
-  const usual = memories.reduce((most, each) => count(each) > count(most) ? each : most);
-  const several = [...grouped(section.configurations, (each) => each.method).values()]
-    .some((own) => distinct(own, (each) => each.memory).length > 2);
-  section.chosen.memory = several ? usual[0] : "";
+  section.chosen.memory = section.memory; // as the verdict has it
   const select = results.querySelector(".memory select");
   select.append(made("option", { value: "" }, "all"), ...memories.map(([name]) => made("option", { value: name }, name)));
   select.value = section.chosen.memory;
   results.querySelector(".memory").hidden = memories.length < 2;
-  const families = distinct(section.configurations, (each) => identity(each.method, each.memory));
+  const families = distinct(section.configurations, (each) => identity(each.study, each.method, each.memory));
   results.querySelector(".variants").hidden = families.length === section.configurations.length;
   for (const name of ["memory", "variants"]) {
     results.querySelector(`.${name} select`).addEventListener("change", (event) => {
       section.chosen[name] = event.target.value;
+      section.chosen.rows = ROWS_AT_ONCE;
       refreshSection(element, section);
     });
   }
+  results.querySelector(".more").addEventListener("click", () => {
+    section.chosen.rows += ROWS_AT_ONCE;
+    showRows(results, section, section.chosen.rows - ROWS_AT_ONCE);
+  });
   results.querySelector(".csv").addEventListener("click", () =>
-    download(tableCsv(section), `${fileName(section)}-table-${chosen.head}.csv`));
-  preparePanels(element, section);
-  for (const figure of element.querySelectorAll("figure")) {
-    figure.querySelector(".csv").addEventListener("click", () =>
-      download(figure.csv(), `${fileName(section)}-${figure.dataset.kind}-${chosen.head}.csv`));
-  }
+    download(tableCsv(section), `${fileName(section, "table", chosen.head)}.csv`, "text/csv"));
 }
-
-const count = ([, configurations]) => distinct(configurations, (each) => each.method).length;
 
 // Tasks, and their average last, can be switched on and off; many tasks, or a phone, begin with a few.
 function preparePanels(element, section) {
@@ -96,102 +115,17 @@ function preparePanels(element, section) {
   element.querySelector(".chips").replaceChildren(...chips);
 }
 
-// ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-function columns(section, shown) {
-  const some = (key) => section.configurations.some((each) => each[key] && each[key] !== "none");
-  const runs = (each) => measured(each[chosen.head].A).length;
-  return [
-    { name: "method", value: (each) => each.label, cell: methodCell },
-    { name: "λ", number: true, value: (each) => each.lam, cell: (each) => each.lam ? String(each.lam) : "–" },
-    some("memory") && { name: "memory", value: (each) => each.size ?? 0, cell: (each) => memory(each) || "–" },
-    ...MEASURES.flatMap((measure) => [{
-      name: `${measure.name} ${measure.key}`, index: section.tasks, unit: measure.unit, number: true, measure,
-      value: (each) => statistic(each, measure).mean,
-      cell: (each) => written(statistic(each, measure), measure.digits),
-    }, shown.some((each) => paper(each, measure) !== null) && {
-      name: `paper’s ${measure.key}${measure.unit}`, number: true, value: (each) => paper(each, measure),
-      cell: (each) => written({ mean: paper(each, measure), deviation: null }, measure.digits),
-    }]),
-    { name: "seeds", number: true, value: runs,
-      cell: (each) => runs(each) === each.seeds.length ? String(runs(each)) : `${runs(each)} of ${each.seeds.length}` },
-    some("settings") && { name: "settings", value: (each) => each.settings, cell: (each) => each.settings },
-  ].filter(Boolean);
+// Whose matrix is shown: one of those in the table.
+function showConfigurations(element, section) {
+  const shown = withAccuracy(section).slice(0, OPTIONS);
+  const names = new Map(shortNames(shown).map((name, i) => [shown[i], name]));
+  const select = element.querySelector(".which select");
+  if (!shown.some((each) => each.number === section.chosen.matrix)) section.chosen.matrix = shown[0]?.number ?? null;
+  select.replaceChildren(...shown.map((each) =>
+    made("option", { value: each.number, selected: each.number === section.chosen.matrix }, names.get(each))));
 }
 
-function methodCell(each) {
-  const { symbol } = METHODS.get(each.method);
-  return made("span", { className: "method" },
-              swatch({ colour: colourOf(each.method), symbol, hollow: isHollow(each), dash: null }), each.label);
-}
-
-function showTable(card, section) {
-  const shown = selected(section);
-  const all = columns(section, shown);
-  const { sort } = section.chosen;
-  const by = sort && all.find((column) => column.name === sort.name);
-  if (by) shown.sort((a, b) => compared(by.value(a), by.value(b), sort.descending));
-  card.querySelector("h3").textContent = report.titles[chosen.head];
-  card.querySelector(".choices").hidden = !card.querySelector(".choices label:not([hidden])");
-  card.querySelector("output").textContent = `${shown.length} of ${section.configurations.length} shown`;
-  card.querySelector("thead").replaceChildren(made("tr", {}, ...all.map((column) => headCell(column, card, section))));
-  const winners = new Map(all.filter((column) => column.measure).map((column) => [column, winner(column, shown)]));
-  card.querySelector("tbody").replaceChildren(...shown.map((each) => made("tr", {}, ...all.map((column) => {
-    const value = column.measure && column.value(each);
-    const best = column.measure && value !== null && value.toFixed(column.measure.digits) === winners.get(column);
-    const content = column.cell(each);
-    return made("td", { className: column.number ? "number" : "" }, best ? made("strong", {}, content) : content);
-  }))));
-}
-
-// The best value as it prints, so that whatever prints like it is best too.
-function winner(column, shown) {
-  const values = measured(shown.map(column.value));
-  return values.length ? column.measure.better(...values).toFixed(column.measure.digits) : null;
-}
-
-// What was not measured comes last, whichever way.
-function compared(a, b, descending) {
-  if (a === null || b === null) return (a === null) - (b === null);
-  const order = typeof a === "string" ? a.localeCompare(b) : a - b;
-  return descending ? -order : order;
-}
-
-function headCell(column, card, section) {
-  const { sort } = section.chosen;
-  const sorted = sort?.name === column.name;
-  const better = column.measure && (column.measure.better === Math.max ? " ↑" : " ↓");
-  const button = made("button", { type: "button" }, column.name,
-                      ...(column.measure ? [made("sub", {}, String(column.index)), column.unit, better] : []));
-  button.addEventListener("click", () => {
-    const descending = column.measure?.better === Math.max;
-    section.chosen.sort = { name: column.name, descending: sorted ? !sort.descending : descending };
-    showTable(card, section);
-    [...card.querySelectorAll("th button")].find((each) => each.textContent === button.textContent).focus();
-  });
-  const cell = made("th", { className: column.number ? "number" : "", scope: "col" }, button);
-  if (sorted) cell.setAttribute("aria-sort", sort.descending ? "descending" : "ascending");
-  return cell;
-}
-
-function tableCsv(section) {
-  const names = MEASURES.flatMap(({ key }) => [`${key}_mean`, `${key}_sd`, `${key}_paper`]);
-  return csv([...IDENTITY, "head", "seeds", ...names], selected(section).map((each) => {
-    const { paper, ...values } = each[chosen.head];
-    return [...identifying(each), chosen.head, measured(values.A).length, ...MEASURES.flatMap(
-      ({ key }) => [mean(values[key]), deviation(values[key]), paper?.[key] ?? null])];
-  }));
-}
-
-// ── downloads, theme, printing ───────────────────────────────────────────────────────────────────────────────
-
-const fileName = (section) => section.title.replace(/[^\p{L}\p{N}.-]+/gu, "-");
-
-function download(text, name) {
-  const link = made("a", { href: URL.createObjectURL(new Blob([text], { type: "text/csv;charset=utf-8" })), download: name });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-}
+// ── theme, size, printing ────────────────────────────────────────────────────────────────────────────────────
 
 const root = document.documentElement;
 const DARK = matchMedia("(prefers-color-scheme: dark)");
@@ -199,30 +133,36 @@ const DARK = matchMedia("(prefers-color-scheme: dark)");
 document.getElementById("theme").addEventListener("click", () => {
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : DARK.matches;
   root.dataset.theme = dark ? "light" : "dark";
-  refresh();
 });
-DARK.addEventListener("change", refresh);
 
-// Plots have a size in pixels and colours of the theme: for paper they are drawn again.
+// Charts have a size in pixels: for another width, and for paper, they are drawn again.
+function redrawFigures() {
+  for (const { element, section } of sectionsOnPage) {
+    for (const figure of element.querySelectorAll("figure")) if (figure.plot) draw(figure, section);
+  }
+}
+
+let width = innerWidth;
+addEventListener("resize", () => {
+  if (innerWidth !== width) redrawFigures();
+  width = innerWidth;
+});
+
 function printing(now) {
   root.classList.toggle("printing", now);
-  refresh();
+  redrawFigures();
   if (now) drawAll();
 }
 addEventListener("beforeprint", () => printing(true));
 addEventListener("afterprint", () => printing(false));
 
-// ── start: tables at once, plots when plotly.js is unpacked ──────────────────────────────────────────────────
+// ── start ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-async function unpacked(id) {
-  const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (letter) => letter.charCodeAt(0));
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
-}
-
-for (const { element, section } of sectionsOnPage) prepareSection(element, section);
-refresh();
-unpacked("plotly").then((source) => {
-  document.head.append(made("script", { text: source }));
+function start() {
+  prepareMethods();
+  for (const { element, section } of sectionsOnPage) prepareSection(element, section);
   refresh();
   root.dataset.ready = "";
-});
+}
+
+if (!report.live) start(); // a page that is served first recalls what was chosen (live.js)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
@@ -18,11 +19,12 @@ from rwalk.data import splits
 from rwalk.data.streams import Stream
 from rwalk.engine import evaluation
 from rwalk.engine.fleet import Fleet, Measured, Progress
+from rwalk.engine.footprint import Cost, kept_by
 from rwalk.errors import InputError, first_line
 from rwalk.metrics import HEADS
 from rwalk.studies import numerics, provenance
 from rwalk.studies.checkpoint import Checkpointer
-from rwalk.studies.events import Stepped, TaskMeasured, Trained, Watch
+from rwalk.studies.events import Spent, Stepped, TaskMeasured, Trained, Watch
 from rwalk.studies.executors import widths
 from rwalk.studies.executors.widths import TooWide
 from rwalk.studies.specs import RunSpec, StreamSpec, content_hash
@@ -34,6 +36,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 Outcomes = tuple[Job, list[dict[str, Any]]]  # and an outcome for each of them
 Report = Callable[[Job, Any], None]  # takes the news of a job in progress
 Keep = Callable[[Sequence[RunSpec], Fleet], None]
+News = Progress | Measured | Cost | str
 
 logger = logging.getLogger(__name__)
 
@@ -175,9 +178,12 @@ class Executor:
         """Train these runs, telling `watch` what happens."""
         seen: dict[tuple[str, ...], tuple[int, int]] = {}
 
-        def report(job: Job, news: Progress | Measured | str) -> None:
+        def report(job: Job, news: News) -> None:
             if isinstance(news, str):
                 logger.warning("%s", news)
+                return
+            if isinstance(news, Cost):
+                watch(Spent(job, news))
                 return
             at = (news.task, news.step) if isinstance(news, Progress) else (news.task + 1, -1)
             key = tuple(run.hash() for run in job)
@@ -207,9 +213,10 @@ def _narrower(job: Job, device: str, reason: str) -> list[Job]:
 
 
 def train(
-    context: Context, job: tuple[RunSpec, ...], report: Callable[[Progress | Measured | str], None], stop: Stop
+    context: Context, job: tuple[RunSpec, ...], report: Callable[[News], None], stop: Stop
 ) -> list[dict[str, Any]]:
     """One fleet, from its last checkpoint to its end: one outcome per run, as JSON values."""
+    begun = time.perf_counter()
     stream, k = context.streams[job[0].stream], job[0].reference
     fleet = fleet_of(context.device, stream if k is None else splits.union(stream, k), job)
     folder = context.folder(job)
@@ -218,6 +225,7 @@ def train(
         widths.note(folder, job)
     for remark in checkpoints.resume(fleet):
         report(remark)
+    resumed = fleet.task > 0 or fleet.step > 0  # what came before took a time that nobody knows
     fleet.train(report, checkpoints)
     if k is not None:
         accuracy = evaluation.evaluate(fleet, stream, k)
@@ -225,6 +233,8 @@ def train(
             {**{head: float(accuracy[head][run, k]) for head in HEADS}, "stopped": fleet.stopped[run]}
             for run in range(len(job))
         ]
+    if not resumed and not any(fleet.stopped):
+        report(Cost((time.perf_counter() - begun) / len(job), kept_by(fleet)))
     if context.keep and job[0].counts:
         context.keep(job, fleet)
     data = stream.fingerprint()

@@ -1,0 +1,174 @@
+// The table of results, and two of its rows compared.
+
+function made(tag, properties = {}, ...children) {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+}
+
+// ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+function columns(section) {
+  const some = (key) => section.configurations.some((each) => each[key] && each[key] !== "none");
+  const runs = (each) => measured(each[chosen.head].A).length;
+  return [
+    { name: "method", value: (each) => each.label, cell: methodCell },
+    some("study") && { name: "study", aside: true, value: study, cell: study },
+    some("lam") && { name: "λ", number: true, aside: true, value: (each) => each.lam, cell: (each) => each.lam ? String(each.lam) : "–" },
+    some("memory") && { name: "memory", aside: true, value: (each) => each.size ?? 0, cell: (each) => memory(each) || "–" },
+    ...MEASURES.map((measure) => ({
+      name: measure.name, number: true, measure, value: (each) => statistic(each, measure).mean,
+      cell: (each) => measureCell(each, measure),
+    })),
+    { name: "seeds", number: true, aside: true, value: runs,
+      cell: (each) => runs(each) === each.seeds.length ? String(runs(each)) : `${runs(each)} of ${each.seeds.length}` },
+    some("settings") && { name: "settings", aside: true, long: true, value: settings, cell: settings },
+  ].filter(Boolean);
+}
+
+// On a phone, where the columns aside have no room, the method's cell says what they would.
+function methodCell(each) {
+  const { symbol } = METHODS.get(each.method);
+  const aside = [lambda(each), memory(each), each.settings, each.study].filter(Boolean).join(", ");
+  return made("span", { className: "method" },
+              swatch({ colour: colourOf(each.method), symbol, hollow: isHollow(each), dash: null }),
+              made("span", {}, each.method, made("small", { className: "narrow" }, aside)));
+}
+
+function measureCell(each, measure) {
+  const { mean, deviation } = statistic(each, measure);
+  if (mean === null) return "–";
+  const spread = deviation === null ? [] : [" ", made("span", { className: "spread" }, `± ${deviation.toFixed(measure.digits)}`)];
+  const value = minus(mean.toFixed(measure.digits));
+  const published = paper(each, measure);
+  const beside = published === null ? [] : [made("small", { className: "paper" }, `paper ${minus(published.toFixed(measure.digits))}`)];
+  return made("span", {}, made("span", { className: "value" }, value), ...spread, ...beside);
+}
+
+// ── the table ────────────────────────────────────────────────────────────────────────────────────────────────
+
+function sorted(section, shown) {
+  const { sort } = section.chosen;
+  const by = sort && columns(section).find((column) => column.name === sort.name);
+  return by ? shown.sort((a, b) => compared(by.value(a), by.value(b), sort.descending)) : shown;
+}
+
+// What was not measured comes last, whichever way.
+function compared(a, b, descending) {
+  if (a === null || b === null) return (a === null) - (b === null);
+  const order = typeof a === "string" ? a.localeCompare(b) : a - b;
+  return descending ? -order : order;
+}
+
+function showTable(card, section) {
+  const shown = selected(section);
+  const all = columns(section);
+  card.querySelector("h3").textContent = report.titles[chosen.head];
+  card.querySelector(".choices").hidden = !card.querySelector(".choices label:not([hidden])");
+  card.querySelector("output").textContent = `${shown.length} of ${section.configurations.length} configurations`;
+  card.querySelector("thead").replaceChildren(made("tr", {}, ...all.map((column) => headCell(column, card, section))));
+  card.querySelector("tbody").replaceChildren();
+  showRows(card, section, 0);
+}
+
+// The rows from this one on, as many as are to be shown.
+function showRows(card, section, from) {
+  const [shown, all] = [selected(section), columns(section)];
+  const winners = new Map(all.filter((column) => column.measure).map((column) => [column, winner(column, shown)]));
+  const visible = shown.slice(from, section.chosen.rows);
+  card.querySelector("tbody").append(...visible.map((each) => made("tr", {}, ...all.map((column, i) => {
+    const value = column.measure && column.value(each);
+    const best = column.measure && value !== null && value.toFixed(column.measure.digits) === winners.get(column);
+    const content = column.cell(each);
+    const kind = kindOf(column);
+    return i ? made("td", { className: kind }, best ? made("strong", {}, content) : content)
+             : made("th", { className: kind, scope: "row" }, content);
+  }))));
+  showMore(card, section, shown.length);
+}
+
+const kindOf = (column) => ["number", "aside", "long"].filter((kind) => column[kind]).join(" ");
+
+// Thousands of rows at once would make every click wait.
+function showMore(card, section, total) {
+  const more = card.querySelector(".more");
+  more.hidden = total <= section.chosen.rows;
+  more.textContent = `Show ${Math.min(ROWS_AT_ONCE, total - section.chosen.rows)} more of ${total}`;
+}
+
+// The best value as it prints, so that whatever prints like it is best too.
+function winner(column, shown) {
+  const values = measured(shown.map(column.value));
+  return values.length ? values.reduce((a, b) => column.measure.better(a, b)).toFixed(column.measure.digits) : null;
+}
+
+function headCell(column, card, section) {
+  const { sort } = section.chosen;
+  const isSorted = sort?.name === column.name;
+  const button = made("button", { type: "button" }, ...headWords(column, section));
+  button.addEventListener("click", () => {
+    const descending = column.measure?.better === Math.max;
+    section.chosen.sort = { name: column.name, descending: isSorted ? !sort.descending : descending };
+    refreshSection(card.closest("section"), section);
+    [...card.querySelectorAll("thead button")].find((each) => each.textContent === button.textContent)?.focus();
+  });
+  const cell = made("th", { className: kindOf(column), scope: "col" }, button);
+  cell.setAttribute("aria-sort", isSorted ? (sort.descending ? "descending" : "ascending") : "none");
+  return cell;
+}
+
+function headWords(column, section) {
+  if (!column.measure) return [column.name];
+  const { key, unit, better } = column.measure;
+  return [made("span", { className: "wide" }, `${column.name} `), key, made("sub", {}, String(section.tasks)), unit,
+          better === Math.max ? " ↑" : " ↓"];
+}
+
+function tableCsv(section) {
+  const names = MEASURES.flatMap(({ key }) => [`${key}_mean`, `${key}_sd`, `${key}_paper`]);
+  return csv([...IDENTITY, "head", "seeds", ...names], selected(section).map((each) => {
+    const { paper, ...values } = each[chosen.head];
+    return [...identifying(each), chosen.head, measured(values.A).length, ...MEASURES.flatMap(
+      ({ key }) => [mean(values[key]), deviation(values[key]), paper?.[key] ?? null])];
+  }));
+}
+
+// ── two rows compared ────────────────────────────────────────────────────────────────────────────────────────
+
+const OPTIONS = 300; // a longer list is not one to choose from
+
+function showPair(card, section) {
+  const shown = selected(section).filter((each) => statistic(each, A).mean !== null).slice(0, OPTIONS);
+  card.hidden = shown.length < 2;
+  if (card.hidden) return;
+  const names = new Map(shortNames(shown).map((name, i) => [shown[i], name]));
+  const ranked = shown.toSorted((a, b) => statistic(b, A).mean - statistic(a, A).mean);
+  const kept = section.chosen.pair.map((number) => shown.find((each) => each.number === number));
+  const first = kept[0] ?? ranked.find((each) => each !== kept[1]);
+  const pair = [first, kept[1] ?? ranked.find((each) => each !== first)];
+  card.querySelectorAll("select").forEach((select, i) => {
+    select.replaceChildren(...shown.map((each) => made("option", { value: each.number, selected: each === pair[i] }, names.get(each))));
+  });
+  card.querySelector(".finding").textContent = finding(pair, names);
+  card.querySelector("tbody").replaceChildren(...MEASURES.map((measure) => pairRow(pair, measure)));
+}
+
+function pairRow(pair, measure) {
+  const test = welch(...pair.map((each) => valuesOf(each, measure)));
+  const number = (content) => made("td", { className: "number" }, content);
+  const reach = test?.reach == null ? "" : ` ± ${test.reach.toFixed(measure.digits)}`;
+  return made("tr", {}, made("th", { scope: "row" }, `${measure.name} ${measure.key}${measure.unit}`),
+    ...pair.map((each) => number(written(statistic(each, measure), measure.digits))),
+    number(test ? minus(test.difference.toFixed(measure.digits)) + reach : "–"),
+    number(test?.p == null ? "–" : writtenChance(test.p).replace("p ", "").replace("= ", "")));
+}
+
+function finding([one, other], names) {
+  if (one === other) return "Choose two different rows.";
+  const test = welch(valuesOf(one, A), valuesOf(other, A));
+  const ahead = test.difference >= 0 ? one : other;
+  const lead = `${names.get(ahead)} is ${Math.abs(test.difference).toFixed(1)} points ahead in accuracy`;
+  if (test.p === null) return `${lead}; with a single seed that may be chance.`;
+  return test.p < 0.05 ? `${lead}: more than chance (${writtenChance(test.p)}).`
+                       : `${lead}, which may be chance (${writtenChance(test.p)}).`;
+}

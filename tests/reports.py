@@ -1,0 +1,75 @@
+"""Results as studies write them, with accuracies drawn instead of trained: for tests of reports."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from rwalk import metrics
+from rwalk.data.memory import MemorySpec
+from rwalk.report.html import write_report
+from rwalk.studies.specs import RunSpec, StreamSpec
+from rwalk.studies.store import SCHEMA, Row
+
+HOSTILE = "<img src=x onerror='window.boom=1'></script><script>window.boom=1</script>&amp;<b>bold</b>"
+HEADS = ("single", "multi")
+
+
+def made_row(spec: RunSpec, tasks: int = 3, stopped: str | None = None) -> Row:
+    """A row as a study writes it, with accuracies drawn instead of trained."""
+    draw = np.random.default_rng(int(spec.hash()[:8], 16))
+    row: Row = {"schema": SCHEMA, "hash": spec.hash(), "method": spec.method, "seed": spec.seed}
+    row["lam"] = spec.numbers.get("lam", 0.0)
+    row["accuracy"] = {}
+    for head in HEADS:
+        a = np.where(np.tri(tasks, dtype=bool), draw.integers(500, 1000, (tasks, tasks)) / 1000, np.nan)
+        if stopped:
+            a[1:] = np.nan
+        measures = {"A": metrics.average_accuracy(a), "F": metrics.forgetting(a), "I": a[-1, -1] - 0.7}
+        row[head] = {name: None if np.isnan(value) else float(value) for name, value in measures.items()}
+        row["accuracy"][head] = [[None if np.isnan(value) else value for value in line] for line in a.tolist()]
+    row["stopped"] = stopped
+    row["spec"] = spec.to_json()
+    row["made"] = {"rwalk": "0.1.0", "numerics": 1}
+    return row
+
+
+def made_rows() -> list[Row]:
+    """λ's, memory sizes, samplers, two datasets, a stopped run, and text that would like to be markup."""
+    runs = []
+    for seed in range(2):
+        base = RunSpec(stream=StreamSpec("digits"), seed=seed)
+        runs.append(base)
+        runs += [replace(base, method="rwalk", numbers={"lam": lam}) for lam in (0.1, 1.0, 10.0)]
+        runs += [
+            replace(base, method=method, numbers={"lam": 1.0} if method == "rwalk" else {}, memory=memory)
+            for method in ("vanilla", "rwalk")
+            for memory in (MemorySpec(per_class=m, sampler=s) for m in (5, 10) for s in ("mof", "uniform"))
+        ]
+        named = tuple((f"{HOSTILE}{k}", "plain") for k in range(3))
+        runs.append(RunSpec(stream=StreamSpec(HOSTILE, tasks=named), method=HOSTILE, network=HOSTILE, seed=seed))
+    stopped = RunSpec(stream=StreamSpec("digits"), seed=2)
+    return [*map(made_row, runs), made_row(stopped, stopped=f"the loss is not finite {HOSTILE}")]
+
+
+def write_rows(path: Path, rows: list[Row]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def hostile_page(folder: Path) -> Path:
+    """The report of `made_rows`, in a folder whose name, too, would like to be markup."""
+    folder = folder / "<i>results"
+    write_rows(folder / "runs.jsonl", made_rows())
+    environment = {"python": "3.11", "torch": HOSTILE}
+    (folder / "study.json").write_text(json.dumps({"hash": "", "runs": [], "environment": environment}))
+    (folder / "commands.txt").write_text(f"rwalk run {HOSTILE}\n")
+    hashes = [row["hash"] for row in made_rows()]
+    curves = [f"{key},{step},{1 / step}" for key in hashes[:8] for step in range(1, 30)]
+    (folder / "losses.csv").write_text("\n".join(curves) + "\n")
+    costs = [f"{key},{1.5 + place},{place * 1000},2026-01-02T03:04:05+00:00" for place, key in enumerate(hashes)]
+    (folder / "costs.csv").write_text("\n".join(costs) + "\n")
+    return write_report([folder])

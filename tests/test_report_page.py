@@ -1,0 +1,582 @@
+"""The report in a real browser: what it draws, what it answers to, what it lets be taken away."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from reports import HEADS, HOSTILE, hostile_page, made_row, made_rows, write_rows
+from rwalk.data.memory import MemorySpec
+from rwalk.paper.experiments import published_values
+from rwalk.report.html import write_report
+from rwalk.report.watch import Watched, serve
+from rwalk.studies.specs import RunSpec, StreamSpec
+from rwalk.studies.store import Row
+
+# ── the page in a browser ────────────────────────────────────────────────────────────────────────────────────────
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+FLAGS += ["--disable-background-networking", "--disable-component-update"]
+
+
+class Opened:
+    """The page in a browser tab, with everything it complained of or asked the network for."""
+
+    def __init__(self, browser: Any, file: Path, **context: Any) -> None:
+        self.tab = browser.new_context(**context).new_page()
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.tab.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
+        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.tab.on("request", lambda request: self.requests.append(request.url))
+        self.address = file.as_uri()
+        self.load()
+
+    def load(self) -> None:
+        self.tab.goto(self.address)
+        self.tab.wait_for_selector("html[data-ready]")
+
+    def __call__(self, script: str) -> Any:
+        """What a script says of the page, plots out of sight drawn too."""
+        self.tab.evaluate("drawAll()")
+        return self.tab.evaluate(script)
+
+    def labels(self, section: int = 0) -> list[str]:
+        """The first lines of the results' first column."""
+        cells = self.tab.locator(f"#section-{section} .results tbody th").all_inner_texts()
+        return [text.strip().split("\n")[0] for text in cells]
+
+    def traces(self) -> set[str]:
+        """The names of everything drawn in any plot."""
+        drawn = self("""[...document.querySelectorAll('figure:not([hidden])')]
+                        .flatMap(figure => figure.plot.panels)
+                        .flatMap(panel => (panel.series ?? []).map(series => series.look.name))""")
+        return set(drawn)
+
+    def rows(self, section: int = 0) -> list[list[str]]:
+        """The cells of the results."""
+        return self(f"""[...document.querySelectorAll('#section-{section} .results tbody tr')]
+                        .map(row => [...row.cells].map(cell => cell.innerText.trim()))""")
+
+    def download(self, selector: str) -> str:
+        with self.tab.expect_download() as caught:
+            self.tab.locator(selector).click()
+        return Path(caught.value.path()).read_bytes().decode()
+
+    def table(self, selector: str) -> list[dict[str, str]]:
+        return list(csv.DictReader(io.StringIO(self.download(selector), newline="")))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not CHROMIUM:
+        pytest.skip("there is no chromium on this machine")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    return made_rows()
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return hostile_page(tmp_path_factory.mktemp("report"))
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Any, page_file: Path) -> Opened:
+    return Opened(browser, page_file, viewport={"width": 1280, "height": 900})
+
+
+@pytest.fixture
+def opened(tab: Opened) -> Iterator[Opened]:
+    """The page as it opens; whatever a test does with it, nothing is complained of and nothing sent."""
+    tab.load()
+    yield tab
+    assert tab.complaints == []
+    assert [url for url in tab.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def test_it_opens_and_draws_everything(opened: Opened) -> None:
+    kinds = "[...document.querySelectorAll('#section-0 figure:not([hidden])')].map(f => f.dataset.kind)"
+    expected = ["accuracy", "matrix", "seeds", "plane", "lambda", "samples", "samplers", "losses", "costs"]
+    assert opened(kinds) == expected
+    marks = "[...document.querySelectorAll('#section-0 .panel')].map(p => p.querySelectorAll('path, rect').length)"
+    assert min(opened(marks)) > 2
+    assert opened("document.querySelectorAll('#section-1 figure:not([hidden])').length") == 5
+    words = opened("document.querySelector('#section-0 figure[data-kind=plane] svg').textContent")
+    assert "forgets the old, learns the new less well" in words and "PBT" not in words
+
+
+def test_names_are_spelled_out(opened: Opened) -> None:
+    """Nobody needs to know the paper's shorthand."""
+    opened.tab.locator("#section-0 .memory select").select_option("")
+    text = opened("document.querySelector('#section-0').textContent")
+    assert "with exemplars" in text and "mean of features" in text
+    assert "rwalk-S" not in text and "mof" not in text
+
+
+def test_facts_stand_on_top(opened: Opened) -> None:
+    text = opened("document.querySelector('.masthead').innerText")
+    for fact in ("by more than chance", "rwalk run <img", "training time", "rwalk 0.1.0"):
+        assert fact in text or (fact == "by more than chance" and "may be chance" in text), fact
+    setup = opened("document.querySelector('#section-0 .facts').innerText.replaceAll('\\n', ' ')")
+    for fact in (
+        "dataset digits",
+        "1 epoch per task",
+        "batch 64",
+        "optimizer adam",
+        "learning rate 0.001",
+        "seeds",
+    ):
+        assert fact in setup
+
+
+def test_methods_with_a_memory_each_are_shown_together(browser: Any, tmp_path: Path) -> None:
+    """As in the paper's table S1: three memories, none of them shared, and no two samplers to compare."""
+    memories = {"icarl": MemorySpec(51), "gem": MemorySpec(51, sampler="uniform"), "rwalk": MemorySpec(50)}
+    base = RunSpec(stream=StreamSpec("digits"))
+    write_rows(tmp_path / "runs.jsonl", [made_row(replace(base, method=m, memory=memories[m])) for m in memories])
+    page = Opened(browser, write_report([tmp_path]), viewport={"width": 1280, "height": 900})
+    assert set(page.labels()) == set(memories)
+    kinds = "[...document.querySelectorAll('figure:not([hidden])')].map(f => f.dataset.kind)"
+    assert "samplers" not in page(kinds) and page.complaints == []
+    page.tab.context.close()
+
+
+def test_published_values_stand_beside_the_papers_runs(browser: Any, tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).parent.parent / "results" / "table1-mnist" / "runs.jsonl", tmp_path)
+    file = write_report([tmp_path], published=published_values())
+    page = Opened(browser, file, viewport={"width": 1280, "height": 900})
+
+    def shown(method: str, memory: str) -> list[str]:
+        (cells,) = [cells for cells in page.rows() if cells[0] == method and cells[2].startswith(memory)]
+        return [cell.partition("paper ")[2] for cell in cells[3:6]]
+
+    assert shown("rwalk", "10 per class") == ["82.5", "0.150", "0.140"]
+    assert shown("rwalk", "–") == [""] * 3, "the paper has none of RWalk in single-head evaluation without samples"
+    page.tab.get_by_text("multi-head", exact=True).click()
+    assert shown("rwalk", "–")[0] == "99.3"
+    downloaded = {row["label"]: row["A_paper"] for row in page.table(".results .csv")}
+    assert downloaded["vanilla"] == "0.903" and downloaded["vanilla with exemplars"] == ""
+    assert page.complaints == []
+    page.tab.context.close()
+
+
+def test_what_leads_by_the_paper_is_shown_before_what_scored_best(browser: Any, tmp_path: Path) -> None:
+    base = RunSpec(stream=StreamSpec("digits"), method="rwalk")
+    rows = [made_row(replace(base, numbers={"lam": lam})) for lam in (0.1, 1.0, 10.0)]
+    worst, *_, best = sorted(rows, key=lambda row: row["single"]["A"])
+    write_rows(tmp_path / "runs.jsonl", rows)
+    for published, expected in (({}, best), ({(worst["hash"], "single"): {"leads": True}}, worst)):
+        page = Opened(
+            browser, write_report([tmp_path], published=published), viewport={"width": 1280, "height": 900}
+        )
+        assert [cells[1] for cells in page.rows()] == [f"{expected['lam']:g}"] and page.complaints == []
+        page.tab.context.close()
+
+
+def test_the_report_says_by_what_a_configuration_is_chosen(browser: Any, tmp_path: Path) -> None:
+    """On test data, which flatters; on held-out training data, where all were measured on such too."""
+
+    def row(lam: float, accuracy: float, validation: float | None = None) -> Row:
+        spec = RunSpec(StreamSpec("digits", validation=validation), method="rwalk", numbers={"lam": lam})
+        made = made_row(spec)
+        flat = [[accuracy if j <= k else None for j in range(3)] for k in range(3)]
+        return {**made, "accuracy": dict.fromkeys(HEADS, flat)}
+
+    tested = [row(0.1, 0.9), row(10.0, 0.8)]
+    held_out = [row(0.1, 0.5, validation=0.1), row(10.0, 0.7, validation=0.1)]
+    for rows, expected, said in (
+        (tested, "0.1", "on this same test data"),
+        ([*tested, held_out[0]], "0.1", "on this same test data"),
+        ([*tested, *held_out], "10", "not on this test data"),
+        (held_out, "10", "on held-out training data"),
+        (tested[:1], "0.1", None),
+    ):
+        write_rows(tmp_path / "runs.jsonl", rows)
+        page = Opened(browser, write_report([tmp_path]), viewport={"width": 1280, "height": 900})
+        shown = [cells[1] for cells in page.rows()]
+        notes = page("[...document.querySelectorAll('#section-0 .choice')].map(each => each.innerText)")
+        assert shown == [expected] and len(notes) == (said is not None) and page.complaints == []
+        assert said is None or said in notes[0]
+        page.tab.context.close()
+
+
+def test_strings_from_data_are_shown_as_they_are(opened: Opened) -> None:
+    assert opened("window.boom") is None
+    assert opened("document.querySelectorAll('img, b:not(#tip b)').length") == 0
+    assert opened.labels(1) == [HOSTILE]
+    assert HOSTILE in opened("document.querySelector('#stopped').textContent")
+    assert HOSTILE in opened("document.querySelector('#section-1 .legend').textContent")
+    assert opened("document.querySelector('#section-1 h2').firstChild.textContent.trim()") == HOSTILE
+    opened.tab.locator("#section-1 figure[data-kind=plane]").scroll_into_view_if_needed()
+    mark = opened.tab.locator("#section-1 figure[data-kind=plane] svg.chart path[transform]").first
+    mark.hover()
+    assert HOSTILE in opened("document.querySelector('#tip').textContent")
+    assert opened("document.querySelector('#section-1 figure svg title, #section-1 figure svg text').textContent")
+    assert opened("document.querySelectorAll('svg script, svg a, svg image').length") == 0
+
+
+def test_filters_reach_tables_and_plots_at_once(opened: Opened) -> None:
+    assert any("vanilla" in name for name in opened.traces())
+    before = opened.tab.locator("#section-0 .results tbody").inner_text()
+    opened.tab.locator("#methods label", has_text="vanilla").click()
+    assert set(opened.labels()) == {"rwalk"}
+    assert opened.traces() and not any("vanilla" in name for name in opened.traces())
+    opened.tab.locator("#methods label", has_text="vanilla").click()
+    assert opened.tab.locator("#section-0 .results tbody").inner_text() == before
+    opened.tab.locator("#heads label", has_text="multi").click()
+    assert opened.tab.locator("#section-0 .results tbody").inner_text() != before
+    assert "Multi-head" in opened.tab.locator("#section-0 .results h3").inner_text()
+
+
+def test_nothing_chosen_is_an_empty_page_not_a_broken_one(opened: Opened) -> None:
+    for label in opened.tab.locator("#methods label").all():
+        label.click()
+    assert opened.labels() == [] and opened.traces() == set()
+
+
+def test_the_best_is_bold_and_columns_sort(opened: Opened) -> None:
+    opened.tab.locator("#section-0 .memory select").select_option("")
+    opened.tab.locator("#section-0 .variants select").select_option("all")
+    assert len(opened.labels()) == 12
+    column = (
+        "[...document.querySelectorAll('#section-0 .results tbody tr')].map(r => parseFloat(r.cells[3].innerText))"
+    )
+    sorting = "[...document.querySelectorAll('#section-0 .results th[scope=col]')].map(th => th.ariaSort)"
+    assert set(opened(sorting)) == {"none"}
+    opened.tab.locator("#section-0 th button", has_text="accuracy").click()
+    assert opened(sorting)[3] == "descending" and opened("document.activeElement.innerText").startswith("accuracy")
+    accuracies = opened(column)
+    assert accuracies == sorted(accuracies, reverse=True)
+    bold = opened(
+        "[...document.querySelectorAll('#section-0 td:nth-child(4) strong')].map(s => parseFloat(s.innerText))"
+    )
+    assert set(bold) == {max(accuracies)}
+    opened.tab.locator("#section-0 th button", has_text="accuracy").click()
+    assert opened(column) == sorted(accuracies)
+
+
+SAMPLERS = {"": "", "mof": "mean of features", "uniform": "at random"}
+
+
+def matching(rows: list[Row], line: dict[str, str]) -> Row:
+    """The row a line of a download speaks of."""
+    (row,) = [
+        row
+        for row in rows
+        if row["spec"]["stream"]["dataset"] == "digits"
+        and (row["method"], row["lam"], row["seed"]) == (line["method"], float(line["lam"]), int(line["seed"]))
+        and SAMPLERS[(row["spec"]["memory"] or {}).get("sampler", "")] == line["sampler"]
+        and str((row["spec"]["memory"] or {}).get("per_class", "")) == line["size"]
+    ]
+    return row
+
+
+def test_downloads_hold_the_rows(opened: Opened, rows: list[Row]) -> None:
+    opened.tab.locator("#section-0 .memory select").select_option("")
+    opened.tab.locator("#section-0 .variants select").select_option("all")
+    lines = opened.table("#section-0 figure[data-kind=accuracy] .csv")
+    assert len(lines) == (24 + 1) * 6  # every run, stopped one included, and its lower triangle
+    for line in lines:
+        value = matching(rows, line)["accuracy"]["single"][int(line["after_task"]) - 1][int(line["task"]) - 1]
+        assert line["head"] == "single"
+        assert line["accuracy"] == "" if value is None else float(line["accuracy"]) == value
+    opened.tab.locator("#heads label", has_text="multi").click()
+    for kind, runs in {"plane": 25, "lambda": 6, "samples": 16, "samplers": 16}.items():
+        lines = opened.table(f"#section-0 figure[data-kind={kind}] .csv")
+        assert len(lines) == runs, kind
+        for line in lines:
+            for name, value in matching(rows, line)["multi"].items():
+                assert line[name] == "" if value is None else float(line[name]) == pytest.approx(value, abs=1e-6)
+
+
+def test_the_tables_download_has_means_and_quotes_what_needs_it(opened: Opened, rows: list[Row]) -> None:
+    (line,) = opened.table("#section-1 .results .csv")
+    accuracies = [row["single"]["A"] for row in rows if row["method"] == HOSTILE]
+    assert line["method"] == HOSTILE and line["seeds"] == "2"
+    assert float(line["A_mean"]) == pytest.approx(np.mean(accuracies), abs=1e-6)
+    assert float(line["A_sd"]) == pytest.approx(np.std(accuracies, ddof=1), abs=2e-6)
+
+
+FIGURES = ["accuracy", "matrix", "seeds", "plane", "lambda", "samples", "samplers", "losses", "costs"]
+
+
+@pytest.mark.parametrize("kind", FIGURES)
+def test_every_figure_can_be_taken_away(opened: Opened, kind: str) -> None:
+    """As data, as a picture that other programs can read, and on a page of its own."""
+    figure = f"#section-0 figure[data-kind={kind}]"
+    assert len(opened.table(f"{figure} .csv")) > 1
+    picture = opened.download(f"{figure} .svg")
+    drawn = ElementTree.fromstring(picture)
+    title = opened(f"document.querySelector('{figure} h3').textContent")
+    assert drawn.tag.endswith("svg") and title in "".join(drawn.itertext())
+    assert "var(" not in picture and "light-dark" not in picture and "NaN" not in picture
+    opened("window.print = () => { window.printed = document.querySelector('.only').dataset.kind }")
+    opened.tab.locator(f"{figure} .pdf").click()
+    assert opened("window.printed") == kind and opened("document.querySelectorAll('.only').length") == 0
+
+
+def test_a_figure_alone_is_one_page_of_paper(opened: Opened) -> None:
+    opened("window.print = () => {}")
+    opened("dispatchEvent(new Event('beforeprint'))")
+    opened("document.documentElement.classList.add('one-figure')")
+    opened("document.querySelector('#section-0 figure[data-kind=plane]').classList.add('only')")
+    opened.tab.emulate_media(media="print")
+    cards = "[...document.querySelectorAll('.card')].filter(c => c.checkVisibility()).map(c => c.dataset.kind)"
+    assert opened(cards) == ["plane"]
+    opened.tab.emulate_media(media="screen")
+
+
+# ── what the figures show ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_matrix_follows_its_slider(opened: Opened, rows: list[Row]) -> None:
+    opened.tab.locator("#section-0 .which select").select_option(label="vanilla")
+    slider = opened.tab.locator("#section-0 .after input")
+    slider.focus()
+    slider.press("ArrowLeft")
+    assert opened("document.querySelector('#section-0 .after output').textContent") == "after task 2 of 3"
+    cells = opened(
+        "document.querySelector('#section-0 figure[data-kind=matrix]').plot.panels[0].cells.map(c => c.value)"
+    )
+    own = [row for row in rows if row["method"] == "vanilla" and not row["spec"]["memory"]]
+    assert len(own) == 3 and len(cells) == 6
+    for number, (k, j) in enumerate([(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]):
+        values = [row["accuracy"]["single"][k][j] for row in own]
+        assert cells[number] == pytest.approx(np.mean([value for value in values if value is not None]), abs=1e-6)
+    after = "document.querySelector('#section-0 figure[data-kind=matrix]').plot.panels[1].cells"
+    assert opened(f"new Set({after}.map(cell => cell.column)).size") == 2
+
+
+def test_forgetting_is_shown_task_by_task(opened: Opened, rows: list[Row]) -> None:
+    opened.tab.locator("#section-0 .over select").select_option("forgetting")
+    panels = opened("""document.querySelector('#section-0 figure[data-kind=accuracy]').plot.panels
+                       .map(p => ({title: p.title, ...p.series.find(s => s.look.name === 'vanilla')}))""")
+    assert [panel["title"] for panel in panels] == ["task 1", "task 2", "average F of all earlier tasks"]
+    own = [row["accuracy"]["single"] for row in rows
+           if row["method"] == "vanilla" and not row["spec"]["memory"] and not row["stopped"]]  # fmt: skip
+    first = [[max(a[i][0] for i in range(k)) - a[k][0] for a in own] for k in (1, 2)]
+    assert [point["y"] for point in panels[0]["points"]] == pytest.approx(
+        [100 * np.mean(each) for each in first], abs=1e-3
+    )
+    whole = [row["single"]["F"] for row in rows
+             if row["method"] == "vanilla" and not row["spec"]["memory"] and not row["stopped"]]  # fmt: skip
+    assert panels[-1]["points"][-1]["y"] == pytest.approx(100 * np.mean(whole), abs=1e-3)
+
+
+def test_every_seed_is_a_mark(opened: Opened, rows: list[Row]) -> None:
+    opened.tab.locator("#section-0 .measure select").select_option("F")
+    marks = opened("""document.querySelector('#section-0 figure[data-kind=seeds]').plot.panels[0].series
+                      .filter(s => s.look.name === 'vanilla' && s.look.opacity)
+                      .flatMap(s => s.points.map(p => p.x))""")
+    own = [row["single"]["F"] for row in rows if row["method"] == "vanilla" and not row["spec"]["memory"]]
+    assert marks == pytest.approx([value for value in own if value is not None], abs=1e-6)
+
+
+def test_two_rows_are_compared_as_scipy_would(opened: Opened, rows: list[Row]) -> None:
+    opened.tab.locator("#section-0 .pair select").first.select_option(label="vanilla")
+    values = opened("""[...document.querySelectorAll('#section-0 .pair select')].map(s =>
+                       valuesOf(report.sections[0].configurations[s.value], A).filter(v => v !== null))""")
+    expected = stats.ttest_ind(*values, equal_var=False)
+    cells = opened("[...document.querySelector('#section-0 .pair tbody tr').cells].map(c => c.innerText)")
+    assert float(cells[4]) == pytest.approx(expected.pvalue, abs=6e-4)
+    low, high = expected.confidence_interval(0.95)
+    assert cells[3].replace("−", "-") == f"{(low + high) / 2:.1f} ± {(high - low) / 2:.1f}"
+
+
+def test_the_browsers_statistics_are_scipys(opened: Opened) -> None:
+    draw = np.random.default_rng(1)
+    for size in (2, 3, 5, 30):
+        one, other = draw.normal(0, 1, size), draw.normal(draw.uniform(0, 3), draw.uniform(0.01, 9), size + 1)
+        found = opened(f"welch({one.tolist()}, {other.tolist()})")
+        expected = stats.ttest_ind(one, other, equal_var=False)
+        low, high = expected.confidence_interval(0.95)
+        assert found["p"] == pytest.approx(expected.pvalue, rel=1e-7)
+        assert found["freedom"] == pytest.approx(expected.df, rel=1e-9)
+        assert found["reach"] == pytest.approx((high - low) / 2, rel=1e-7)
+    assert opened("welch([1], [2, 3])")["p"] is None and opened("welch([null], [1, 2])") is None
+
+
+def test_the_numbers_of_a_figure_can_be_read(opened: Opened) -> None:
+    opened.tab.locator("#section-0 figure[data-kind=plane] summary").press("Enter")
+    text = opened.tab.locator("#section-0 figure[data-kind=plane] details").inner_text()
+    assert "vanilla" in text and "forgetting" in text and "±" in text
+    charts = opened("[...document.querySelectorAll('svg.chart')].map(c => c.role + c.ariaLabel)")
+    assert charts and all(each.startswith("img") and len(each) > 8 for each in charts)
+
+
+def test_tasks_can_be_switched_on_and_off(opened: Opened) -> None:
+    count = "document.querySelectorAll('#section-0 figure[data-kind=accuracy] .panel').length"
+    assert opened(count) == 4
+    opened.tab.locator("#section-0 .chips button", has_text="task 2").click()
+    assert opened(count) == 3
+
+
+def test_dark_mode_follows_the_system_and_the_button(opened: Opened) -> None:
+    def colours() -> tuple[Any, Any]:
+        mark = "document.querySelector('svg.chart path[transform]')"
+        return opened("getComputedStyle(document.body).backgroundColor"), opened(f"getComputedStyle({mark}).fill")
+
+    opened.tab.emulate_media(color_scheme="light")
+    light = colours()
+    opened.tab.emulate_media(color_scheme="dark")
+    dark = colours()
+    assert light[0] != dark[0] and light[1] != dark[1]
+    opened.tab.locator("#theme").click()
+    assert colours() == light
+    opened.tab.locator("#theme").click()
+    assert colours() == dark
+
+
+def test_paper_is_light_and_without_controls(opened: Opened) -> None:
+    background = "getComputedStyle(document.querySelector('.card')).backgroundColor"
+    opened.tab.emulate_media(color_scheme="dark")
+    opened("dispatchEvent(new Event('beforeprint'))")
+    opened.tab.emulate_media(media="print")
+    assert opened(background) == "rgb(255, 255, 255)"
+    for control in ("#theme", ".csv", ".chips", ".choices", "details"):
+        assert not opened.tab.locator(control).first.is_visible()
+    boxes = [box for each in opened.tab.locator(".panel, table").all() if (box := each.bounding_box())]
+    assert max(box["x"] + box["width"] for box in boxes) <= 186 / 25.4 * 96 + 1  # A4 less its margins
+    opened.tab.emulate_media(media="screen")
+    opened("dispatchEvent(new Event('afterprint'))")
+    assert opened(background) != "rgb(255, 255, 255)"
+
+
+def test_a_phone_gets_one_column(browser: Any, page_file: Path) -> None:
+    phone = Opened(browser, page_file, viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True)
+    assert phone("document.documentElement.scrollWidth") == 390
+    boxes = [box for panel in phone.tab.locator(".panel").all() if (box := panel.bounding_box())]
+    assert boxes and len({box["x"] for box in boxes}) == 1
+    right = """[...document.querySelectorAll('#section-0 .results td')].filter(cell => cell.checkVisibility())
+               .map(cell => cell.getBoundingClientRect().right)"""
+    assert len(phone(right)) >= 3 * len(phone.labels()) and max(phone(right)) <= 390, "results are in sight"
+    assert phone.complaints == []
+    phone.tab.context.close()
+
+
+# ── fast enough, and usable by everybody ─────────────────────────────────────────────────────────────────────────
+
+CHANGE = "(at, name, value, event) => { at[name] = value; at.dispatchEvent(new Event(event)); }"
+ACTIONS = {
+    "show all": f"({CHANGE})(document.querySelector('.variants select'), 'value', 'all', 'change')",
+    "sort": "document.querySelectorAll('thead button')[2].click()",
+    "other head": "document.querySelector('#heads input[value=multi]').click()",
+    "hide a method": "document.querySelector('#methods input').click()",
+    "move the slider": f"({CHANGE})(document.querySelector('.after input'), 'value', 2, 'input')",
+    "compare two": f"({CHANGE})(document.querySelector('.pair select'), 'selectedIndex', 5, 'change')",
+    "more rows": "document.querySelector('.more').click()",
+}
+UNTIL_PAINTED = "new Promise(done => requestAnimationFrame(() => setTimeout(done)))"
+
+
+@pytest.mark.parametrize(("configurations", "seeds"), [(2000, 1), (400, 5)])
+def test_two_thousand_rows_stay_fluid(browser: Any, tmp_path: Path, configurations: int, seeds: int) -> None:
+    """The main thread's own time until an action shows, so that a busy machine does not count."""
+    methods = ("ewc", "ewc++", "mas", "pi", "rwalk")
+    base = RunSpec(StreamSpec("digits"))
+    specs = [
+        replace(base, method=methods[n % 5], numbers={"lam": round(1e-3 * 1.01**n, 8)}, seed=seed)
+        for n in range(configurations)
+        for seed in range(seeds)
+    ]
+    write_rows(tmp_path / "runs.jsonl", [made_row(spec, tasks=5) for spec in specs])
+    page = Opened(browser, write_report([tmp_path]), viewport={"width": 1280, "height": 900})
+    meter = page.tab.context.new_cdp_session(page.tab)
+    meter.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def spent() -> float:
+        return next(
+            m["value"] for m in meter.send("Performance.getMetrics")["metrics"] if m["name"] == "TaskDuration"
+        )
+
+    for name, action in ACTIONS.items():
+        page("0")  # whatever the last action left to do is done
+        before = spent()
+        page.tab.evaluate(f"(() => {{ {action} }})()")
+        page.tab.evaluate(UNTIL_PAINTED)
+        assert spent() - before < 0.1, name
+    assert page.complaints == []
+    page.tab.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_nothing(browser: Any, page_file: Path, scheme: str, width: int) -> None:
+    """`make test-report` brings axe-core; without it this is skipped."""
+    source = os.environ.get("AXE", "")
+    if not source:
+        pytest.skip("axe-core is not here: make test-report brings it")
+    look = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme, "bypass_csp": True}
+    for file in (page_file, write_results(page_file.parent)):
+        page = Opened(browser, file, **look)
+        page("document.querySelectorAll('details').forEach(each => { each.open = true })")
+        page.tab.evaluate(Path(source).read_text())
+        found = page.tab.evaluate("axe.run()")["violations"]
+        assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
+        page.tab.context.close()
+
+
+def write_results(folder: Path) -> Path:
+    """The report of all our own results."""
+    return write_report([Path(__file__).parent.parent / "results"], folder / "all.html", published_values())
+
+
+def test_it_loads_at_once(opened: Opened) -> None:
+    """From a file: the browser's own clock, until everything is there."""
+    assert opened("performance.getEntriesByType('navigation')[0].loadEventEnd") < 1000 * (1 + os.getloadavg()[0])
+
+
+# ── while a study runs ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_watched_page_follows_the_study_and_keeps_what_was_chosen(browser: Any, tmp_path: Path) -> None:
+    rows = made_rows()[:4]
+    study = {"schema": 2, "hash": "", "runs": [row["spec"] for row in rows]}
+    (tmp_path / "study.json").write_text(json.dumps(study))
+    write_rows(tmp_path / "runs.jsonl", rows[:2])
+    server = serve(Watched([tmp_path]))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    tab = browser.new_context().new_page()
+    complaints: list[str] = []
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    try:
+        tab.goto(f"http://127.0.0.1:{server.server_port}/")
+        tab.wait_for_selector("html[data-ready]")
+        assert tab.locator("#live").inner_text() == "2 of 4 runs have finished."
+        tab.locator("#heads label", has_text="multi").click()
+        tab.locator(".over select").select_option("forgetting")
+        write_rows(tmp_path / "runs.jsonl", rows)
+        tab.locator("#live", has_text="All 4 runs have finished.").wait_for()
+        tab.locator(".counts", has_text="4 runs").wait_for()  # it has loaded itself again
+        tab.wait_for_selector("html[data-ready]")
+        assert tab.locator("#heads input[value=multi]").is_checked()
+        assert tab.locator(".over select").input_value() == "forgetting"
+        assert "Multi-head" in tab.locator(".results h3").inner_text()
+    finally:
+        server.shutdown()
+        server.server_close()
+    tab.locator("#live", has_text="The server has gone").wait_for()
+    assert complaints == []
+    tab.context.close()
