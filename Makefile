@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 RUNNABLE := .venv/.runnable
 READY := .venv/.ready
 
-.PHONY: run test test-slow test-trackers test-ray test-faults docs fuzz bench release-check clean
+.PHONY: run test test-slow test-report test-trackers test-ray test-faults docs fuzz bench release-check clean
 
 run: $(RUNNABLE)
 	$(BIN)/rwalk run
@@ -21,6 +21,11 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow -s
+
+# The report in Chromium with axe-core, which npm brings for this alone: no violation, wide and narrow, light and dark.
+test-report: $(READY)
+	npm install --silent --no-save --prefix build/axe axe-core@4
+	AXE=build/axe/node_modules/axe-core/axe.min.js $(BIN)/python -m pytest tests/test_report_page.py
 
 # TensorBoard's event reader, an MLflow client on a real server, W&B's offline files; installed for this alone. Without
 # our pins, because MLflow wants older versions of pandas and pyarrow: `make clean` goes back to ours.

@@ -534,7 +534,7 @@ def test_bad_input_is_one_clear_line_and_leaves_nothing_behind(
         ("mehods", "Did you mean 'methods'? (see rwalk --help)"),
         ("methods --all", "No such option: --all (see rwalk methods --help)"),
         ("run --seeds=some", "Invalid value for '--seeds'"),
-        ("report", "Missing argument 'folder' (see rwalk report --help)"),
+        ("report", "Missing argument 'FOLDER...' (see rwalk report --help)"),
     ],
 )
 def test_a_command_line_that_cannot_be_parsed_is_one_line_too(line: str, message: str, rwalk: Rwalk) -> None:
@@ -672,7 +672,7 @@ import sys
 class Absent:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {"typer", "click", "rich", "pooch", "sklearn", "scipy", "matplotlib", "PIL",
-                                      "qpsolvers", "plotly", "jinja2", "pandas", "transformers", "lightning"}:
+                                      "qpsolvers", "jinja2", "pandas", "transformers", "lightning"}:
             raise ModuleNotFoundError(f"no {name} here", name=name)
 
 sys.meta_path.insert(0, Absent())

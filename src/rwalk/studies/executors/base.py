@@ -68,7 +68,7 @@ class Context(NamedTuple):
 
 
 def attempt(
-    context: Context, job: Job, report: Callable[[Progress | Measured | str], None], stop: Stop
+    context: Context, job: Job, report: Callable[[News], None], stop: Stop
 ) -> list[dict[str, Any]] | TooWide:
     """The outcomes of a job's runs, unless the device's memory is too small for them."""
     try:
@@ -233,7 +233,7 @@ def train(
             {**{head: float(accuracy[head][run, k]) for head in HEADS}, "stopped": fleet.stopped[run]}
             for run in range(len(job))
         ]
-    if not resumed and not any(fleet.stopped):
+    if job[0].counts and not resumed and not any(fleet.stopped):
         report(Cost((time.perf_counter() - begun) / len(job), kept_by(fleet)))
     if context.keep and job[0].counts:
         context.keep(job, fleet)
