@@ -154,7 +154,7 @@ def test_results_of_the_first_schema_grow(tmp_path: Path, monkeypatch: pytest.Mo
     assert json.loads((tmp_path / "study.json").read_text())["schema"] == SCHEMA
     told = provenance.mixture(rows)
     assert "come from different code or machines" in told and "NVIDIA H200" in told
-    assert "come from different code or machines" in render(read(tmp_path), "grown")
+    assert "come from different code or machines" in render([read(tmp_path)], "grown")
     assert any(line.startswith("made by, in both: ") for line in compare(Store(tmp_path), Store(tmp_path)))
 
 

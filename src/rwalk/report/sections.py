@@ -85,7 +85,8 @@ def _section(
     first = summaries[0]
     stream = first.spec["stream"]
     settings = [_settings(summary) for summary in summaries]
-    told = [_differing(summary.method, settings, summaries) for summary in summaries]
+    differing = {method: _differing(method, settings, summaries) for method in {each.method for each in summaries}}
+    told = [differing[summary.method] for summary in summaries]
     order = list(learner_names())
     configurations = [
         {
