@@ -117,7 +117,7 @@ def test_a_torn_last_line_is_left_out_and_said_so(
 
 
 def test_a_stopped_run_without_a_strength_shows_none() -> None:
-    page = render(results.Results([row for row in made_rows() if row["stopped"]], []), "title")
+    page = render([results.Results([row for row in made_rows() if row["stopped"]])], "title")
     assert re.search(r"<td>vanilla</td><td class=\"number\">–</td>", page)
 
 
