@@ -39,7 +39,7 @@ class RWalk2018(RWalk):
 
     def score(self, state: State, theta: Tensor) -> None:
         # A window in which nothing happened is not counted: a task's end may ask twice for the last one.
-        weight = state["path"].ne(0).to(theta.dtype) * self.alpha
+        weight = state["path"].sign().abs() * self.alpha
         super().score(state, theta)
         state["fisher"].lerp_(state["squares"] / self.dt, weight)
 
