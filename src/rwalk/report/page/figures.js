@@ -3,12 +3,13 @@
 // ── work that can wait: done in slices, so that the page answers in between ──────────────────────────────────
 
 const SLICE = 20; // milliseconds
+const AFTER_PAINT = 40; // milliseconds, in which the browser shows what was done at once
 const queue = new Map(); // what it is for → the work; the latest counts
 let booked = false;
 
 function soon(key, work) {
   queue.set(key, work);
-  if (!booked) setTimeout(nextSlice);
+  if (!booked) setTimeout(nextSlice, AFTER_PAINT);
   booked = true;
 }
 
