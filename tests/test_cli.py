@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import little
@@ -654,6 +654,7 @@ def test_a_cuda_device_that_does_not_exist_is_refused_before_the_driver_is_asked
 
 
 @FUZZ
+@example(name="--dataset", text="~0")  # nobody's home
 @given(name=st.sampled_from(TEXTS), text=st.text(max_size=12))
 def test_no_text_makes_it_fail_otherwise(name: str, text: str, rwalk: Rwalk, harmless: list[Any]) -> None:
     """Any text is a study, or one clear line."""

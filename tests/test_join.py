@@ -240,6 +240,7 @@ def test_an_outcome_that_is_no_outcome_is_not_used(tmp_path: Path) -> None:
     path = tmp_path / "outcome.json"
     for record, used in (
         ({"runs": runs, "outcomes": [good]}, True),
+        ({"runs": runs, "outcomes": [{**good, "within": {}}]}, True),  # what else was measured
         ({"runs": ["another"], "outcomes": [good]}, False),
         ({"runs": runs, "outcomes": [good, good]}, False),
         ({"runs": runs, "outcomes": [{"stopped": None}]}, False),

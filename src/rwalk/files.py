@@ -1,4 +1,4 @@
-"""Atomic file writes, and JSON from untrusted files."""
+"""Paths as users write them, atomic file writes, and JSON from untrusted files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
+
+
+def at_home(path: str | Path) -> Path:
+    """A path that may begin with ~; if nobody has that name, it is a file that does."""
+    return Path(os.path.expanduser(path))
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -59,10 +59,11 @@ def with_label(dataset: str, reading: Reading, tell: Callable[[str], None]) -> R
     """A table's reading with its column of classes named; if the user named none, the choice is reported."""
     from rwalk.data.datasets.survey import label_of
     from rwalk.data.datasets.tables import is_table, open_table
+    from rwalk.files import at_home
 
     if reading.label is not None or not is_table(dataset):
         return reading
-    found = label_of(open_table(Path(dataset).expanduser()).columns, reading)
+    found = label_of(open_table(at_home(dataset)).columns, reading)
     tell(f"the classes are in column {found!r} (--label names another)")
     return replace(reading, label=found)
 

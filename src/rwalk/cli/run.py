@@ -179,6 +179,7 @@ def run(
     from rwalk.cli import sweep
     from rwalk.data.datasets import Reading, is_folder
     from rwalk.errors import InputError
+    from rwalk.files import at_home
     from rwalk.studies import Study
     from rwalk.studies.specs import NETWORK, RunSpec, StreamSpec
     from rwalk.studies.store import SharedStore, Store
@@ -234,7 +235,7 @@ def run(
             remarks.append(f"--replay {replay} is ignored for {name}, which prescribes its own replay")
     if lam and not any("lam" in each.numbers for each in runs):
         remarks.append(f"--lam is ignored: {', '.join(names)} has no λ")
-    name = Path(dataset).expanduser().resolve().name if is_folder(dataset) else dataset
+    name = at_home(dataset).resolve().name if is_folder(dataset) else dataset
     if not _says_what_to_learn(context):
         from rwalk.demonstration.runs import runs as demonstration
         from rwalk.demonstration.story import INTRODUCTION

@@ -20,6 +20,7 @@ from rwalk.data.datasets.tables import is_table
 from rwalk.data.draws import shuffled
 from rwalk.data.streams import Form
 from rwalk.errors import InputError
+from rwalk.files import at_home
 
 BYTES = 1 << 26  # of images or arrays that are held at a time
 
@@ -160,7 +161,7 @@ def source(
     given: Sequence[str | Path], reading: Reading, form: Form | None = None, labelled: bool = True
 ) -> Source:
     """The examples in these files and folders, in the form found in them or in a known one."""
-    paths = [path for each in given for path in _expanded(Path(each).expanduser())]
+    paths = [path for each in given for path in _expanded(at_home(each))]
     kinds = list(dict.fromkeys(_kind(path) for path in paths))
     if len(kinds) > 1:
         raise InputError(f"{' and '.join(kinds)} cannot be mixed: give files of one kind")

@@ -14,6 +14,7 @@ from rwalk.data.datasets.optional import optional
 from rwalk.data.datasets.reading import OF_IMAGES, OF_TABLES, Reading
 from rwalk.data.streams import Dataset
 from rwalk.errors import unknown
+from rwalk.files import at_home
 
 __all__ = ["Dataset", "Reading", "describe", "load"]
 
@@ -34,7 +35,7 @@ def load(
     """
     how = reading or Reading()
     known = name == "digits" or name in official.OFFICIAL
-    path = Path(name.removeprefix("folder:")).expanduser()
+    path = at_home(name.removeprefix("folder:"))
     if name.startswith("folder:") or (not known and is_folder(path)):
         how.only(OF_IMAGES, name, "a folder of images")
         return folders.read_folder(path, seed, how.size)
@@ -55,7 +56,7 @@ def load(
 
 def is_folder(path: Path | str) -> bool:
     try:
-        return Path(path).expanduser().is_dir()
+        return at_home(path).is_dir()
     except (OSError, ValueError):  # no path at all
         return False
 

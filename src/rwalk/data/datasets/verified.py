@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from rwalk.data.datasets.official import OFFICIAL, Official
 from rwalk.data.datasets.optional import optional
 from rwalk.errors import InputError
+from rwalk.files import at_home
 
 GZIP = b"\x1f\x8b"
 LARGEST = 1 << 28  # bytes that a file may hold, unpacked; the largest official one holds 154 MB
@@ -100,7 +101,7 @@ def _data_folders(source: Official, data: Path | str | None) -> list[Path]:
     given = data if data is not None else os.environ.get("RWALK_DATA")
     if not given:
         return []
-    root = Path(given).expanduser()
+    root = at_home(given)
     if not root.is_dir():
         raise InputError(f"there is no data folder {str(root)!r}: correct it, or leave it out to download")
     return [root / folder for folder in (*source.folders, ".")]

@@ -109,7 +109,7 @@ def read_outcomes(path: Path, job: Job) -> list[dict[str, Any]] | None:
     outcomes, keys = record.get("outcomes"), REFERENCE_KEYS if job[0].reference is not None else RUN_KEYS
     if not isinstance(outcomes, list) or len(outcomes) != len(job):
         return None
-    return outcomes if all(isinstance(each, dict) and each.keys() == keys for each in outcomes) else None
+    return outcomes if all(isinstance(each, dict) and keys <= each.keys() for each in outcomes) else None
 
 
 def _noted(progress: dict[str, Any], report: Report, job: Job, news: Any) -> None:
