@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -96,10 +97,18 @@ def test_the_sentence_is_made_of_the_numbers(said: str) -> None:
     assert story.sentence(ways) == f"After five tasks the first is recognised {said}."
 
 
+def test_all_tasks_have_a_sentence_of_their_own() -> None:
+    """The method that keeps most of the first task need not be the best in the end."""
+    ways = [replace(way, average=100 - way.first[:, -1]) for way in made_up(LEFT)]
+    protected = [100 - LEFT[method] for method in PROTECTED]
+    said = story.of_all(ways)
+    assert said.startswith("Of all tasks: ") and f"{min(protected):.0f} to {max(protected):.0f} %" in said
+
+
 def test_when_nothing_came_to_its_end_the_sentence_says_so() -> None:
     ways = made_up(dict.fromkeys(LEFT, NAN))
     assert story.sentence(ways) == "No run came to its end, so there is nothing to say."
-    assert "in 0 of 0 cases" in story.pairs(ways)
+    assert "in 0 of 0 cases" in story.pairs(ways) and story.of_all(ways) == ""
     ElementTree.fromstring(picture(ways))
 
 

@@ -25,8 +25,9 @@ def show(rows: list[Row], folder: Path) -> None:
 
     console = Console(highlight=False)
     ways = story.ways(summarise(rows))
+    console.print(f"{story.setting(ways)}\n")
     console.print(table(ways))
-    console.print(f"\n[bold]{story.sentence(ways)}[/bold]\n")
+    console.print(f"\n[bold]{story.sentence(ways)}[/bold] {story.of_all(ways)}\n")
     console.print(f"{story.WAYS} {story.pairs(ways)} {story.SETTINGS}\n")
     drawn = folder / "demonstration.svg"
     try:
@@ -41,7 +42,7 @@ def show(rows: list[Row], folder: Path) -> None:
 
 def _next(folder: Path) -> list[tuple[list[str], str]]:
     """Three commands that work here, as they are."""
-    with_report = all(find_spec(name) for name in ("plotly", "jinja2"))
+    with_report = find_spec("jinja2") is not None
     look = (["report", str(folder)], "these runs as one page for your browser")
     again = (["resume", str(folder)], "all this once more, without training")
     return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +16,9 @@ INTRODUCTION = (
     "each task is to read handwritten digits, with their pixels shuffled in a way of its own",
 )
 WAYS = (
-    "EWC, EWC++, PI and RWalk hold the weights that old tasks need. Closed form (rwalk.IncrementalClassifier) "
-    "keeps sums of the examples' features instead of training a network."
+    "EWC, EWC++, PI and RWalk protect a network while it is trained: they hold the weights that old tasks need, "
+    "the more firmly the larger λ is. Closed form (rwalk.IncrementalClassifier) trains no network. It keeps sums "
+    "of the examples' features, so it cannot forget; a network is for data whose features have to be learned."
 )
 SETTINGS = "λ of each method was chosen on held-out training data, never on these test data."
 
@@ -59,19 +60,41 @@ def ways(summaries: Sequence[Summary]) -> list[Way]:
 
 def sentence(ways: Sequence[Way]) -> str:
     """After the last task, how much of the first is recognised: unprotected, protected, in closed form."""
-    by_method = {way.method: way for way in ways if way.is_known}
-    protected = [way for way in by_method.values() if _is_protected(way)]
-    said = []
-    if UNPROTECTED in by_method:
-        said.append(f"{by_method[UNPROTECTED].left:.0f} % of the time without protection")
-    if protected:
-        said.append(f"{_range([way.left for way in protected])} with {_either([way.name for way in protected])}")
-    if CLOSED_FORM in by_method:
-        said.append(f"{by_method[CLOSED_FORM].left:.0f} % in closed form")
+    said = _compared({way.method: way.left for way in ways}, "of the time ")
     if not said:
         return "No run came to its end, so there is nothing to say."
-    tasks = ways[0].first.shape[1]
-    return f"After {_number(tasks)} tasks the first is recognised {_listed(said)}."
+    return f"After {_number(ways[0].first.shape[1])} tasks the first is recognised {said}."
+
+
+def of_all(ways: Sequence[Way]) -> str:
+    """The same of all tasks, where the order may be another."""
+    said = _compared({way.method: mean_and_deviation(way.average)[0] for way in ways})
+    return f"Of all tasks: {said}." if said else ""
+
+
+def _compared(percent: Mapping[str, float], measure: str = "") -> str:
+    """Unprotected, protected, in closed form: those that are known."""
+    known = {method: value for method, value in percent.items() if np.isfinite(value)}
+    protected = [method for method in known if method not in (UNPROTECTED, CLOSED_FORM)]
+    said = []
+    if UNPROTECTED in known:
+        said.append(f"{known[UNPROTECTED]:.0f} % {measure}without protection")
+    if protected:
+        names = _either([NAMES[method] for method in protected])
+        said.append(f"{_range([known[method] for method in protected])} with {names}")
+    if CLOSED_FORM in known:
+        said.append(f"{known[CLOSED_FORM]:.0f} % in closed form")
+    return _listed(said) if said else ""
+
+
+def setting(ways: Sequence[Way]) -> str:
+    """What was learned, and how often."""
+    seeds, tasks = ways[0].first.shape
+    plural = "s; ± is their standard deviation" if seeds > 1 else ""
+    return (
+        f"{_number(tasks).capitalize()} tasks, one after the other: handwritten digits, the pixels shuffled in a "
+        f"new way for each.\nNo old data are kept. Means over {_number(seeds)} seed{plural}."
+    )
 
 
 def pairs(ways: Sequence[Way]) -> str:
