@@ -235,15 +235,28 @@ def test_a_fleet_that_exhausts_the_memory_goes_on_in_narrower_ones(
     assert not (tmp_path / "narrow" / "checkpoints").exists()
 
 
+def stopping_in_a_fleet_of(width: int, done: int) -> tuple[Callable[[Event], None], Callable[[], bool]]:
+    """Stops in the first fleet of this width that goes on after so many runs are done, once it is checkpointed."""
+    trained, there = [0], [False]
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Trained):
+            trained[0] += len(event.runs)
+        elif isinstance(event, Stepped) and len(event.runs) == width and trained[0] == done:
+            there[0] |= (event.progress.task, event.progress.step) > (0, 10)
+
+    return watch, lambda: there[0]
+
+
 def test_narrower_fleets_go_on_from_their_own_checkpoints(
     tmp_path: Path, fleets: Callable[[int], list[int]]
 ) -> None:
     fleets(9)
     whole = executed(sweep(4), tmp_path / "whole")
-    for width, after, done in ((2, 14, 0), (1, 22, 0), (2, 31, 2)):  # events; a fleet has some twenty
-        folder, seen = tmp_path / f"{width}-{after}", []
+    for width, done in ((2, 0), (1, 0), (2, 2)):
+        folder, seen = tmp_path / f"{width}-{done}", []
         widths = fleets(width)
-        watch, stop = stopping_after(after)
+        watch, stop = stopping_in_a_fleet_of(width, done)
         with pytest.raises(KeyboardInterrupt):
             executed(sweep(4), folder, watch=watch, stop=stop)
         assert len(list((folder / "checkpoints").iterdir())) == 1, "of the fleet at work alone"
