@@ -420,7 +420,9 @@ def test_the_browsers_statistics_are_scipys(opened: Opened) -> None:
 
 def test_the_numbers_of_a_figure_can_be_read(opened: Opened) -> None:
     opened.tab.locator("#section-0 figure[data-kind=plane] summary").press("Enter")
-    text = opened.tab.locator("#section-0 figure[data-kind=plane] details").inner_text()
+    numbers = opened.tab.locator("#section-0 figure[data-kind=plane] details")
+    numbers.locator("table").wait_for()  # it is filled when the browser says that it is open, a moment later
+    text = numbers.inner_text()
     assert "vanilla" in text and "forgetting" in text and "±" in text
     charts = opened("[...document.querySelectorAll('svg.chart')].map(c => c.role + c.ariaLabel)")
     assert charts and all(each.startswith("img") and len(each) > 8 for each in charts)
