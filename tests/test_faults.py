@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 import little
+from cluster import processes_of
 from rwalk import InputError, cli
 from rwalk.studies import Study
 from rwalk.studies.store import Store
@@ -190,14 +191,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def alive(session: int) -> bool:
     """Whether any process of a session is left, zombies aside."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            return True
-    return False
+    return bool(processes_of(session))
 
 
 # ── told to stop ──────────────────────────────────────────────────────────────────────────────────────────

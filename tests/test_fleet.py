@@ -19,9 +19,9 @@ from rwalk.data.streams import Dataset, Stream
 from rwalk.engine import evaluation
 from rwalk.engine import fisher as fisher_of
 from rwalk.engine.fleet import Fleet, Progress
-from rwalk.engine.graphs import uncollected
 from rwalk.engine.lessons import batches_of
 from rwalk.errors import InputError
+from rwalk.garbage import uncollected
 from rwalk.learners import Learner, learner
 from rwalk.losses import heads
 from rwalk.methods import RWalk

@@ -7,11 +7,10 @@ runs as one program.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from rwalk.garbage import uncollected
 
 if TYPE_CHECKING:
     from rwalk import metrics
@@ -97,22 +96,10 @@ def __getattr__(name: str) -> Any:
         return import_module("rwalk.metrics")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'rwalk' has no attribute {name!r}")
-    with _collecting_nothing():
+    with uncollected():  # what is imported stays: looking for garbage among it takes a good part of the time
         value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value
-
-
-@contextmanager
-def _collecting_nothing() -> Iterator[None]:
-    """Whatever is imported stays: looking for garbage among it would take a good part of the time."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def __dir__() -> list[str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from rwalk.garbage import uncollected
 
 Tensors = Tensor | tuple[Tensor, ...] | None
 
@@ -53,6 +53,7 @@ class _Capture:
     def __init__(self, function: Callable[..., Tensors], inputs: tuple[Tensor, ...]) -> None:
         self.inputs = [each.clone() for each in inputs]
         self.graph = torch.cuda.CUDAGraph()
+        # Freeing a finished fleet's graph would spoil the capture in progress.
         with uncollected(), torch.cuda.graph(self.graph):
             self.result = function(*self.inputs)
 
@@ -63,18 +64,6 @@ class _Capture:
         if isinstance(self.result, tuple):
             return tuple(each.clone() for each in self.result)
         return None if self.result is None else self.result.clone()
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage is collected in here: freeing a finished fleet's graph would spoil the capture in progress."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 class Arriving:
