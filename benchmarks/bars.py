@@ -77,13 +77,14 @@ def _guard(guard: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _guard_gpu(found: Mapping[str, Any]) -> Iterator[Row]:
-    yield Row(f"a language model of {found['tensors']} tensors, a step on a GPU", f"{found['plain_ms']:.1f} ms")
     for name, measured in found.items():
         if not isinstance(measured, Mapping):
             continue
+        yield Row(f"a language model of {found['tensors']} tensors, a step", f"{measured['plain_ms']:.1f} ms")
         for moment in ("before", "after"):
-            what = f"Guard({name}), a step {moment} something is held"
-            yield at_most(what, measured[moment], GUARDED_MODEL.get(name), "×", digits=3)
+            if moment in measured:
+                what = f"Guard({name}), a step {moment} something is held"
+                yield at_most(what, measured[moment], GUARDED_MODEL.get(name), "×", digits=3)
         bar = VECTORS[name] + found["largest"] if name in VECTORS else None
         yield at_most("… its memory at the peak, in parameters", measured["vectors"], bar, "")
         if "kernels" in measured:

@@ -1,34 +1,35 @@
 """What a Guard costs around a language model on a GPU: the time of a step, kernels, memory.
 
-    python -m benchmarks.guard_gpu
+    python -m benchmarks.guard_gpu                  # all of them, in about a minute and a half
+    python -m benchmarks.guard_gpu RWalk EWC        # only these
 
 A model of SmolLM2-135M's form, with random weights: 272 tensors, of which the smallest have 576 numbers and the
 largest has 28 million. Steps with and without a guard take turns, in bfloat16 by autocast, on 16 × 512 tokens with
 AdamW. Memory is measured on a few tokens, so that it is that of the parameters and what is held for them.
+Each guard is measured by itself, and printed as soon as it is known.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 from torch import Tensor, nn
 
 from benchmarks import bars
 from benchmarks.meter import meter
-from benchmarks.rounds import Missing, interleaved, ratios
+from benchmarks.rounds import Contender, Missing, beside
 from rwalk import EWC, PI, Anchor, Guard, RWalk
 from rwalk.methods.mas import MAS
 
-ROUNDS, STEPS = 6, 10  # a round is a window of RWalk's path score
+ROUNDS, STEPS = 3, 10  # a round is a window of RWalk's path score
+OBSERVING = ("RWalk", "PI")  # before a task's end the others do the same as these, or nothing
 Made = tuple[Callable[[], None], Guard | None]
 
 
@@ -86,15 +87,14 @@ class Model(nn.Module):
         return logits
 
 
-def guards() -> dict[str, dict[str, Any] | None]:
+def guards() -> dict[str, dict[str, Any]]:
     """What is compared: the options of each guard."""
     return {
-        "plain": None,
         "RWalk": {"method": RWalk()},
-        "RWalk, stiff": {"method": RWalk(lam=1e4)},  # λ beyond what AdamW's steps can follow
-        "RWalk, proximal": {"method": RWalk(penalty="proximal")},
         "EWC": {"method": EWC(lam=1e3)},
         "PI": {"method": PI()},
+        "RWalk, proximal": {"method": RWalk(penalty="proximal")},
+        "RWalk, stiff": {"method": RWalk(lam=1e4)},  # λ beyond what AdamW's steps can follow
         "MAS": {"method": MAS()},
         "Anchor": {"method": Anchor(weight=1.0)},
     }
@@ -103,7 +103,8 @@ def guards() -> dict[str, dict[str, Any] | None]:
 def training(form: Form, device: str, options: Mapping[str, Any] | None) -> Made:
     """A step of a model that nothing is held of yet, and its guard."""
     torch.manual_seed(0)
-    model = Model(form).to(device)
+    with torch.device(device):
+        model = Model(form)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     guard = None if options is None else Guard(model, optimizer, **options)
     tokens = torch.randint(form.words, (form.batch, form.length + 1), device=device)
@@ -140,19 +141,16 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def times(made: Mapping[str, Made], device: str, rounds: int, steps: int) -> dict[str, list[float]]:
-    def contender(step: Callable[[], None]) -> Callable[[], float]:
-        def work() -> float:
-            wait(device)
-            start = perf_counter()
-            for _ in range(steps):
-                step()
-            wait(device)
-            return (perf_counter() - start) / steps
+def contender(step: Callable[[], None], device: str, steps: int) -> Contender:
+    def work() -> float:
+        wait(device)
+        start = perf_counter()
+        for _ in range(steps):
+            step()
+        wait(device)
+        return (perf_counter() - start) / steps
 
-        return work
-
-    return interleaved({name: contender(step) for name, (step, _) in made.items()}, rounds)
+    return work
 
 
 def kernels(step: Callable[[], None]) -> int:
@@ -191,51 +189,76 @@ def peak(form: Form, device: str, options: Mapping[str, Any] | None) -> tuple[in
     return readings.readings["all"].peak, parameters
 
 
-def bench(
-    device: str = "cuda", form: Form | None = None, rounds: int = ROUNDS, steps: int = STEPS
-) -> dict[str, Any]:
-    """By guard: steps by those without it, before and after something is held; kernels; vectors of memory."""
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise Missing("guard-gpu cannot be measured: there is no CUDA device here")
-    form = form or Form()
+def measured(
+    device: str, form: Form, names: Sequence[str], rounds: int, steps: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Guard after guard, beside the same training without one."""
     few = Form(**{**vars(form), "batch": 1, "length": 8})
     without, _ = peak(few, device, None)
-    extra = {}
-    for name, options in guards().items():
-        if options is not None:
-            most, parameters = peak(few, device, options)
-            extra[name] = (most - without) / parameters
-    made = {name: training(form, device, options) for name, options in guards().items()}
-    moments = {"before": times(made, device, rounds, steps)}
-    for _, guard in made.values():
-        if guard is not None:
-            end_task(guard, form, device)
-    moments["after"] = times(made, device, rounds, steps)
-    sizes = [parameter.numel() for parameter in Model(form).parameters()]
-    found: dict[str, Any] = {
-        "plain_ms": 1e3 * median(moments["after"]["plain"]),
-        "tensors": len(sizes),
-        "largest": max(sizes) / sum(sizes),
-    }
-    by_plain = {moment: ratios(seconds, "plain") for moment, seconds in moments.items()}
-    for name in extra:
-        found[name] = {**{moment: by[name] for moment, by in by_plain.items()}, "vectors": extra[name]}
-    if torch.device(device).type == "cuda":
-        launched = {name: kernels(step) for name, (step, _) in made.items()}
-        for name in extra:
-            found[name] |= {"kernels": launched[name] - launched["plain"], "waits": waits(made[name][0])}
+    plain, _ = training(form, device, None)
+    base = contender(plain, device, steps)
+    on_a_gpu = torch.device(device).type == "cuda"
+    launched = kernels(plain) if on_a_gpu else 0
+    for name in names:
+        options = guards()[name]
+        found: dict[str, Any] = {}
+        step, guard = training(form, device, options)
+        assert guard is not None
+        work = {name: contender(step, device, steps)}
+        if name in OBSERVING:
+            found["before"] = beside(base, work, rounds)[1][name]
+        end_task(guard, form, device)
+        seconds, by_plain = beside(base, work, rounds)
+        found |= {"after": by_plain[name], "plain_ms": 1e3 * seconds}
+        if on_a_gpu:
+            found |= {"kernels": kernels(step) - launched, "waits": waits(step)}
+        del step, guard, work  # its memory is free for the next one
+        most, parameters = peak(few, device, options)
+        yield name, {**found, "vectors": (most - without) / parameters}
+
+
+def bench(
+    device: str = "cuda",
+    form: Form | None = None,
+    rounds: int = ROUNDS,
+    steps: int = STEPS,
+    names: Sequence[str] = (),
+    tell: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """By guard: steps by those without it, before and after something is held; kernels; vectors of memory.
+
+    tell  is given what was found of each guard as soon as it is known
+    """
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise Missing("guard-gpu cannot be measured: there is no CUDA device here")
+    for name in names:
+        if name not in guards():
+            raise Missing(f"there is no guard {name!r} (there are: {', '.join(guards())})")
+    form = form or Form()
+    with torch.device("meta"):
+        sizes = [parameter.numel() for parameter in Model(form).parameters()]
+    found: dict[str, Any] = {"tensors": len(sizes), "largest": max(sizes) / sum(sizes)}
+    for name, of_guard in measured(device, form, names or list(guards()), rounds, steps):
+        if tell is not None:
+            tell({"tensors": found["tensors"], "largest": found["largest"], name: of_guard})
+        found[name] = of_guard
     return found
 
 
-def main() -> int:
+def told(found: Mapping[str, Any]) -> None:
+    for row in bars.rows({"guard-gpu": found}):
+        mark = {True: "met", False: "MISSED", None: ""}[row.met]
+        print(f"{row.what:72} {row.measured:>10} {row.bar:>9} {mark}", flush=True)
+
+
+def main(names: Sequence[str] = ()) -> int:
     try:
-        results = {"guard-gpu": bench()}
+        results = {"guard-gpu": bench(names=names, tell=told)}
     except Missing as reason:
         print(reason, file=sys.stderr)
         return 2
-    Console().print(bars.table(results))
     return 1 if any(row.met is False for row in bars.rows(results)) else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

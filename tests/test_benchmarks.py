@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from benchmarks import __main__ as command
-from benchmarks import against, bars, gpu, growth, losses, record
+from benchmarks import against, bars, gpu, growth, guard_gpu, losses, record
 from benchmarks.meter import meter
 from benchmarks.rounds import beside, interleaved, ratios
 
@@ -80,6 +80,18 @@ def test_a_gpus_cases_are_measured_on_any_device_and_judged_by_their_bars() -> N
     assert all(0 < spent["ms"] <= spent["slowest_ms"] for spent in found.values())
     slow = {"rwalk: mlp, 1 run": {"ms": 0.23}, "rwalk: cnn, 10 runs": {"ms": 2.4}, "measured": WHEN}
     assert [row.met for row in bars.rows({"gpu": slow})] == [False, True]
+
+
+def test_guards_of_a_language_model_are_told_one_by_one() -> None:
+    form = guard_gpu.Form(layers=1, width=16, heads=2, groups=1, inner=32, words=50, batch=2, length=4)
+    told: list[dict[str, Any]] = []
+    found = guard_gpu.bench("cpu", form, rounds=1, steps=1, names=("RWalk", "EWC"), tell=told.append)
+    assert [{"RWalk", "EWC"} & set(each) for each in told] == [{"RWalk"}, {"EWC"}]
+    assert "before" in found["RWalk"] and "before" not in found["EWC"]
+    assert 7.5 < found["RWalk"]["vectors"] <= 8 + found["largest"]
+    slow = {"before": 1.09, "after": 1.11, "plain_ms": 60.0, "vectors": 8.0}
+    rows = list(bars.rows({"guard-gpu": {"tensors": 2, "largest": 0.2, "RWalk": slow}}))
+    assert [row.met for row in rows] == [None, True, False, True]
 
 
 def test_steps_of_losses_are_measured_against_the_same_arithmetic_by_hand() -> None:
