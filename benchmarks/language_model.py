@@ -10,80 +10,40 @@ frontier  plainly, at several learning rates; by LoRA, where peft is installed; 
           the model's own samples), RWalk (importance from learning the first text) and Anchor (own samples), each
           at several strengths and with budgets; and with its own samples replayed; from every seed
 
-Rows are written as they come, the most telling first, and those there are are not made again: a run that was
-stopped, or that --minutes ended, goes on when it is started again, and --folder keeps what a seed has prepared.
+Rows are written and printed as they come, the most telling first, and those that are there are not made again: a
+run that was stopped, or that --minutes ended, goes on when it is started again. --folder keeps what a seed has
+prepared, and lets the same command run several times side by side: each process takes the next way that nobody
+walks.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import asdict, dataclass
-from importlib.util import find_spec
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from filelock import FileLock
 from torch import Tensor, nn
 
+from benchmarks.language_page import summary
+from benchmarks.language_rows import Rows, Way, plan
 from rwalk import EWC, Anchor, Guard, RWalk, own_samples
+from rwalk.errors import InputError
 from rwalk.guard.drift import Probes
 from rwalk.methods.l2 import L2SP
 
 HELD_OUT = 0.1  # of each text, at its end
-RATES = (1e-4, 3e-4, 3e-5)
-BUDGETS = (0.05, 0.02, 0.1, 0.2)
-HOLDING = ("rwalk", "ewc", "anchor")  # what must keep its budgets
-STRENGTHS: dict[str, tuple[float, ...]] = {
-    "l2": (0.1, 1.0),
-    "ewc": (1e2, 1e3),
-    "rwalk": (1e1, 1e2),
-    "anchor": (0.3, 1.0),
-}
-LORA_RATE = 1e-3  # adapters start at nothing, and learn at ten times the rate
-
-
-@dataclass(frozen=True)
-class Way:
-    """A way to learn the second text."""
-
-    method: str
-    rate: float
-    strength: float | None = None
-    budget: float | None = None
-
-    def __str__(self) -> str:
-        how = "" if self.strength is None else f" λ={self.strength:g}"
-        return f"{self.method}{how}{'' if self.budget is None else f' budget={self.budget:g}'} at {self.rate:g}"
-
-
-def held() -> list[Way]:
-    """All that must be shown of budgets; one seed will do."""
-    plain = [Way("plain", rate) for rate in RATES]
-    return plain + [Way(name, rate, budget=b) for b in BUDGETS for rate in RATES for name in HOLDING]
-
-
-def frontier() -> list[Way]:
-    plain = [Way("plain", rate) for rate in RATES]
-    budgets = [Way(name, rate, budget=b) for rate in RATES[:2] for b in (0.05, 0.1) for name in STRENGTHS]
-    strengths = [Way(name, RATES[0], s) for name, each in STRENGTHS.items() for s in each]
-    adapters = [Way("lora", LORA_RATE), Way("lora", RATES[1]), Way("lora+anchor", LORA_RATE, budget=0.05)]
-    return [*plain, *budgets, Way("replay", RATES[0]), *strengths, *(adapters if find_spec("peft") else [])]
-
-
-def plan(seeds: int, only: str | None) -> list[tuple[int, Way]]:
-    """The telling ones first, for a run that time ends."""
-    first = [(0, way) for way in (held() if only != "frontier" else [])]
-    rest = [(seed, way) for seed in range(seeds) for way in (frontier() if only != "held" else [])]
-    return list(dict.fromkeys([*first[:12], *rest[: len(frontier())], *first, *rest]))
+SETTINGS = ("steps", "batch", "tokens", "probes", "probe_tokens", "every", "anchor_tokens")
 
 
 class Lab:
@@ -99,6 +59,11 @@ class Lab:
         self.model: nn.Module = loaded.to(self.device)
         self.beginning = deepcopy(self.model.state_dict())
         self.texts = {name: self._tokens(path) for name, path in self._paths().items()}
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """What a row depends on beside its way and its seed."""
+        return {name: getattr(self.options, name) for name in SETTINGS}
 
     def _paths(self) -> dict[str, Path]:
         paths = {"first": self.options.first, "second": self.options.second}
@@ -182,9 +147,14 @@ class Seed:
         self.lab, self.seed = lab, seed
         self.files = {name: folder / f"{seed}-{name}.safetensors" for name in ("rwalk", "ewc")}
         prepared = folder / f"{seed}.pt"
-        if not prepared.exists():
-            torch.save(self._prepared(), prepared)
+        with FileLock(folder / f"{seed}.lock"):  # one process prepares, the others wait
+            if not prepared.exists():
+                begun = folder / f"{seed}.part"
+                torch.save(self._prepared(), begun)
+                begun.replace(prepared)
         kept = torch.load(prepared, map_location=lab.device)
+        if kept["settings"] != lab.settings:
+            raise InputError(f"{folder} was prepared with {kept['settings']}: take another --folder")
         self.weights, samples = kept["weights"], kept["samples"]
         lab.model.load_state_dict(self.weights)
         self.samples, held_out = samples.split(lab.options.probes)
@@ -208,7 +178,8 @@ class Seed:
         guard = Guard(lab.model, optimizer, EWC(), probes=known, predict=lab.predict)
         guard.save(self.files["ewc"])
         guard.detach()
-        return {"weights": lab.model.state_dict(), "samples": samples["input_ids"]}
+        kept = {"weights": lab.model.state_dict(), "samples": samples["input_ids"]}
+        return {**kept, "settings": lab.settings}
 
     def row(self, way: Way) -> dict[str, Any]:
         lab = self.lab
@@ -222,6 +193,7 @@ class Seed:
             row = {
                 **asdict(way),
                 "seed": self.seed,
+                "settings": lab.settings,
                 "before": self.before,
                 "after": {name: lab.test_loss(name) for name in lab.texts},
                 "drift": self.own.drift(lab.model),
@@ -260,53 +232,6 @@ def _strength(guard: Guard) -> float:
     return float(method.weight if isinstance(method, Anchor) else method.lam)
 
 
-def missing(done: Sequence[dict[str, Any]], seeds: int, only: str | None) -> Iterator[tuple[int, Way]]:
-    made = {(row["seed"], *(row[name] for name in ("method", "rate", "strength", "budget"))) for row in done}
-    for seed, way in plan(seeds, only):
-        if (seed, *asdict(way).values()) not in made:
-            yield seed, way
-
-
-def summary(rows: Sequence[dict[str, Any]]) -> str:
-    """One line per way, means over the seeds."""
-    plain = {(row["seed"], row["rate"]): row for row in rows if row["method"] == "plain"}
-    heads = ("way", "seeds", "first text", "second text", "drift", "of budget", "held out", "λ", "× time")
-    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    for way in dict.fromkeys(Way(*(row[name] for name in Way.__dataclass_fields__)) for row in rows):
-        found = [r for r in rows if all(r[name] == value for name, value in asdict(way).items())]
-        beside = [(r, plain[r["seed"], r["rate"]]) for r in found if (r["seed"], r["rate"]) in plain]
-        first, second = (mean(r["after"][name] for r in found) for name in ("first", "second"))
-        rise = mean(r["after"]["first"] - r["before"]["first"] for r in found)
-        drift = mean(r["drift"] for r in found)
-        share = "" if way.budget is None else "–".join(f"{b:.2f}" for b in _range(found, way.budget))
-        lam = f"{mean(r['lam'] for r in found):.3g}" if "lam" in found[0] else ""
-        times = f"{mean(r['train_s'] / other['train_s'] for r, other in beside):.2f}" if beside else ""
-        lines.append(
-            f"| {way} | {len(found)} | {first:.3f} ({rise:+.3f}) | {second:.3f} | {drift:.3f} | {share} "
-            f"| {mean(r['held_out_drift'] for r in found):.3f} | {lam} | {times} |"
-        )
-    return "\n".join([*lines, "", _verdict(rows, plain)])
-
-
-def _range(found: Sequence[dict[str, Any]], budget: float) -> list[float]:
-    """The drift in units of the budget: one value, or the smallest and the largest."""
-    shares = sorted({round(row["drift"] / budget, 2) for row in found})
-    return [shares[0], shares[-1]] if len(shares) > 1 else shares
-
-
-def _verdict(rows: Sequence[dict[str, Any]], plain: Mapping[tuple[int, float], dict[str, Any]]) -> str:
-    """How many budgets were held: at most 1.2 times, and at least 0.8 times where training would exceed them."""
-    budgets = [row for row in rows if row["budget"] is not None and row["method"] in HOLDING]
-    missed = []
-    for row in budgets:
-        share, free = row["drift"] / row["budget"], plain.get((row["seed"], row["rate"]))
-        exceeds = free is None or free["drift"] > row["budget"]
-        if share > 1.2 or (exceeds and share < 0.8):
-            missed.append(f"{row['method']} {row['budget']:g} at {row['rate']:g}: {share:.2f}")
-    said = f"budgets held: {len(budgets) - len(missed)} of {len(budgets)}"
-    return "; not ".join([said, ", ".join(missed)]) if missed else said
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a folder of Hugging Face's")
@@ -316,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="rows, one JSON object per line")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", choices=("held", "frontier"), help="these rows alone; both, without")
-    parser.add_argument("--folder", type=Path, help="where to keep what seeds have prepared; nowhere, without")
+    parser.add_argument("--folder", type=Path, help="for what seeds have prepared, and processes share")
     parser.add_argument("--precision", choices=("autocast", "float32"), default="autocast", help="on a GPU")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no row after so long")
     parser.add_argument("--steps", type=int, default=150, help="per text")
@@ -328,26 +253,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--every", type=int, default=2, help="steps between two readings of the drift")
     parser.add_argument("--anchor-tokens", type=int, default=2048, help="of probes in each pull of Anchor")
     options = parser.parse_args(arguments)
-    start = time.perf_counter()
-    rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
-    lab, seed = Lab(options), None
     with tempfile.TemporaryDirectory() as passing:
         folder = options.folder or Path(passing)
         folder.mkdir(parents=True, exist_ok=True)
-        for number, way in missing(rows, options.seeds, options.only):
-            if time.perf_counter() - start > 60 * options.minutes:
-                print("time is up: start again to go on", flush=True)
-                break
-            if seed is None or seed.seed != number:
-                seed = Seed(lab, number, folder)
-                print(f"seed {number}: before {seed.before}, {time.perf_counter() - start:.0f} s", flush=True)
-            rows.append(seed.row(way))
-            with options.out.open("a") as file:
-                file.write(json.dumps(rows[-1]) + "\n")
-            after = {name: round(loss, 3) for name, loss in rows[-1]["after"].items()}
-            spent, drift = time.perf_counter() - start, rows[-1]["drift"]
-            print(f"{spent:6.0f} s  {way}: {after} drift {drift:.4f}", flush=True)
-    print(summary(rows))
+        rows = Rows(options.out, folder)
+        walk(options, folder, rows)
+    print(summary(rows.all()))
+
+
+def walk(options: argparse.Namespace, folder: Path, rows: Rows) -> None:
+    """Every way that has no row yet, until time is up."""
+    start = time.perf_counter()
+    lab, seed = Lab(options), None
+    for number, way in rows.missing(plan(options.seeds, options.only)):
+        if time.perf_counter() - start > 60 * options.minutes:
+            print("time is up: start again to go on", flush=True)
+            break
+        if seed is None or seed.seed != number:
+            seed = Seed(lab, number, folder)
+            print(f"seed {number}: before {seed.before}, {time.perf_counter() - start:.0f} s", flush=True)
+        row = seed.row(way)
+        rows.add(row)
+        after = {name: round(loss, 3) for name, loss in row["after"].items()}
+        print(f"{time.perf_counter() - start:6.0f} s  {way}: {after} drift {row['drift']:.4f}", flush=True)
 
 
 if __name__ == "__main__":

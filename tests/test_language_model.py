@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks import language_model
+from benchmarks import language_model, language_rows
 
 from rwalk import Guard, own_samples
+from rwalk.errors import InputError
 from rwalk.guard import fisher, inputs, measure
 from rwalk.guard.attention import PlainAttention
 from rwalk.methods import EWC
@@ -52,8 +54,8 @@ def folder(tmp_path: Path) -> Path:
 def test_every_way_is_walked_and_a_stopped_run_goes_on(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(language_model, "BUDGETS", (0.05,))
-    monkeypatch.setattr(language_model, "RATES", (1e-4, 3e-4))
+    monkeypatch.setattr(language_rows, "BUDGETS", (0.05,))
+    monkeypatch.setattr(language_rows, "RATES", (1e-4, 3e-4))
     words = [str(folder / name) for name in ("model", "first.txt", "second.txt")]
     words += f"--out {folder}/rows.jsonl --folder {folder}/prepared --seeds 1 --steps 3 --batch 4".split()
     words += ["--tokens", "16", "--probes", "4", "--probe-tokens", "8", "--test", "2"]
@@ -61,17 +63,31 @@ def test_every_way_is_walked_and_a_stopped_run_goes_on(
     assert "time is up" in capsys.readouterr().out
     language_model.main([*words, "--only", "held"])
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
-    assert len(rows) == len(language_model.held()) == 2 + 2 * 3
+    assert len(rows) == len(language_rows.held()) == 2 + 2 * 3
     language_model.main(words)
     assert "budgets held:" in capsys.readouterr().out
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
-    assert len(rows) == len(language_model.plan(1, None))
+    assert len(rows) == len(language_rows.plan(1, None))
     assert {row["method"] for row in rows} >= {"plain", "replay", "l2", "ewc", "rwalk", "anchor"}
     assert all(row["drift"] >= 0 and row["after"]["second"] < 6 for row in rows)
     language_model.main(words)
     said = capsys.readouterr().out
     assert "seed 0" not in said and "| plain at 0.0001 | 1 |" in said
     assert len((folder / "rows.jsonl").read_text().splitlines()) == len(rows)
+    with pytest.raises(InputError, match="another --folder"):
+        language_model.main([*words, "--steps", "4", "--out", str(folder / "others.jsonl")])
+
+
+def test_processes_side_by_side_share_the_ways_out_among_them(tmp_path: Path) -> None:
+    planned = language_rows.plan(1, "held")[:3]
+    one, other = (language_rows.Rows(tmp_path / "rows.jsonl", tmp_path) for _ in range(2))
+    walking = one.missing(planned)
+    assert next(walking) == planned[0]
+    assert list(other.missing(planned)) == planned[1:], "the first is taken, the others are not"
+    seed, way = planned[0]
+    one.add({"seed": seed, **asdict(way)})
+    assert list(walking) == planned[1:]
+    assert list(other.missing(planned)) == planned[1:], "there is a row of the first"
 
 
 def test_the_fisher_of_sequences_is_batched_and_the_same_as_one_by_one() -> None:
