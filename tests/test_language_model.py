@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks import language_model, language_rows
+from benchmarks import language_model, language_page, language_rows
 
 from rwalk import Guard, own_samples
 from rwalk.errors import InputError
@@ -72,7 +72,7 @@ def test_every_way_is_walked_and_a_stopped_run_goes_on(
     assert all(row["drift"] >= 0 and row["after"]["second"] < 6 for row in rows)
     language_model.main(words)
     said = capsys.readouterr().out
-    assert "seed 0" not in said and "| plain at 0.0001 | 1 |" in said
+    assert "seed 0" not in said and "| without a guard, at 1e-4 | 1 |" in said
     assert len((folder / "rows.jsonl").read_text().splitlines()) == len(rows)
     with pytest.raises(InputError, match="another --folder"):
         language_model.main([*words, "--steps", "4", "--out", str(folder / "others.jsonl")])
@@ -88,6 +88,46 @@ def test_processes_side_by_side_share_the_ways_out_among_them(tmp_path: Path) ->
     one.add({"seed": seed, **asdict(way)})
     assert list(walking) == planned[1:]
     assert list(other.missing(planned)) == planned[1:], "there is a row of the first"
+
+
+def row(method: str, rise: float, learned: float, drift: float, seed: int = 0, **way: float) -> dict[str, Any]:
+    """As the benchmark would have written it."""
+    chosen = asdict(language_rows.Way(method, **{"rate": 1e-4, **way}))
+    losses = {"before": {"first": 2.0, "second": 3.0}, "after": {"first": 2.0 + rise, "second": learned}}
+    return {**chosen, "seed": seed, **losses, "drift": drift, "held_out_drift": drift}
+
+
+def test_budgets_are_marked_where_they_were_not_held_or_had_not_to_be() -> None:
+    rows = [row("plain", 0.3, 2.0, 0.15)]
+    ends = {0.02: 0.0252, 0.05: 0.0401, 0.1: 0.079, 0.2: 0.12}
+    rows += [row("rwalk", 0.1, 2.0, drift, budget=budget) for budget, drift in ends.items()]
+    assert "| RWalk | 1e-4 | **1.26** | 0.80 | **0.79** | (0.60) |" in language_page.held_table(rows)
+    assert language_page.verdict(rows).startswith("budgets held: 2 of 4; 1 would be without a guard; not: RWalk")
+    more = [{**each, "seed": 1, "drift": each["drift"] * 1.1} for each in rows]
+    assert "| RWalk | 1e-4 | **1.26–1.39** | 0.80–0.88 |" in language_page.held_table([*rows, *more])
+
+
+def test_the_frontier_is_what_nothing_else_betters(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.rand(40, 2, generator=generator).tolist()
+    rows = [row("ewc", rise, loss, rise + 0.1, strength=n) for n, (rise, loss) in enumerate(numbers, 1)]
+    rows.append({**row("plain", 0.5, 0.99, 0.6), "seed": 1})
+    ways = language_page.found(rows)
+    best = {(each.rise, each.learned) for each in language_page.on_frontier(ways)}
+    places = {(each.rise, each.learned) for each in ways}
+    assert best == {a for a in places if not any(b != a and b[0] <= a[0] and b[1] <= a[1] for b in places)}
+    drawn = tmp_path / "frontier.svg"
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    language_page.main([str(tmp_path / "rows.jsonl"), "--names", "German", "French", "--picture", str(drawn)])
+    assert "rise of the loss on German" in drawn.read_text()
+
+
+def test_ways_of_fewer_seeds_are_not_compared_with_those_of_more() -> None:
+    rows = [row("plain", 0.3, 2.0, 0.3, seed) for seed in range(2)]
+    lucky = row("ewc", 0.0, 1.0, 0.01, strength=1.0)
+    found = language_page.found([*rows, lucky])
+    assert [each.way.method for each in language_page.with_all_seeds(found)] == ["plain"]
+    assert "| **without a guard, at 1e-4** | 2 | +0.300 |" in language_page.frontier_table([*rows, lucky])
 
 
 def test_the_fisher_of_sequences_is_batched_and_the_same_as_one_by_one() -> None:
