@@ -18,7 +18,7 @@ from rwalk import cli
 from rwalk.data.datasets import verified
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
-from rwalk.paper import budgets
+from rwalk.paper import budgets, race
 from rwalk.paper import settings as tuned
 from rwalk.paper.claims import CLAIMS
 from rwalk.paper.experiments import EXPERIMENTS, Entry, Experiment, runs_of
@@ -43,18 +43,105 @@ def setting(head: str = "single", seeds: int = 2) -> Setting:
 
 
 def rows(of: Setting, score: Any) -> list[dict[str, Any]]:
-    """Rows whose accuracies `score` makes up: (steps, method, λ, seed) → (single, multi)."""
+    """Rows whose accuracies `score` makes up: (steps, method, λ, seed) → (single, multi), with all seeds."""
     found: list[dict[str, Any]] = []
-    for run in of.candidates():
+    for run in (replace(scout, seed=seed) for scout in of.scouts() for seed in range(of.seeds)):
         single, multi = score(run.training.steps, run.method, run.numbers.get("lam"), run.seed)
         found.append({"spec": run.to_json(), "method": run.method, "single": {"A": single}, "multi": {"A": multi}})
     return found
 
 
-def test_candidates_are_every_combination_on_held_out_data() -> None:
-    runs = list(setting().candidates())
-    assert len({run.hash() for run in runs}) == len(runs) == 2 * 3 * 2
-    assert {run.stream.validation for run in runs} == {tuned.HELD_OUT}
+def raced(of: Setting, score: Any) -> tuple[list[list[RunSpec]], dict[str, Any]]:
+    """All rounds of a tuning whose accuracies `score` makes up, run → A, and what it chose."""
+    rounds, found = [list(of.scouts())], []
+    for number in range(race.ROUNDS + 1):
+        found += [
+            {"spec": run.to_json(), "method": run.method, of.head: {"A": score(run)}} for run in rounds[number]
+        ]
+        rounds.append(race.next_runs(of, found, scouting=number < race.SCOUTING))
+        if not rounds[-1]:
+            break
+    return rounds, budgets.choose(of, found)
+
+
+def test_scouts_are_the_coarse_grid_with_one_seed_on_held_out_data() -> None:
+    grid: tuned.Grid = {
+        "rwalk": tuned.numbers(lam=(1.0, 10.0), alpha=tuned.ALPHAS, eps=tuned.EPSILONS),
+        "pi": ({},),
+    }
+    runs = list(replace(setting(), grid=grid).scouts())
+    assert len({run.hash() for run in runs}) == len(runs) == 2 * (2 * 2 * 2 + 1)
+    assert {run.numbers["alpha"] for run in runs if run.numbers} == {0.9, 0.01}
+    assert {(run.stream.validation, run.seed) for run in runs} == {(tuned.HELD_OUT, 0)}
+
+
+def distance(run: RunSpec, **best: float) -> float:
+    """In steps of the grid, from the best combination."""
+    strides = {name: np.log10(stride) for name, stride in race.STRIDES.items()}
+    return sum(abs(np.log10(run.numbers[name] / value)) / strides[name] for name, value in best.items())
+
+
+def test_a_race_finds_the_best_of_a_grid_that_it_does_not_train_in_full() -> None:
+    """A smooth hill whose top is between the coarse grid's points, and beyond its edge in λ; seeds add noise."""
+    grid: tuned.Grid = {
+        "rwalk": tuned.numbers(
+            lam=(1.0, 10.0, 100.0), penalty=("gradient",), alpha=tuned.ALPHAS, eps=tuned.EPSILONS
+        )
+    }
+    of = replace(setting(seeds=3), grid=grid, trainings=(Training(steps=4000),))
+    noise = np.random.default_rng(0)
+
+    def score(run: RunSpec) -> float:
+        return 0.8 - 0.02 * distance(run, lam=1e4, alpha=0.1, eps=1e-6) + 0.002 * noise.standard_normal()
+
+    rounds, chosen = raced(of, score)
+    assert chosen["numbers"]["rwalk"] == {"lam": 1e4, "penalty": "gradient", "alpha": 0.1, "eps": 1e-6}
+    trained = [run for runs in rounds for run in runs]
+    assert len({run.hash() for run in trained}) == len(trained) < 0.6 * 3 * len(grid["rwalk"])
+    assert {run.seed for runs in rounds[: race.SCOUTING] for run in runs} == {0}
+    counts = {json.dumps(numbers): count for _, _, numbers, _, count in chosen["tried"]}
+    assert counts[json.dumps(chosen["numbers"]["rwalk"], sort_keys=True)] == 3
+
+
+def test_no_scouts_luck_is_chosen() -> None:
+    """A combination that is excellent with the scouts' seed alone."""
+    lams: tuned.Grid = {"rwalk": tuned.numbers(lam=tuned.decades(-2, 3))}
+    of = replace(setting(seeds=3), grid=lams, trainings=(Training(steps=5),))
+
+    def score(run: RunSpec) -> float:
+        lucky = run.numbers["lam"] == 1e3
+        return (0.9 if run.seed == 0 else 0.1) if lucky else 0.5 - 0.01 * distance(run, lam=1.0)
+
+    rounds, chosen = raced(of, score)
+    assert chosen["numbers"]["rwalk"]["lam"] == 1.0
+    final = [run for runs in rounds[1:] for run in runs if run.seed]
+    assert {run.seed for run in final} == {1, 2}, "the scouts' seed is not trained again"
+    around = {run.numbers["lam"] for run in final}
+    assert {0.1, 1.0, 10.0} <= around, "each neighbour of the choice has all seeds too"
+
+
+def test_both_forms_of_a_penalty_are_scouted() -> None:
+    """Each has λ's of its own: the one that is behind on the coarse grid may win beyond its edge."""
+    both: tuned.Grid = {
+        "rwalk": tuned.numbers(lam=(1.0, 10.0), penalty=("gradient",))
+        + tuned.numbers(lam=(100.0, 1e3), penalty=("proximal",))
+    }
+    of = replace(setting(), grid=both, trainings=(Training(steps=5),))
+
+    def score(run: RunSpec) -> float:
+        if run.numbers["penalty"] == "gradient":
+            return 0.5 - 0.01 * distance(run, lam=1.0)
+        return 0.6 - 0.05 * distance(run, lam=1e5)
+
+    assert raced(of, score)[1]["numbers"]["rwalk"] == {"lam": 1e5, "penalty": "proximal"}
+
+
+def test_lengths_are_followed_to_the_longest_allowed() -> None:
+    of = replace(setting(seeds=3), longest=40)
+    _, chosen = raced(of, lambda run: (run.training.steps or 0) / 100)
+    assert chosen["training"]["steps"] == 36, "9, 18, 36; 72 would be longer than 40"
+    seeds = {how_long: count for how_long, *_, count in chosen["tried"]}
+    assert (seeds["36 steps"], seeds["18 steps"], seeds["5 steps"]) == (3, 3, 1), "two lengths get all seeds"
 
 
 def test_the_best_mean_over_seeds_wins() -> None:
@@ -102,8 +189,8 @@ def test_what_was_chosen_reads_back_and_is_a_line_a_try() -> None:
 
 
 def followed(of: Setting, score: Any) -> set[tuple[int, float]]:
-    """(steps, λ) of what would be tried next, one of the seeds."""
-    return {(run.training.steps or 0, run.numbers["lam"]) for run in budgets.beyond(of, rows(of, score))}
+    """(steps, λ) of what would be tried next."""
+    return {(run.training.steps or 0, run.numbers["lam"]) for run in race.next_runs(of, rows(of, score))}
 
 
 def test_a_best_value_at_an_edge_is_followed_and_one_inside_is_not() -> None:
@@ -116,10 +203,9 @@ def test_a_best_value_at_an_edge_is_followed_and_one_inside_is_not() -> None:
     assert followed(inside, peak(10.0)) == set()
     assert followed(inside, peak(1e4)) == {(5, 1000.0)}
     assert followed(inside, peak(1e-4)) == {(5, 0.1)}
-    free = replace(inside, any_length=True)
+    free = replace(inside, longest=100)
     assert followed(free, peak(10.0)) == {(2, 10.0), (10, 10.0)}, "half and twice as long, at the best λ"
-    assert {run.stream.validation for run in budgets.beyond(free, rows(free, peak(10.0)))} == {tuned.HELD_OUT}
-    assert len(budgets.beyond(inside, rows(inside, peak(1e4)))) == inside.seeds
+    assert {run.stream.validation for run in race.next_runs(free, rows(free, peak(10.0)))} == {tuned.HELD_OUT}
 
 
 def test_a_row_that_leaves_out_a_default_counts_with_those_that_name_it() -> None:
@@ -128,11 +214,11 @@ def test_a_row_that_leaves_out_a_default_counts_with_those_that_name_it() -> Non
     of = replace(setting(), grid=alphas, trainings=(Training(steps=5),))
     found = [
         {"spec": run.to_json(), "method": run.method, "single": {"A": 0.5 + 0.1 * run.seed}}
-        for run in of.candidates()
+        for run in (replace(scout, seed=seed) for scout in of.scouts() for seed in (0, 1))
     ]
     assert found[0]["spec"]["numbers"].pop("alpha") == 0.9 and found[0]["spec"]["numbers"].pop("eps") == 1e-3
-    assert sorted(a for *_, a in budgets.choose(of, found)["tried"]) == [55.0, 55.0]
-    assert {run.numbers["alpha"] for run in budgets.beyond(of, found)} <= {0.01}
+    assert [tuple(each[-2:]) for each in budgets.choose(of, found)["tried"]] == [(55.0, 2)]
+    assert {run.numbers["alpha"] for run in race.next_runs(of, found)} == {0.1}
 
 
 def test_values_that_are_not_allowed_are_not_tried() -> None:
@@ -140,9 +226,10 @@ def test_values_that_are_not_allowed_are_not_tried() -> None:
     of = replace(setting(), grid=alphas)
     found = [
         {"spec": run.to_json(), "method": run.method, "single": {"A": run.numbers["alpha"]}}
-        for run in of.candidates()
+        for run in (replace(scout, seed=seed) for scout in of.scouts() for seed in (0, 1))
     ]
-    assert budgets.beyond(of, found) == [], "α = 9 is no weight, and λ had no grid to be at the edge of"
+    tried = {run.numbers["alpha"] for run in race.next_runs(of, found)}
+    assert tried == {0.1}, "α = 9 is no weight, and λ had no grid to be at the edge of"
 
 
 def test_tuning_follows_the_best_beyond_its_grid(
@@ -155,11 +242,11 @@ def test_tuning_follows_the_best_beyond_its_grid(
         monkeypatch.setattr(module, "SETTINGS", {"digits-single": little})
     assert reproduce(monkeypatch, "--tune=digits") == 0
     (chosen,) = budgets.read(Path("results/tuning/budgets.json")).values()
-    tried = sorted(numbers["lam"] for _, method, numbers, _ in chosen["tried"] if method == "rwalk")
-    assert 3 <= len(tried) <= 2 + budgets.ROUNDS, "of two, one is at an edge"
+    tried = sorted(numbers["lam"] for _, method, numbers, *_ in chosen["tried"] if method == "rwalk")
+    assert 3 <= len(tried) <= 2 + race.ROUNDS, "of two, one is at an edge"
     assert np.allclose(np.diff(np.log10(tried)), 1), "decade by decade"
     inside = tried[0] < chosen["numbers"]["rwalk"]["lam"] < tried[-1]
-    assert inside or len(tried) == 2 + budgets.ROUNDS
+    assert inside or len(tried) == 2 + race.ROUNDS
     before = sorted(Path("results/tuning").glob("*/runs.jsonl"))
     assert reproduce(monkeypatch, "--tune=digits") == 0, "again: nothing is left to do"
     assert sorted(Path("results/tuning").glob("*/runs.jsonl")) == before
@@ -191,16 +278,17 @@ def test_the_budgets_are_what_the_rule_chooses_of_what_was_tried() -> None:
         rows = [
             {
                 "method": method,
-                "spec": {"training": training(how_long), "numbers": numbers},
+                "spec": {"training": training(how_long), "numbers": numbers, "seed": seed},
                 known.head: {"A": a / 100},
             }
-            for how_long, method, numbers, a in chosen["tried"]
+            for how_long, method, numbers, a, *seeds in chosen["tried"]
+            for seed in range(*seeds or (1,))
         ]
         again = budgets.choose(known, rows)
         assert Training(**again["training"]) == Training(**chosen["training"])
         assert again["validation"] == chosen["validation"]
         for method, numbers in chosen["numbers"].items():
-            ties = [n for _, m, n, a in chosen["tried"] if m == method and a == chosen["validation"][method]]
+            ties = [n for _, m, n, a, *_ in chosen["tried"] if m == method and a == chosen["validation"][method]]
             assert numbers == again["numbers"][method] or numbers in ties, "scores are kept with two decimals"
 
 
@@ -386,15 +474,18 @@ def test_tuning_writes_what_the_rule_chose_and_goes_on_where_it_was(
     settings = {"digits-single": setting("single", seeds=1), "digits-multi": setting("multi", seeds=1)}
     for module in (budgets, tuned):
         monkeypatch.setattr(module, "SETTINGS", settings)
-    monkeypatch.setattr(budgets, "ROUNDS", 0)
+    monkeypatch.setattr(race, "ROUNDS", 0)
     assert to_do() == ["digits-single: 6 of 6", "digits-multi: 0 of 6"]
     assert not Path("results").exists()
     assert reproduce(monkeypatch, "--tune=digits") == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^digits-single: 6 runs trained in \d+ s$", said, re.MULTILINE)
+    assert re.search(r"^in all: \d+ s on .+, torch ", said, re.MULTILINE), "and on which machine"
     assert to_do() == ["digits-single: 0 of 6", "digits-multi: 0 of 6"]
     chosen = budgets.read(own)
     assert set(chosen) == set(settings)
     for each in chosen.values():
-        best = max(a for steps, _, _, a in each["tried"] if steps == f"{each['training']['steps']} steps")
+        best = max(a for steps, _, _, a, _ in each["tried"] if steps == f"{each['training']['steps']} steps")
         assert best == max(each["validation"].values())
 
     (kept,) = Path("results/tuning").glob("digits-single-*/runs.jsonl")
@@ -407,7 +498,7 @@ def test_tuning_writes_what_the_rule_chose_and_goes_on_where_it_was(
     assert "rwalk reproduce --budgets 'of my own.json'" in capsys.readouterr().out
     assert budgets.FILE.read_bytes() == packaged, "what is installed is not the user's to change"
     monkeypatch.setitem(settings, "digits-single", setting("single", seeds=2))
-    assert to_do()[0] == "digits-single: 6 of 12", "another seed is all that is new"
+    assert to_do()[0] == "digits-single: 0 of 6", "scouts have one seed, whatever finalists have"
 
 
 def test_budgets_of_ones_own_are_preferred_to_those_installed(tmp_path: Path) -> None:

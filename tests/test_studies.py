@@ -6,6 +6,8 @@ import gc
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 import little
+import rwalk
 from rwalk import Fleet, InputError, MemorySpec
 from rwalk.studies import Study
 from rwalk.studies.compare import compare
@@ -427,3 +430,23 @@ def test_runs_of_one_fleet_can_share_it(method: str, setting: str) -> None:
     for job in in_fleets(runs):
         Fleet(little.stream(), "mlp", [run.learner() for run in job], [run.seed for run in job])
     assert len(in_fleets(runs)) == (3 if method == "gem" else 1)
+
+
+def test_several_fleets_on_one_device_only_if_asked_for() -> None:
+    local = EXECUTORS["local"]
+    assert [local.workers_for(8, "cuda", asked) for asked in (None, 1, 3, 20)] == [1, 1, 3, 8]
+    assert local.workers_for(8, "cpu", 3) == 3
+
+
+def test_a_copy_without_version_control_may_say_its_commit(tmp_path: Path) -> None:
+    """A copy of the sources, in a process of its own: what it says is cached."""
+    source = Path(rwalk.__file__).parent
+    shutil.copytree(source, tmp_path / "rwalk", ignore=shutil.ignore_patterns("__pycache__"))
+    command = "from rwalk.studies.environment import commit; print(commit())"
+
+    def said(**more: str) -> str:
+        environ = {**os.environ, "PYTHONPATH": str(tmp_path), **more}
+        return subprocess.run([sys.executable, "-c", command], env=environ, capture_output=True, text=True).stdout
+
+    assert said() == "None\n"
+    assert said(RWALK_COMMIT="0123456789") == "0123456789\n"

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 Data = Annotated[Path | None, typer.Option(envvar="RWALK_DATA", help="folder with the official dataset files")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto uses cuda if available")]
-Workers = Annotated[int | None, typer.Option(help="number of processes on a CPU (default: one per core)")]
+Workers = Annotated[
+    int | None, typer.Option(help="number of processes (default: one per core of a CPU, one per GPU)")
+]
 CheckpointEvery = Annotated[
     int | None, typer.Option(help="steps between checkpoints (default: as often as 2 % of the time allows)")
 ]

@@ -31,7 +31,7 @@ def reproduce(
         str,
         typer.Option(
             help="choose the training budgets of a dataset, or of settings by their names (comma-separated), on "
-            "validation data; grids whose best value is at an edge are widened"
+            "validation data: many combinations with one seed, the best of them with all"
         ),
     ] = "",
     dry_run: Annotated[
@@ -61,9 +61,11 @@ def reproduce(
     Only what is missing runs.
     """
     from rwalk.errors import InputError, unknown
-    from rwalk.paper import budgets
+    from rwalk.paper import budgets, race
     from rwalk.paper import reproduce as paper
+    from rwalk.paper.clock import Clock
     from rwalk.paper.results import write_results
+    from rwalk.studies.provenance import machine_here
     from rwalk.studies.store import Row, Store
     from rwalk.yardsticks import experiments as yardsticks
     from rwalk.yardsticks.page import write_page
@@ -102,21 +104,25 @@ def reproduce(
             if not study.missing(study.current(store.rows()), wanted):  # then the data are not needed
                 return store.rows()
             known = paper.known_rows(out)
-            return execute(study, store, show=not quiet, known=known, only=wanted, go_on="the same command")
+            with clock.lap(name, len(study.missing(study.current(known.values()), wanted))):
+                return execute(study, store, show=not quiet, known=known, only=wanted, go_on="the same command")
 
+        clock = Clock()
         for planned in plan:
             rows = run(planned)
             if tune:
-                for _ in range(budgets.ROUNDS):
-                    wider = paper.widened(planned, rows)
-                    if wider is None:
+                for number in range(race.ROUNDS):
+                    further = paper.next_round(planned, rows, number)
+                    if further is None:
                         break
-                    planned, rows = wider, run(wider)
+                    planned, rows = further, run(further)
                 print(budgets.decide(planned.name, rows, chosen))
         if tune:
             print(f"to use {chosen}: rwalk reproduce --budgets {shlex.quote(str(chosen))}")
-            return
-        pages = [] if theirs and theirs == asked else write_results(out)
-        for path in [*pages, *([write_page(out)] if theirs else [])]:
-            print(path)
-    print(f"interactive, in one page: rwalk report {out}")
+        else:
+            pages = [] if theirs and theirs == asked else write_results(out)
+            for path in [*pages, *([write_page(out)] if theirs else [])]:
+                print(path)
+            print(f"interactive, in one page: rwalk report {out}")
+        for line in clock.lines(machine_here(where["device"])):
+            print(line)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 
@@ -12,8 +12,16 @@ from numpy.typing import NDArray
 from rwalk.paper.experiments import Experiment
 from rwalk.paper.markdown import row
 from rwalk.paper.measured import Measured, NotRun
-from rwalk.paper.questions import FACTORS, FACTORS_OF, QUESTIONS, VARIANTS, factor_label
-from rwalk.paper.settings import ABLATED, BLOCKS, METHODS
+from rwalk.paper.questions import (
+    FACTORS,
+    FACTORS_OF,
+    IN_BOTH_PRECISIONS,
+    QUESTIONS,
+    VARIANTS,
+    combinations,
+    factor_label,
+)
+from rwalk.paper.settings import ABLATED, RWALKS_BLOCKS
 from rwalk.paper.surface import Surface, advice
 from rwalk.paper.verdicts import UNDECIDED, seeds_to_decide, verdict
 from rwalk.report.statistics import Mean
@@ -60,7 +68,7 @@ def ablation(dataset: str, measured: Measured) -> Iterator[str]:
     name = f"ablation-{dataset}"
     gaps = {
         (block, other): measured.mean("A", name, block, "rwalk") - measured.mean("A", name, block, other)
-        for block in BLOCKS
+        for block in RWALKS_BLOCKS
         for other in ABLATED[1:]
     }
     held = verdict(list(gaps.values()))
@@ -69,7 +77,7 @@ def ablation(dataset: str, measured: Measured) -> Iterator[str]:
     yield f"RWalk is better than both in every block: {held}{more}. A of RWalk minus A of the other, in points:"
     yield ""
     yield from row("", "with Δθ² in place of ½FΔθ²", "with no denominator")
-    for block in BLOCKS:
+    for block in RWALKS_BLOCKS:
         yield from row(block, *(_signed(gaps[block, other]) for other in ABLATED[1:]), head=False)
 
 
@@ -77,14 +85,14 @@ def precision(measured: Measured) -> Iterator[str]:
     gaps = {
         (block, method): measured.mean("A", "precision-cifar100", block, f"{method}, bfloat16")
         - measured.mean("A", "precision-cifar100", block, f"{method}, float32")
-        for block, method in product(("multi", "samples"), METHODS)
+        for block, method in product(RWALKS_BLOCKS, IN_BOTH_PRECISIONS)
     }
     worst = min(gaps.values(), key=lambda mean: mean.value)
     yield f"A in bfloat16 minus A in float32 is {_signed(worst)} points at worst:"
     yield ""
-    yield from row("", *METHODS)
-    for block in ("multi", "samples"):
-        yield from row(block, *(_signed(gaps[block, method]) for method in METHODS), head=False)
+    yield from row("", *IN_BOTH_PRECISIONS)
+    for block in RWALKS_BLOCKS:
+        yield from row(block, *(_signed(gaps[block, method]) for method in IN_BOTH_PRECISIONS), head=False)
 
 
 def resnets(measured: Measured) -> Iterator[str]:
@@ -103,14 +111,15 @@ def surface(measured: Measured) -> Iterator[str]:
 
 
 def authors(name: str, measured: Measured) -> Iterator[str]:
-    """Main effects: each factor on minus off, averaged over all combinations of the others."""
+    """Main effects: each factor on minus off, averaged over combinations of the others."""
     shown = {
         "vanilla's F": partial(_values, measured, name, "vanilla", "F"),
         **{f"A of {m}": partial(_values, measured, name, m, "A") for m in VARIANTS},
         **{f"plasticity lost by {m}": partial(_lost_plasticity, measured, name, m) for m in VARIANTS[1:]},
     }
     factors = FACTORS_OF[name]
-    yield "Mean effects, on minus off, over all combinations of the others (± is half a 95 % interval):"
+    half = " (the half of them with an even number of changes)" if len(factors) > 3 else ""
+    yield f"Mean effects, on minus off, over all combinations{half}; ± is half a 95 % interval:"
     yield ""
     yield from row("", *shown)
     start = [_value(Mean.over(of(())), what) for what, of in shown.items()]
@@ -124,14 +133,10 @@ def authors(name: str, measured: Measured) -> Iterator[str]:
     yield "Plasticity lost: how many points worse than by vanilla each task is learned when it is new."
 
 
-def _main_effect(of: Callable[[tuple[str, ...]], Values], factors: Sequence[str], factor: str) -> Mean:
-    rest = [each for each in factors if each != factor]
-    differences = []
-    for switches in product((False, True), repeat=len(rest)):
-        others = {each for each, is_on in zip(rest, switches, strict=True) if is_on}
-        on, off = (tuple(f for f in factors if f in chosen) for chosen in (others | {factor}, others))
-        differences.append(of(on) - of(off))
-    return Mean.over(np.mean(differences, axis=0))  # the same seeds everywhere: one effect per seed
+def _main_effect(of: Callable[[tuple[str, ...]], Values], factors: tuple[str, ...], factor: str) -> Mean:
+    tried = combinations(factors)
+    on, off = ([of(each) for each in tried if (factor in each) == is_on] for is_on in (True, False))
+    return Mean.over(np.mean(on, axis=0) - np.mean(off, axis=0))  # the same seeds everywhere: one effect per seed
 
 
 def _values(measured: Measured, name: str, method: str, measure: str, on: tuple[str, ...]) -> Values:

@@ -6,11 +6,20 @@ EWC++ almost without a Fisher (docs/design.md). So we choose them ourselves. Δt
 
 THE RULE. A tenth of every class's training data is held out; neither the test set nor any published value is used.
 A setting is a block of a table: a dataset, a network, with or without exemplars, and the head that the block
-reports. In each, every method is trained with every combination in its grid, with three seeds or more: training
-time, λ, both forms of the penalty, α for EWC++ and RWalk, ε for RWalk. A method's hyper-parameters are those with
-the highest mean validation A_K under the setting's own head; the training time is the one at which the methods,
-each at its best, are best on average. If a best value is at an edge of what was tried, the next value beyond it is
-tried too, everything else staying the same, and so on for a few rounds.
+reports. In each, every method has a grid: training time, λ, both forms of the penalty, α for EWC++ and RWalk, ε
+for RWalk. What counts is the validation A_K under the setting's own head.
+
+1. Scouts: every combination of a coarse grid (every other α and ε) is trained with one seed, the same for all.
+   Then the neighbours of the best in each form of the penalty: one step along each axis of the full grid, or
+   beyond its edge. And the best of each method for twice or half as long, if the length that suits the methods
+   best on average is the longest or the shortest so far. This is repeated until nothing is left to try, for a few
+   rounds.
+2. Finalists: the best four scouts of every method, at the two lengths that suit the methods best on average, are
+   trained with three seeds or more.
+3. The neighbours of the best finalist are trained with all seeds too, until none of them is better.
+
+A method's hyper-parameters are those with the highest mean over all seeds; the training time is the one at which
+the methods, each at its best, are best on average. No choice rests on fewer than three seeds.
 
 The result is `budgets.json` next to this file, with the validation scores of everything tried. Tuning again writes
 another file, which `rwalk reproduce --budgets` reads.
@@ -21,134 +30,54 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
-from rwalk import parts
 from rwalk.errors import InputError
 from rwalk.files import parse_json, write_atomically
-from rwalk.paper.settings import SETTINGS, Numbers, Setting, base
+from rwalk.paper import race
+from rwalk.paper.settings import SETTINGS, Setting, base
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.store import Row
 from rwalk.training import Training
 
 FILE = Path(__file__).with_name("budgets.json")  # read, never written
 _preferred: dict[str, Any] = {}  # a file of the user's, while there is one
-ROUNDS = 4  # of following a best value beyond the edges of its grid
-STRIDES = {"lam": 10.0, "alpha": 10.0, "eps": 1e3}  # from the edge of a grid to the next value
-
-Scores = dict[str, dict[str, dict[str, float]]]  # training → method → numbers → mean A, all as JSON
-
-
-def scores_of(setting: Setting, rows: Iterable[Row]) -> Scores:
-    """The mean validation score of everything that was tried."""
-    found: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for row in rows:
-        spec = row["spec"]
-        cell = found.setdefault(_text(spec["training"]), {}).setdefault(row["method"], {})
-        a = row[setting.head]["A"]
-        numbers = _text(_spelled_out(setting, row["method"], spec["numbers"]))
-        cell.setdefault(numbers, []).append(0.0 if a is None else a)  # none: it did not train
-    return {
-        training: {m: {n: float(np.mean(a)) for n, a in tried.items()} for m, tried in methods.items()}
-        for training, methods in found.items()
-    }
-
-
-def _spelled_out(setting: Setting, method: str, numbers: Numbers) -> dict[str, Any]:
-    """As the grid writes them: a row of another study may leave out what is a default."""
-    usual = parts.defaults(method)
-    return {**{name: usual[name] for each in setting.grid[method] for name in each}, **numbers}
-
-
-def _best(means: Scores) -> tuple[str, dict[str, str]]:
-    """The training time that suits the methods best on average, and the best numbers of each there."""
-    training = max(means, key=lambda each: float(np.mean([max(tried.values()) for tried in means[each].values()])))
-    return training, {method: max(tried, key=lambda n: tried[n]) for method, tried in means[training].items()}
 
 
 def choose(setting: Setting, rows: Iterable[Row]) -> dict[str, Any]:
     """Apply the rule to the rows of a setting."""
-    means = scores_of(setting, rows)
-    training, best = _best(means)
+    tried = race.tried_in(setting, rows)
+    training, best = race.best_of(tried)
     return {
         "training": json.loads(training),
         "numbers": {method: json.loads(numbers) for method, numbers in best.items()},
-        "validation": {method: round(100 * means[training][method][n], 2) for method, n in best.items()},
+        "validation": {method: _percent(tried[training][method][numbers]) for method, numbers in best.items()},
         "tried": [
-            [brief(json.loads(t)), method, json.loads(n), round(100 * a, 2)]
-            for t, methods in means.items()
-            for method, tried in methods.items()
-            for n, a in tried.items()
+            [brief(json.loads(t)), method, json.loads(numbers), _percent(seeds), len(seeds)]
+            for t, methods in tried.items()
+            for method, combinations in methods.items()
+            for numbers, seeds in combinations.items()
         ],
     }
 
 
-def beyond(setting: Setting, rows: Iterable[Row]) -> list[RunSpec]:
-    """What else to try, because a best value is at an edge of what was tried; nothing if all are inside.
-
-    Only values that a grid has several of are followed, and only one step at a time, from the best combination.
-    """
-    means = scores_of(setting, rows)
-    training, best = _best(means)
-    found = []
-    for method, chosen in best.items():
-        numbers, tried = json.loads(chosen), [json.loads(each) for each in means[training][method]]
-        for axis, stride in STRIDES.items():
-            if len({each.get(axis) for each in setting.grid[method]}) < 2:
-                continue
-            others = {name: value for name, value in numbers.items() if name != axis}
-            line = [each[axis] for each in tried if {k: v for k, v in each.items() if k != axis} == others]
-            wider = [{**others, axis: value} for value in _next(numbers[axis], line, stride)]
-            found += [(Training(**json.loads(training)), method, each) for each in wider]
-        if setting.any_length:
-            lengths = [json.loads(each) for each in means if method in means[each]]
-            found += [(each, method, numbers) for each in _lengths(json.loads(training), lengths)]
-    runs = (run for each in found if _can_be_made(setting, *each) for run in setting.runs(*each))
-    return list({run.hash(): run for run in runs}.values())
-
-
-def _next(value: float, tried: list[float], stride: float) -> list[float]:
-    """The neighbour of an edge, rounded so that decades stay decades."""
-    outside = [value * stride] * (value == max(tried)) + [value / stride] * (value == min(tried))
-    return [float(f"{each:.6g}") for each in outside]
-
-
-def _lengths(training: Mapping[str, Any], tried: list[dict[str, Any]]) -> list[Training]:
-    """Twice as long, or half as long, where the length chosen is the longest or the shortest."""
-    steps = training["steps"]
-    if steps is None:
-        return []
-    known = [each["steps"] for each in tried if {**each, "steps": steps} == training]
-    return [Training(**{**training, "steps": int(each)}) for each in _next(steps, known, 2.0) if each >= 1]
-
-
-def _can_be_made(setting: Setting, training: Training, method: str, numbers: Numbers) -> bool:
-    """Whether the values are allowed: no α is larger than 1."""
-    try:
-        replace(setting.run, method=method, numbers=numbers).learner()
-    except InputError:
-        return False
-    return True
+def _percent(seeds: Mapping[int, float]) -> float:
+    return round(100 * float(np.mean(list(seeds.values()))), 2)
 
 
 def is_current(name: str) -> bool:
-    """Whether a setting's budget was chosen from all of today's grid."""
+    """Whether a setting's budget was chosen by today's rule, from all of today's grid."""
     setting, chosen = SETTINGS[name], load().get(name, {"tried": []})
-    tried = {(how_long, method, _text(numbers)) for how_long, method, numbers, _ in chosen["tried"]}
-    return all(
-        (brief(asdict(training)), method, _text(numbers)) in tried
-        for training in setting.trainings
-        for method, grid in setting.grid.items()
-        for numbers in grid
-    )
-
-
-def _text(record: Mapping[str, Any]) -> str:
-    return json.dumps(record, sort_keys=True)
+    seeds = {
+        (how_long, method, race.text(numbers)): count for how_long, method, numbers, _, *count in chosen["tried"]
+    }
+    scouts = ((brief(run.to_json()["training"]), run.method, race.text(run.numbers)) for run in setting.scouts())
+    return all(seeds.get(scout) for scout in scouts)  # before there were scouts, nobody counted seeds
 
 
 def brief(training: Mapping[str, Any]) -> str:
@@ -159,10 +88,12 @@ def brief(training: Mapping[str, Any]) -> str:
 
 def decide(name: str, rows: Iterable[Row], file: Path) -> str:
     """Add the rule's choice from a setting's rows to a file of budgets, and describe it."""
-    chosen = read(file) if file.exists() else {}
-    chosen[name] = choose(SETTINGS[name], rows)
     try:
-        write_atomically(file, written(chosen))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(file.with_name(f"{file.name}.lock")):  # settings may be tuned side by side
+            chosen = read(file) if file.exists() else {}
+            chosen[name] = choose(SETTINGS[name], rows)
+            write_atomically(file, written(chosen))
     except OSError as error:
         raise InputError(f"cannot write {file}: {error.strerror or error}; choose another --budgets") from error
     return f"chosen: {brief(chosen[name]['training'])} {chosen[name]['numbers']} {chosen[name]['validation']}"

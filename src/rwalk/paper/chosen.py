@@ -10,11 +10,11 @@ from rwalk.paper.markdown import row
 from rwalk.paper.settings import SETTINGS, Numbers
 
 EARLIER = """
-A setting marked † was tuned by the same rule from an earlier, narrower grid: RWalk with α = 0.9 and ε = 1e-3 only;
-CIFAR-100 in the proximal form and with α = 0.01 for EWC++, with three seeds (one with samples and with ResNet-18),
-over decades of λ found in a first trial, and widened three times, by longer trainings, more decades and more
-seeds, after results on the test set were known (the choice from them was made by validation alone). iCaRL trained
-as long as the block with samples. `rwalk reproduce --tune SETTING` tunes it again.
+A setting marked † was tuned by an earlier rule, from every combination of a narrower grid: RWalk with α = 0.9 and
+ε = 1e-3 only; CIFAR-100 in the proximal form and with α = 0.01 for EWC++, with three seeds (one with samples and
+with ResNet-18), over decades of λ found in a first trial, and widened three times, by longer trainings, more
+decades and more seeds, after results on the test set were known (the choice from them was made by validation
+alone). iCaRL trained as long as the block with samples. `rwalk reproduce --tune SETTING` tunes it again.
 """.strip()
 
 
@@ -47,7 +47,7 @@ def _numbers(budget: Mapping[str, Any], method: str, chosen: Numbers) -> str:
     """The values chosen, each compared with those that were tried in the same form and for the same time."""
     here = [
         tried
-        for how_long, of, tried, _ in budget["tried"]
+        for how_long, of, tried, *_ in budget["tried"]
         if (how_long, of) == (budgets.brief(budget["training"]), method)
         and tried.get("penalty") == chosen.get("penalty")
     ]

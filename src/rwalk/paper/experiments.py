@@ -77,11 +77,17 @@ def table_s1() -> Iterator[Entry]:
     for method, (total, published) in TABLE_S1.items():
         block, run = f"{total} samples", resnet(method, total // 100)
         if method == "rwalk":
-            run = under_budget("cifar100-resnet", run)
+            run = _resnet_rwalk(total // 100)
         else:
             pixels = resnet(method, total // 100, "cifar100-pixels")
             yield Entry(f"{method}, pixels", pixels, "multi", block, published)
         yield Entry(method, run, "multi", block, published)
+
+
+def _resnet_rwalk(per_class: int) -> RunSpec:
+    """Exemplars are trained under their own task's head, as networks are evaluated, once that has been tuned."""
+    masked = "cifar100-resnet-masked" in load()
+    return under_budget("cifar100-resnet" + "-masked" * masked, resnet("rwalk", per_class, masked=masked))
 
 
 def table_s2(dataset: str) -> Iterator[Entry]:

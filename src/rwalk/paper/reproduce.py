@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from rwalk.data import datasets
 from rwalk.errors import InputError, unknown
-from rwalk.paper import budgets, settings
+from rwalk.paper import race, settings
 from rwalk.paper.experiments import EXPERIMENTS, Experiment, runs_of
 from rwalk.paper.questions import QUESTIONS
 from rwalk.studies import Study
@@ -87,12 +87,12 @@ def plan(
 
 
 def plan_tuning(name: str, folder: Path, **where: Any) -> list[Planned]:
-    """What the rule of `budgets` compares in a dataset's settings, or in one of them.
+    """What the rule of `budgets` begins with in a dataset's settings, or in one of them.
 
-    A different grid is a different study: if a grid is widened, only what is new is run.
+    A different grid is a different study: of what a later round adds, only what is new is run.
     """
     return [
-        _tuning(each, Study(tuple(setting.candidates()), "none", **where), folder)
+        _tuning(each, Study(tuple(setting.scouts()), "none", **where), folder)
         for each, setting in settings.find(name).items()
     ]
 
@@ -100,18 +100,18 @@ def plan_tuning(name: str, folder: Path, **where: Any) -> list[Planned]:
 def _tuning(name: str, study: Study, folder: Path) -> Planned:
     grid = content_hash([run.hash() for run in study.runs])[:8]
     title = f"which budget suits {name}, on validation data"
-    cost = f"tuning; a best value at an edge is followed further, in at most {budgets.ROUNDS} rounds"
+    cost = f"tuning; the best are followed further, in at most {race.ROUNDS} rounds"
     return Planned(name, title, cost, study, folder / f"{name}-{grid}")
 
 
-def widened(planned: Planned, rows: Sequence[Row]) -> Planned | None:
-    """The same tuning with what lies beyond its edges, where the best stands at one of them."""
-    more = budgets.beyond(settings.SETTINGS[planned.name], rows)
-    known = {run.hash() for run in planned.study.runs}
-    new = tuple(run for run in more if run.hash() not in known)
+def next_round(planned: Planned, rows: Sequence[Row], number: int) -> Planned | None:
+    """The same tuning with what its rows say to try next; None once it is decided."""
+    new = race.next_runs(settings.SETTINGS[planned.name], rows, scouting=number < race.SCOUTING)
     if not new:
         return None
-    return _tuning(planned.name, replace(planned.study, runs=planned.study.runs + new), planned.folder.parent)
+    study = replace(planned.study, runs=(*planned.study.runs, *new))
+    title = f"round {number + 2}, {len(new)} further runs"
+    return _tuning(planned.name, study, planned.folder.parent)._replace(title=title)
 
 
 def dry_run(plan: Sequence[Planned], known: Collection[str], only: Collection[str] = ()) -> Iterator[str]:

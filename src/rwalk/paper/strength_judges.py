@@ -35,7 +35,7 @@ def negative_correlation(measured: Measured, dataset: str) -> Evidence:
 
 def ewcpp_is_as_good(measured: Measured, dataset: str) -> Evidence:
     leads = {}
-    for block, suffix in (("multi", ""), ("single", ""), ("samples", "-S")):
+    for block, suffix in (("multi", ""), ("samples", "-S")):
         ours = measured.mean("A", f"table1-{dataset}", block, f"ewc++{suffix}")
         leads[block] = ours - measured.mean("A", f"ewc-{dataset}", block, f"ewc{suffix}")
     said = f"EWC++ minus EWC: {ranged(leads.values())} points"

@@ -47,14 +47,17 @@ def _processor() -> str:
 
 @cache
 def commit() -> str | None:
-    """The commit that rwalk is run from, "+changes" where files differ from it; None where it was installed."""
+    """The commit that rwalk is run from, "+changes" where files differ from it; None where it was installed.
+
+    A copy without version control (an image, a batch job) may say it: RWALK_COMMIT.
+    """
     here = Path(__file__).parents[1]
     with suppress(OSError, subprocess.SubprocessError):
         # Only if this file itself is under version control: rwalk may be installed inside somebody's repository.
         _git(here, "ls-files", "--error-unmatch", "__init__.py")
         changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", ".")
         return _git(here, "rev-parse", "--short=10", "HEAD") + ("+changes" if changed else "")
-    return None
+    return os.environ.get("RWALK_COMMIT") or None
 
 
 def _git(folder: Path, *words: str) -> str:

@@ -66,7 +66,7 @@ def mixture(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def strangers(rows: Iterable[Mapping[str, Any]], device: str) -> list[str]:
     """One line for every other kind of machine that made some of these rows, which are reused here."""
-    here = machine_of(environment(device) | ({"processor": "", "instructions": ""} if device != "cpu" else {}))
+    here = machine_here(device)
     counts = Counter(machine_of(row["made"]) for row in rows)
     return [
         f"{count} finished runs are reused from another study, made on {there} (this is {here}): "
@@ -74,6 +74,11 @@ def strangers(rows: Iterable[Mapping[str, Any]], device: str) -> list[str]:
         for there, count in counts.items()
         if there != here
     ]
+
+
+def machine_here(device: str) -> str:
+    """This machine, as `machine_of` says it of a row trained here and now."""
+    return machine_of(environment(device) | ({"processor": "", "instructions": ""} if device != "cpu" else {}))
 
 
 def machine_of(row_made: Mapping[str, Any]) -> str:

@@ -111,8 +111,8 @@ class Executor:
 
     @classmethod
     def workers_for(cls, jobs: int, device: str, asked: int | None) -> int:
-        """How many jobs to do at a time."""
-        return 1 if device != "cpu" else max(1, min(asked or available_cores(), jobs))
+        """How many jobs to do at a time; on a device one fleet, unless more are asked for (docs/scaling.md)."""
+        return max(1, min(asked or (available_cores() if device == "cpu" else 1), jobs))
 
     @classmethod
     def check_device(cls, device: str) -> None:

@@ -1,0 +1,40 @@
+"""How long it took: the wall time of what was trained, experiment by experiment and in all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Clock:
+    """Adds up laps; a name that comes again goes on where it was."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._laps: dict[str, tuple[int, float]] = {}  # runs trained, seconds
+
+    @contextmanager
+    def lap(self, name: str, runs: int) -> Iterator[None]:
+        """So many runs of `name` are trained meanwhile."""
+        began = time.perf_counter()
+        yield
+        before, seconds = self._laps.get(name, (0, 0.0))
+        self._laps[name] = before + runs, seconds + time.perf_counter() - began
+
+    def lines(self, machine: str) -> Iterator[str]:
+        """What was trained, and how long it took; nothing, if nothing was trained."""
+        for name, (runs, seconds) in self._laps.items():
+            yield f"{name}: {runs} run{'s' * (runs != 1)} trained in {spoken(seconds)}"
+        if self._laps:
+            yield f"in all: {spoken(time.perf_counter() - self._began)} on {machine}"
+
+
+def spoken(seconds: float) -> str:
+    """A duration, to the second.
+
+    >>> spoken(7.3), spoken(167.2)
+    ('7 s', '2 min 47 s')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,195 @@
+"""What a tuning trains next: scouts with one seed each, then finalists with all seeds; `budgets` has the rule.
+
+What comes next is a function of the rows alone, so that an interrupted tuning resumes where it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from rwalk import parts
+from rwalk.errors import InputError
+from rwalk.paper.settings import Numbers, Setting
+from rwalk.studies.specs import RunSpec
+from rwalk.studies.store import Row
+from rwalk.training import Training
+
+SCOUT = 0  # the seed of scouts
+FINALISTS = 4  # per method and length
+LENGTHS = 2  # that finalists are trained for
+SCOUTING = 4  # rounds, at most
+ROUNDS = 8  # in all, at most
+STRIDES = {"lam": 10.0, "alpha": 10.0, "eps": 1e3}  # from the edge of a grid to the next value
+
+Seeds = dict[int, float]  # seed → A
+Tried = dict[
+    str, dict[str, dict[str, Seeds]]
+]  # training → method → numbers → seeds, all keys but the last as JSON
+Combination = tuple[str, str, str]  # training, method, numbers
+
+
+def text(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, sort_keys=True)
+
+
+def tried_in(setting: Setting, rows: Iterable[Row]) -> Tried:
+    """The validation scores of everything that was tried."""
+    found: Tried = {}
+    for row in rows:
+        spec, a = row["spec"], row[setting.head]["A"]
+        numbers = text(_spelled_out(setting, row["method"], spec["numbers"]))
+        cell = found.setdefault(text(spec["training"]), {}).setdefault(row["method"], {}).setdefault(numbers, {})
+        cell[spec["seed"]] = 0.0 if a is None else a  # none: it did not train
+    return found
+
+
+def _spelled_out(setting: Setting, method: str, numbers: Numbers) -> dict[str, Any]:
+    """As the grid writes them: a row of another study may leave out what is a default."""
+    usual = parts.defaults(method)
+    return {**{name: usual[name] for each in setting.grid[method] for name in each}, **numbers}
+
+
+def best_of(tried: Tried) -> tuple[str, dict[str, str]]:
+    """The training time that suits the methods best on average, and the best numbers of each there.
+
+    Only what was tried with the most seeds counts: as many as every method has been tried with at some length.
+    """
+    counts = sorted({len(seeds) for _, _, _, seeds in _cells(tried)}, reverse=True)
+    counted = next(filter(None, (_means(tried, least=count) for count in counts)))
+    training = _by_average(counted)[0]
+    return training, {method: _ranked(means)[0] for method, means in counted[training].items()}
+
+
+def next_runs(setting: Setting, rows: Iterable[Row], scouting: bool = True) -> list[RunSpec]:
+    """What to train next; nothing once the best, over all seeds, is better than its neighbours.
+
+    First the scouts' neighbours, unless `scouting` is over; then the finalists; then the neighbours of the best.
+    """
+    tried = tried_in(setting, rows)
+    everyone = tuple(range(setting.seeds))
+    return (
+        (_untrained(setting, tried, _scouts(setting, tried), (SCOUT,)) if scouting else [])
+        or _untrained(setting, tried, _finalists(tried), everyone)
+        or _untrained(setting, tried, _around_the_best(setting, tried), everyone)
+    )
+
+
+def _scouts(setting: Setting, tried: Tried) -> Iterator[Combination]:
+    """Around the best of every method in each form of its penalty; and the best of each, shorter and longer."""
+    scores = _scouted(tried)
+    training = _by_average(scores)[0]
+    for method, means in scores[training].items():
+        best_in_form = {json.loads(each).get("penalty"): each for each in reversed(_ranked(means))}
+        for numbers in best_in_form.values():
+            yield from ((training, method, each) for each in _neighbours(setting, method, numbers))
+        yield from ((longer, method, _ranked(means)[0]) for longer in _lengths(setting, training, tried))
+
+
+def _finalists(tried: Tried) -> Iterator[Combination]:
+    """By their scouts: the best few of every method, at the lengths that suit the methods best on average."""
+    scores = _scouted(tried)
+    for training in _by_average(scores)[:LENGTHS]:
+        for method, means in scores[training].items():
+            yield from ((training, method, numbers) for numbers in _ranked(means)[:FINALISTS])
+
+
+def _around_the_best(setting: Setting, tried: Tried) -> Iterator[Combination]:
+    training, best = best_of(tried)
+    for method, numbers in best.items():
+        yield from ((training, method, each) for each in _neighbours(setting, method, numbers))
+
+
+def _neighbours(setting: Setting, method: str, numbers: str) -> Iterator[str]:
+    """One step along each axis of the grid, or beyond its edge, all else being equal."""
+    here = json.loads(numbers)
+    alike = [each for each in setting.grid[method] if each.get("penalty") == here.get("penalty")]
+    for axis, stride in STRIDES.items():
+        values = {each[axis] for each in alike if axis in each}
+        if len(values) < 2:
+            continue
+        value = here[axis]
+        below = max((each for each in values if each < value), default=value / stride)
+        above = min((each for each in values if each > value), default=value * stride)
+        for each in (below, above):
+            moved = {**here, axis: float(f"{each:.6g}")}  # rounded, so that decades stay decades
+            if _can_be_made(setting, method, moved):
+                yield text(moved)
+
+
+def _can_be_made(setting: Setting, method: str, numbers: Numbers) -> bool:
+    """Whether the values are allowed: no α is larger than 1."""
+    try:
+        replace(setting.run, method=method, numbers=numbers).learner()
+    except InputError:
+        return False
+    return True
+
+
+def _lengths(setting: Setting, training: str, tried: Tried) -> Iterator[str]:
+    """Twice as long, or half as long, where the length chosen is the longest or the shortest."""
+    chosen = json.loads(training)
+    steps = chosen["steps"]
+    if steps is None:
+        return
+    known = [each["steps"] for each in map(json.loads, tried) if {**each, "steps": steps} == chosen]
+    wanted = [2 * steps] * (steps == max(known)) + [steps // 2] * (steps == min(known))
+    yield from (text({**chosen, "steps": each}) for each in wanted if 1 <= each <= setting.longest)
+
+
+def _untrained(
+    setting: Setting, tried: Tried, wanted: Iterable[Combination], seeds: tuple[int, ...]
+) -> list[RunSpec]:
+    found = {}
+    for (training, method, numbers), seed in product(dict.fromkeys(wanted), seeds):
+        if seed not in tried.get(training, {}).get(method, {}).get(numbers, {}):
+            run = setting.trial(Training(**json.loads(training)), method, json.loads(numbers), seed)
+            found[run.hash()] = run
+    return list(found.values())
+
+
+# ── scores ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Means = dict[str, dict[str, dict[str, float]]]  # training → method → numbers → mean A
+
+
+def _cells(tried: Tried) -> Iterator[tuple[str, str, str, Seeds]]:
+    for training, methods in tried.items():
+        for method, combinations in methods.items():
+            for numbers, seeds in combinations.items():
+                yield training, method, numbers, seeds
+
+
+def _means(tried: Tried, least: int) -> Means:
+    """Over all seeds, of what was tried with at least so many."""
+    return _complete(tried, lambda seeds: float(np.mean(list(seeds.values()))) if len(seeds) >= least else None)
+
+
+def _scouted(tried: Tried) -> Means:
+    """By the seed of scouts alone."""
+    return _complete(tried, lambda seeds: seeds.get(SCOUT))
+
+
+def _complete(tried: Tried, score: Callable[[Seeds], float | None]) -> Means:
+    """The scores, where there are any, of those lengths at which every method has one."""
+    found: Means = {}
+    for training, method, numbers, seeds in _cells(tried):
+        if (scored := score(seeds)) is not None:
+            found.setdefault(training, {}).setdefault(method, {})[numbers] = scored
+    methods = {method for of in tried.values() for method in of}
+    return {training: of for training, of in found.items() if of.keys() == methods}
+
+
+def _ranked(means: Mapping[str, float]) -> list[str]:
+    """The best first; of equals, the one tried first."""
+    return sorted(means, key=lambda numbers: -means[numbers])
+
+
+def _by_average(means: Means) -> list[str]:
+    """Lengths, the one at which the methods, each at its best, are best on average first."""
+    return sorted(means, key=lambda training: -np.mean([max(each.values()) for each in means[training].values()]))
