@@ -69,9 +69,7 @@ def _fleet(fleet: Mapping[str, Any]) -> Iterator[Row]:
 def _guard(guard: Mapping[str, Any]) -> Iterator[Row]:
     yield at_most("Guard(RWalk), a ResNet-18 step", guard["ratio"], GUARD, "×")
     for moment, ratio in guard["mlp"].items():
-        yield at_most(
-            f"Guard(RWalk), a step of a 2 × 256 MLP, {moment} the first task's end", ratio, GUARDED_MLP, "×"
-        )
+        yield at_most(f"Guard(RWalk), a step of a 2 × 256 MLP, {moment}", ratio, GUARDED_MLP, "×")
     for form, peak in guard["vectors"].items():
         yield at_most(f"{form}: its memory at the peak, in parameters", peak, VECTORS[form] + guard["largest"], "")
 

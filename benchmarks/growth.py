@@ -24,8 +24,8 @@ from benchmarks.rounds import Contender, interleaved, ratios
 from rwalk.data import splits, streams
 from rwalk.engine import networks
 from rwalk.engine.fleet import Fleet
-from rwalk.engine.programs import compiler_works
 from rwalk.learners import learner
+from rwalk.programs import compiler_works
 from rwalk.threads import few_threads
 from rwalk.training import Training
 

@@ -26,10 +26,12 @@ FORMS = {"RWalk": RWalk(), "RWalk, proximal": RWalk(penalty="proximal")}
 Step = Callable[[], None]
 
 
-def training(model: nn.Module, method: RWalk | None, batch: int, *shape: int, held: bool = True) -> Step:
+def training(
+    model: nn.Module, method: RWalk | None, batch: int, *shape: int, held: bool = True, compile: bool = False
+) -> Step:
     """A step of the second task, when everything is held and observed; of the first, where nothing is held yet."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    guard = None if method is None else Guard(model, optimizer, method)
+    guard = None if method is None else Guard(model, optimizer, method, compile=compile)
     x, y = torch.randn(batch, *shape), torch.randint(10, (batch,))
 
     def step() -> None:
@@ -40,7 +42,8 @@ def training(model: nn.Module, method: RWalk | None, batch: int, *shape: int, he
     step()
     if guard is not None and held:
         guard.consolidate()
-    step()
+    for _ in range(RWalk().dt + 1 if compile else 1):  # until everything is compiled
+        step()
     return step
 
 
@@ -82,9 +85,7 @@ def peaks() -> dict[str, Any]:
     return {"vectors": extra, "largest": max(sizes) / sum(sizes)}
 
 
-def ratio(
-    model: Callable[[], nn.Module], steps: int, rounds: int, batch: int, *shape: int, held: bool = True
-) -> float:
+def ratio(model: Callable[[], nn.Module], steps: int, rounds: int, batch: int, *shape: int, **how: bool) -> float:
     """A step with a guard by one without, in turns, in the process's own seconds: a busy machine harms little."""
 
     def contender(step: Step) -> Contender:
@@ -98,12 +99,12 @@ def ratio(
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    plain, guarded = (contender(training(model(), each, batch, *shape, held=held)) for each in (None, RWalk()))
+    plain, guarded = (contender(training(model(), each, batch, *shape, **how)) for each in (None, RWalk()))
     return beside(plain, {"guarded": guarded}, rounds)[1]["guarded"]
 
 
-def mlp_ratio(held: bool) -> float:
-    return ratio(mlp, 20, 30, 64, 784, held=held)
+def mlp_ratio(held: bool, compile: bool = False) -> float:
+    return ratio(mlp, 20, 30, 64, 784, held=held, compile=compile)
 
 
 def resnet_ratio() -> float:
@@ -116,7 +117,12 @@ def bench() -> dict[str, Any]:
     with processes(mmap_threshold=2**30, trim_threshold=2**32) as apart:
         found = {
             "ratio": apart(resnet_ratio),
-            "mlp": {"before": apart(mlp_ratio, False), "after": apart(mlp_ratio, True)},
+            "mlp": {
+                "before the first task's end": apart(mlp_ratio, False),
+                "after the first task's end": apart(mlp_ratio, True),
+                "compiled, before the first task's end": apart(mlp_ratio, False, True),
+                "compiled, after the first task's end": apart(mlp_ratio, True, True),
+            },
         }
     return found | peaks()
 

@@ -19,7 +19,7 @@ from benchmarks.steps import ROUNDS, STEPS, data, mlp, ours
 from rwalk.data import splits
 from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Stream
-from rwalk.engine.programs import compiler_works
+from rwalk.programs import compiler_works
 from rwalk.threads import few_threads
 
 KEPT, BATCH = 200, 64

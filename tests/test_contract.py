@@ -12,9 +12,9 @@ import own_parts
 from rwalk import Method, testing
 from rwalk.augmentations import AUGMENTATIONS
 from rwalk.data.samplers import SAMPLERS
-from rwalk.engine.programs import compiler_works
 from rwalk.errors import InputError
 from rwalk.parts import parts
+from rwalk.programs import compiler_works
 from rwalk.testing import checks_of
 
 OWN = ("MAS", "DERpp", "Orthogonal", "FARTHEST", "Noise", "Convolutions")

@@ -151,7 +151,7 @@ def test_packs_of_one_do_the_same(method: Method, monkeypatch: pytest.MonkeyPatc
         return [*model.parameters(), *guard.state_dict()["tensors"].values()]
 
     together = trained()
-    monkeypatch.setattr("rwalk.guard.packs._divided", lambda pieces: ([piece] for piece in pieces))
+    monkeypatch.setattr("rwalk.guard.division.portions", lambda pieces, room: ([piece] for piece in pieces))
     for one, other in zip(together, trained(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 

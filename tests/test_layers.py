@@ -14,7 +14,7 @@ ROOT = Path(rwalk.__file__).parent
 LAYERS = (
     ("errors", "garbage"),
     ("catalogue", "files", "metrics", "private_torch", "registry", "seeds", "threads", "training"),
-    ("sealed", "closed_form"),
+    ("sealed", "closed_form", "programs"),
     ("methods", "data", "augmentations", "classifiers"),
     ("losses", "projectors", "solvers", "guard"),
     ("parts", "integrations"),

@@ -14,9 +14,8 @@ import torch
 
 import little
 import rwalk
-from rwalk import Fleet, Guard, InputError, Training, private_torch
+from rwalk import Fleet, Guard, InputError, Training, private_torch, programs
 from rwalk.data.memory import MemorySpec
-from rwalk.engine import programs
 from rwalk.engine.execution.eager import Eager
 from rwalk.learners import learner
 

@@ -14,17 +14,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rwalk import programs
 from rwalk.data import splits
 from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Stream
-from rwalk.engine import networks, programs, snapshots
+from rwalk.engine import networks, snapshots
 from rwalk.engine.execution.compiled import Compiled
 from rwalk.engine.execution.eager import Eager
 from rwalk.engine.execution.plan import Facts, Plan, choose
 from rwalk.engine.fleet import Fleet
-from rwalk.engine.programs import compiler_works, program
 from rwalk.engine.snapshots import Snapshot
 from rwalk.learners import Learner, learner
+from rwalk.programs import compiler_works, program
 from rwalk.training import Training
 
 needs_compiler = pytest.mark.skipif(not compiler_works(), reason="needs a C++ compiler")

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rwalk.engine.programs import compiler_works, recording
 from rwalk.errors import InputError, first_line, unknown
+from rwalk.programs import compiler_works, recording
 from rwalk.registry import imported
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]

@@ -44,6 +44,8 @@ class Guard(Saved):
     predict    from the model and a batch of probes to logits; calling the model, unless told otherwise
     params     which parameters to guard: patterns such as "*lora_*", or a function of name and parameter; all
     dtype      what the state is kept in: float32 (float64 for float64 parameters) or torch.bfloat16
+    compile    on a CPU, the guard's part of a step as programs: True at once, where it can be; None once training
+               has gone on for so long that it repays its time
     offload    "cpu" keeps the state, and works the equations out, on the CPU
     hooks      False for a loop that calls `before_step` and `after_step` around `optimizer.step()` itself
 
@@ -75,6 +77,7 @@ class Guard(Saved):
         params: Params | None = None,
         dtype: torch.dtype | None = None,
         offload: Literal["cpu"] | None = None,
+        compile: bool | None = None,
         hooks: bool = True,
     ) -> None:
         method = _method(method)
@@ -83,7 +86,7 @@ class Guard(Saved):
             model,
             params if params is None or isinstance(params, str) or callable(params) else tuple(params),
             hooks,
-            Work(method, Watching(budget, predict, share, every, step_back), dtype, offload),
+            Work(method, Watching(budget, predict, share, every, step_back), dtype, offload, compile),
         )
         self.attach(optimizer)
         if isinstance(method, Anchor) and probes is None:

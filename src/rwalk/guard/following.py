@@ -132,37 +132,54 @@ class Following:
         if not _will_step(self.optimizer):
             return
         self._step = step
-        groups = self.optimizer.param_groups
-        if any(parameter not in self.learned.pieces for group in groups for parameter in group["params"]):
-            self.learned.pieces = self._match()
         try:
+            try:
+                moving = self._moving()
+            except KeyError:  # a parameter that nobody has seen yet
+                self.learned.pieces = self._match()
+                moving = self._moving()
             pulls = self._work.pulls(self._model, self.optimizer)
-            for group in groups:
-                self._join(step, group, pulls)
+            for group, pieces in moving:
+                self._join(step, group, pieces, pulls)
         except BaseException:
             self.forget_failed_step(at_once=True)
             raise
 
-    def _join(self, step: Step, group: dict[str, Any], pulls: Mapping[nn.Parameter, Tensor]) -> None:
-        """Of a group of the optimizer's parameters, those that are guarded take part in the step."""
+    def _moving(self) -> list[tuple[dict[str, Any], list[tuple[Piece, Tensor]]]]:
+        """By group of the optimizer's: those parameters that are guarded and take part in the step, and gradients.
+
+        Without a gradient the optimizer leaves a parameter alone, and so does the guard.
+        """
+        pieces = self.learned.pieces
+        found = []
+        for group in self.optimizer.param_groups:
+            known = [(pieces[parameter], parameter.grad) for parameter in group["params"]]
+            found.append((group, [(piece, grad) for piece, grad in known if piece and grad is not None]))
+        return found
+
+    def _join(
+        self,
+        step: Step,
+        group: dict[str, Any],
+        moving: list[tuple[Piece, Tensor]],
+        pulls: Mapping[nn.Parameter, Tensor],
+    ) -> None:
+        """Parameters of a group of the optimizer's take part in the step."""
         method = self.learned.method
         size = stiffness.step_size(self.optimizer, group)
         lr = (size if method.penalty == "gradient" else group.get("lr")) or 0.0
         alike: dict[tuple[float | None, bool], list[Piece]] = {}
-        for parameter in group["params"]:
-            piece = self.learned.pieces[parameter]
-            # Without a gradient the optimizer leaves a parameter alone, and so does the guard.
-            if piece is None or parameter.grad is None:
-                continue
+        for piece, gradient in moving:
             if not piece.started:
                 piece.start(method)
             followed = stiffness.followed(size, piece.stiffest(method))
-            if parameter.grad.is_sparse:
+            pull = pulls.get(piece.parameter) if pulls else None
+            if gradient.is_sparse:
                 rows = Rows(piece)
                 step.passages.append((rows, lr))
-                rows.enter(method, followed, pulls.get(parameter))
+                rows.enter(method, followed, pull)
             else:
-                alike.setdefault((followed, parameter in pulls), []).append(piece)
+                alike.setdefault((followed, pull is not None), []).append(piece)
         for (followed, pulled), pieces in alike.items():
             for pack in self.learned.packs.of(pieces):
                 step.passages.append((pack, lr))

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from rwalk.errors import InputError
 from rwalk.guard import files, measure, watch
-from rwalk.guard.packs import Packs
+from rwalk.guard.division import Packs
 from rwalk.guard.pieces import Piece
 from rwalk.guard.selection import some
 from rwalk.guard.shards import Group
@@ -27,12 +27,15 @@ class Learned:
 
     method  with the λ of this moment
     dtype, offload  see `Storage`
+    compile         see `Packs`
     """
 
-    def __init__(self, method: Method, dtype: torch.dtype | None, offload: torch.device | None) -> None:
+    def __init__(
+        self, method: Method, dtype: torch.dtype | None, offload: torch.device | None, compile: bool | None = False
+    ) -> None:
         self.method = method
         self.pieces: Pieces = {}
-        self.packs = Packs()
+        self.packs = Packs(compile)
         self.tasks = 0  # consolidated so far
         self.steps = 0  # observed in the current task
         self._dtype = dtype
@@ -77,6 +80,8 @@ class Learned:
     def stepped(self) -> None:
         """A step was observed, piece by piece."""
         self.steps += 1
+        if self.packs.stepped():
+            self.packs.compile(self.method, self.started)
         if self.method.window and self.steps % self.method.window == 0:
             self._score()
 

@@ -1,14 +1,13 @@
 """Parameters on their way through a step of the optimizer: pulled before it, observed after it.
 
 On an accelerator many small parameters go together, so that a step costs a few dozen kernels and not thousands;
-nothing in it waits for the device. A pack is at most half as large as the largest parameter, so that the two
-passing copies it makes at a time are no more than one of that. On a CPU each parameter goes alone, in room that is
-kept from step to step: a list of tensors is no faster there, and fresh memory is slow.
+nothing in it waits for the device. On a CPU each parameter goes alone, in room that is kept from step to step,
+until a step is worth compiling (`compiled`): a list of tensors is no faster there, and fresh memory is slow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,54 +20,10 @@ from rwalk.guard.pieces import Piece
 from rwalk.guard.shards import is_sharded, local
 from rwalk.methods.base import Method, State
 
-KEPT = 16  # divisions into packs that are remembered: which parameters have gradients may vary from step to step
-
 
 def launches(device: torch.device) -> bool:
     """Whether operations are kernels to be launched, which takes longer than most of them do."""
     return device.type != "cpu"
-
-
-class Packs:
-    """Parameters divided into packs: once, and again when any of them has changed."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[Piece, ...], list[Pack]] = {}
-
-    def of(self, pieces: Sequence[Piece]) -> list[Pack]:
-        key = tuple(pieces)
-        packs = self._known.get(key)
-        stale = packs is not None and not all(pack.is_current() for pack in packs)
-        if stale or len(self._known) > KEPT:
-            self._known.clear()  # along with the vectors that nobody else may hold any more
-        if packs is None or stale:
-            packs = self._known[key] = [Pack(part) for part in _divided(pieces)]
-        return packs
-
-    def forget(self) -> None:
-        """Hold no memory until the next step."""
-        for piece in {piece for key in self._known for piece in key}:
-            piece.leave_rooms()
-        self._known.clear()
-
-
-def _divided(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
-    """Those of a kind together, as many as there is room for."""
-    kinds: dict[object, list[Piece]] = {}
-    for piece in pieces:
-        kinds.setdefault(piece.kind, []).append(piece)
-    room = max((piece.size for piece in pieces), default=0) // 2
-    for alike in kinds.values():
-        if not launches(alike[0].storage.home):
-            yield from ([piece] for piece in alike)
-            continue
-        part: list[Piece] = []
-        for piece in alike:
-            if part and sum(each.size for each in part) + piece.size > room:
-                yield part
-                part = []
-            part.append(piece)
-        yield part
 
 
 class _Underway:
@@ -90,21 +45,24 @@ class Pack:
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = list(pieces)
         self._parameters = [piece.parameter for piece in pieces]
-        self._marks = [piece.storage.mark for piece in pieces]
         self._storage = pieces[0].storage  # all are alike in this: where they lie, and how precise they are
+        for piece in pieces:
+            piece.storage.follow()
+        self._home = self._storage.home
+        self._marks = [piece.storage.mark for piece in pieces]
         self._sharded = is_sharded(self._parameters[0])
         self._state: State = {name: together([piece.state[name] for piece in pieces]) for name in pieces[0].state}
         self._addresses: list[int] = []
         self._theta: Any = None
         self._rooms: dict[str, Any] = {}
+        self._given: list[Tensor] | None = None
         self._underway: _Underway | None = None
         self._look()
 
     def is_current(self) -> bool:
         """Whether the state is still that of its parameters, where they are now."""
         self._look()
-        home = self._storage.home
-        if any(vector.device != home for vector in self._state.values()):
+        if self._storage.home != self._home:
             for piece in self._pieces:
                 piece.storage.follow()
         return all(piece.storage.mark is mark for piece, mark in zip(self._pieces, self._marks, strict=True))
@@ -127,12 +85,10 @@ class Pack:
         gradients = [parameter.grad for parameter in self._parameters]
         own = together([each.unsqueeze(0) for each in self._local(gradients)])
         step = self._underway = _Underway(gradients, own)
-        if "move" in method.wants:
-            step.negated = torch.neg(self._theta, out=self._room("before"))
-        pulled = None
-        if method.penalty == "gradient" and method.springs(self._state):
+        holds = method.penalty == "gradient" and bool(method.springs(self._state))
+        if holds:
             step.beyond = followed
-            pulled = self._pulled(method, own, followed)
+        step.negated, pulled = self._prepared(method, own, followed, holds)
         if pulls:
             pulled = (own if pulled is None else pulled) + together([pulls[each] for each in self._parameters])
         elif pulled is None and aside and method.wants:
@@ -167,7 +123,12 @@ class Pack:
         """A window of steps ended."""
         state = self._lent()
         method.score(state, self._wide(self._theta))
-        self._keep(state)
+        keep(state, self._state)
+
+    def _prepared(self, method: Method, own: Any, followed: float | None, holds: bool) -> tuple[Any, Any]:
+        """−θ, where the method asks for moves, and the gradient with the pull, where anything holds."""
+        negated = torch.neg(self._theta, out=self._room("before")) if "move" in method.wants else None
+        return negated, self._pulled(method, own, followed) if holds else None
 
     def _pulled(self, method: Method, own: Any, beyond: float | None) -> Any:
         alone, theta = self._wide(own), self._wide(self._theta)
@@ -186,7 +147,7 @@ class Pack:
             square = torch.mul(gradient, gradient, out=self._rooms.get("pulled") if gradient is own else None)
         state = self._lent()
         method.observe(state, gradient, move, square)
-        self._keep(state)
+        keep(state, self._state)
 
     def _take_proximal_step(self, method: Method, lr: float, beyond: float | None) -> None:
         near = self._wide(self._theta)
@@ -205,10 +166,19 @@ class Pack:
             step.saved = step.own.clone()
             step.given = apart(step.own.copy_(pulled))
         else:
-            step.given = [each[0] for each in apart(pulled)]
+            step.given = self._without_row(pulled)
             for parameter, each in zip(self._parameters, step.given, strict=True):
                 parameter.grad = each
         step.versions = [each._version for each in step.given]
+
+    def _without_row(self, pulled: Any) -> list[Tensor]:
+        """Shaped like gradients; made once of room that is kept."""
+        kept = self._rooms.get("pulled")
+        if kept is None or pulled is not kept:
+            return [each[0] for each in apart(pulled)]
+        if self._given is None:
+            self._given = [each[0] for each in apart(kept)]
+        return self._given
 
     def _give_back(self, step: _Underway, unless_changed: bool = False) -> None:
         for i, (parameter, given) in enumerate(zip(self._parameters, step.given, strict=bool(step.given))):
@@ -228,17 +198,20 @@ class Pack:
         addresses = [parameter.data_ptr() for parameter in self._local(self._parameters)]
         if addresses != self._addresses:
             self._addresses = addresses
-            self._theta = together([piece.storage.theta() for piece in self._pieces])
-            self._rooms = {}
-            self._is_wide = self._wide_enough(self._theta)
-            self._keeps_wide = all(map(self._wide_enough, self._state.values()))
+            self._look_again()
+
+    def _look_again(self) -> None:
+        self._theta = together([piece.storage.theta() for piece in self._pieces])
+        self._rooms, self._given = {}, None
+        self._is_wide = self._wide_enough(self._theta)
+        self._keeps_wide = all(map(self._wide_enough, self._state.values()))
 
     def _room(self, name: str) -> Any:
         """Room for as many numbers as the parameter has; None where it costs nothing to come by."""
         if launches(self._storage.home):
             return None
         if name not in self._rooms:
-            self._rooms[name] = self._pieces[0].room(name)
+            self._rooms[name] = together([piece.room(name) for piece in self._pieces])
         return self._rooms[name]
 
     def _wide(self, tensors: Any) -> Any:
@@ -258,11 +231,11 @@ class Pack:
             return dict(self._state)
         return {name: self._storage.wide(vector) for name, vector in self._state.items()}
 
-    def _keep(self, state: State) -> None:
-        """What the equations have changed in it, unless that was done in place."""
-        for name, vector in state.items():
-            kept = self._state.get(name)
-            if kept is None:
-                raise InputError(f"a method may make vectors in start and consolidate, not {name!r} in a step")
-            if vector is not kept:
-                kept.copy_(vector)
+
+def keep(state: State, kept: State) -> None:
+    """What the equations have changed in a state, unless that was done in place."""
+    for name, vector in state.items():
+        if name not in kept:
+            raise InputError(f"a method may make vectors in start and consolidate, not {name!r} in a step")
+        if vector is not kept[name]:
+            kept[name].copy_(vector)

@@ -47,6 +47,11 @@ class Storage:
     def stored_as(self) -> torch.dtype:
         return self._dtype or self.worked_in
 
+    @property
+    def as_worked_in(self) -> bool:
+        """Whether parameter and state are as the equations want them, and nothing has to be copied."""
+        return self.parameter.dtype == self.worked_in == self.stored_as
+
     def wide(self, tensor: Tensor) -> Tensor:
         """The tensor itself where it already is as the equations want it."""
         return tensor.to(self.home, self.worked_in)

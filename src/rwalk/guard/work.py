@@ -25,7 +25,12 @@ class Work:
     """The parts of a guard, and what each moment of training means to them."""
 
     def __init__(
-        self, method: Method | Anchor, watching: Watching, dtype: torch.dtype | None, offload: str | None
+        self,
+        method: Method | Anchor,
+        watching: Watching,
+        dtype: torch.dtype | None,
+        offload: str | None,
+        compile: bool | None,
     ) -> None:
         home = None if offload is None else torch.device(offload)
         self.force: Anchoring | Springs
@@ -36,7 +41,8 @@ class Work:
         else:
             if watching.budget is not None and type(method).pull is Method.pull:
                 method = replace(method, penalty="proximal")  # λ is ours; no optimizer gets to see it change
-            self.learned = Learned(method, dtype, home)
+            # A program knows one λ; a budget changes it all the time.
+            self.learned = Learned(method, dtype, home, compile if watching.budget is None else False)
             self.force = Springs(self.learned)
         self.keeper = Keeper(watching)
 

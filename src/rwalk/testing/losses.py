@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from rwalk.engine.execution.inputs import StepInputs, batch_of
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.lessons import batches_of
-from rwalk.engine.programs import compiler_works
 from rwalk.engine.vectors import preserved
 from rwalk.losses import Batch
+from rwalk.programs import compiler_works
 from rwalk.testing.claims import claim, claim_close
 from rwalk.testing.trials import Trial, rounding
 from rwalk.training import Training

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rwalk.engine import networks
 from rwalk.engine.execution.plan import Facts, Plan, choose
-from rwalk.engine.programs import compiler_works
+from rwalk.programs import compiler_works
 
 if TYPE_CHECKING:
     from rwalk.engine.fleet import Fleet

@@ -15,6 +15,7 @@ from rwalk.engine.execution.eager import Eager
 from rwalk.engine.execution.inputs import Inputs
 from rwalk.engine.execution.plan import Plan
 from rwalk.engine.graphs import Graphed
+from rwalk.programs import Programs
 
 if TYPE_CHECKING:
     from rwalk.engine.fleet import Fleet
@@ -25,7 +26,7 @@ class Captured(Eager):
 
     def __init__(self, fleet: Fleet, plan: Plan) -> None:
         super().__init__(fleet)
-        self.programs = recorded.Programs(plan.warn)
+        self.programs = Programs("the network", plan.warn)
         self.plain_gradients = self.by_program if plan.gradient else self.by_autograd
         self.plain_constraint = self.constraint
         self.whole = fleet.learner.projector is None and not fleet.method.observes_examples

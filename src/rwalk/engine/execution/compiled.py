@@ -14,6 +14,7 @@ from rwalk.engine.execution.inputs import Inputs, StepInputs
 from rwalk.engine.execution.plan import Plan
 from rwalk.engine.optimizer import OPTIMIZERS
 from rwalk.parts import stack
+from rwalk.programs import Programs
 
 if TYPE_CHECKING:
     from rwalk.engine.fleet import Fleet
@@ -27,7 +28,7 @@ class Compiled:
 
     def __init__(self, fleet: Fleet, plan: Plan) -> None:
         self.fleet = fleet
-        self.programs = recorded.Programs(plan.warn)
+        self.programs = Programs("the network", plan.warn)
 
     def begin_task(self) -> None:
         fleet = self.fleet

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
+from itertools import compress
 from shutil import which
 from typing import Any
 
@@ -40,8 +41,9 @@ def program(function: Function, *example: Tensor) -> Function:
     """
     with _recorded():
         recorded = private_torch.record(function, *example)
+    used = _used(recorded)
     held = _lifted(recorded)
-    inputs = [*example, *held]
+    inputs = [*compress(example, used), *held]
     kinds = ((each.shape, each.stride(), each.dtype, each.device) for each in inputs)
     key = (recorded.code, torch.get_num_threads(), *kinds)  # compiled for so many threads, which round otherwise
     if key not in _known:
@@ -52,7 +54,43 @@ def program(function: Function, *example: Tensor) -> Function:
     compiled = _known[key]
     if isinstance(compiled, Exception):
         raise compiled
-    return (lambda *arguments: compiled(*arguments, *held)) if held else compiled
+    if all(used) and not held:
+        return compiled
+    return lambda *arguments: compiled(*compress(arguments, used), *held)
+
+
+def _used(recorded: GraphModule) -> list[bool]:
+    """Which arguments a record makes use of; the others are taken out, for each would be checked in every call."""
+    arguments = [node for node in recorded.graph.nodes if node.op == "placeholder"]
+    used = [bool(node.users) or node is arguments[-1] for node in arguments]  # one at least
+    for node, is_used in zip(arguments, used, strict=True):
+        if not is_used:
+            recorded.graph.erase_node(node)
+    recorded.recompile()
+    return used
+
+
+class Programs:
+    """Functions as programs, each compiled when it is first asked for.
+
+    what  they are parts of, as messages name it
+    warn  whether anybody asked for them, and should know if they cannot be had
+    """
+
+    def __init__(self, what: str, warn: bool) -> None:
+        self._what = what
+        self._level = logging.WARNING if warn else logging.INFO
+        self._made: dict[tuple[Any, ...], Function | None] = {}
+
+    def of(self, key: tuple[Any, ...], function: Function, *example: Tensor) -> Function | None:
+        """The function as a program for tensors like these; None where it cannot be one."""
+        if key not in self._made:
+            try:
+                self._made[key] = program(function, *example)
+            except Exception as error:  # whatever the compiler raises: training still works without it
+                logger.log(self._level, "%s is not compiled: %s", self._what, error)
+                self._made[key] = None
+        return self._made[key]
 
 
 def _lifted(recorded: GraphModule) -> list[Tensor]:

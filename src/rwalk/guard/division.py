@@ -1,0 +1,94 @@
+"""Which parameters go through a step together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rwalk.guard import compiled, packs
+from rwalk.guard.compiled import CompiledPack
+from rwalk.guard.packs import Pack
+from rwalk.guard.pieces import Piece
+from rwalk.methods import METHODS, Method
+from rwalk.programs import Programs, compiler_works
+
+KEPT = 16  # divisions into packs that are remembered: which parameters have gradients may vary from step to step
+LOOK = 1000  # steps after which it is asked again whether compiling is worth it
+
+
+class Packs:
+    """Parameters divided into packs: once, and again when any of them has changed.
+
+    asked  whether steps on a CPU are to be compiled; None: where that is worth it
+    """
+
+    def __init__(self, asked: bool | None) -> None:
+        self._asked = asked
+        self._steps = 0  # so far, of whatever task
+        self._programs: Programs | None = None
+        self._known: dict[tuple[Piece, ...], list[Pack]] = {}
+
+    def of(self, pieces: Sequence[Piece]) -> list[Pack]:
+        key = tuple(pieces)
+        known = self._known.get(key)
+        stale = known is not None and not all(pack.is_current() for pack in known)
+        if stale or len(self._known) > KEPT:
+            self._known.clear()  # along with the vectors that nobody else may hold any more
+        if known is None or stale:
+            known = self._known[key] = list(self._divided(pieces))
+        return known
+
+    def stepped(self) -> bool:
+        """Another step is over: is it time to think of compiling?"""
+        self._steps += 1
+        return self._programs is None and self._steps % (1 if self._asked else LOOK) == 0
+
+    def compile(self, method: Method, pieces: Sequence[Piece]) -> None:
+        """From now on, if it is worth it."""
+        facts = compiled.Facts(
+            asked=self._asked,
+            ours=type(method) in METHODS.values(),
+            tensors=len(pieces),
+            numbers=sum(piece.size for piece in pieces),
+            steps=self._steps,
+        )
+        if compiled.is_worth_it(facts, compiler_works):
+            self._programs = Programs("a guard's step", warn=bool(self._asked))
+            self._known.clear()
+
+    def forget(self) -> None:
+        """Hold no memory until the next step."""
+        for piece in {piece for key in self._known for piece in key}:
+            piece.leave_rooms()
+        self._known.clear()
+
+    def _divided(self, pieces: Sequence[Piece]) -> Iterator[Pack]:
+        """Those of a kind together, as many as there is room for."""
+        room = max((piece.size for piece in pieces), default=0) // 2
+        for alike in _by_kind(pieces):
+            if packs.launches(alike[0].storage.home):
+                yield from map(Pack, portions(alike, room))
+            elif self._programs is not None and all(map(compiled.is_possible, alike)):
+                yield CompiledPack(alike, self._programs)
+            else:
+                yield from (Pack([piece]) for piece in alike)
+
+
+def _by_kind(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    kinds: dict[object, list[Piece]] = {}
+    for piece in pieces:
+        kinds.setdefault(piece.kind, []).append(piece)
+    return list(kinds.values())
+
+
+def portions(pieces: Sequence[Piece], room: int) -> Iterator[list[Piece]]:
+    """Of so many numbers at most, if one piece is not more by itself.
+
+    With room for half as many as the largest has, the two passing copies of a pack are no more than one of that.
+    """
+    part: list[Piece] = []
+    for piece in pieces:
+        if part and sum(each.size for each in part) + piece.size > room:
+            yield part
+            part = []
+        part.append(piece)
+    yield part
