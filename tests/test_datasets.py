@@ -173,7 +173,7 @@ def dead_mirror() -> str:
 
 def test_describe_names_what_load_knows() -> None:
     assert list(describe()) == [
-        *("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "cifar100-pixels"),
+        *("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "mnist-32", "cifar100-pixels"),
         *("FOLDER", "FILE.csv", "FILE.npz"),
     ]
     assert all(line and "\n" not in line for line in describe().values())
@@ -245,6 +245,15 @@ def test_siblings_that_share_file_names_are_told_apart(tmp_path: Path, monkeypat
     fashion = load("fashion-mnist", tmp_path, download=False)
     assert fashion.x.max() * 255 == pytest.approx(109) and fashion.class_names[9] == "Ankle boot"
     assert load("mnist", tmp_path, download=False).x.max() * 255 == pytest.approx(9)
+
+
+def test_mnist_with_a_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mnist", "mnist-32"):
+        publish(monkeypatch, name, little_mnist(shade=1))
+    write(tmp_path, little_mnist(shade=1))
+    bare, margin = (load(name, tmp_path, download=False) for name in ("mnist", "mnist-32"))
+    assert margin.x.shape == (20, 1, 32, 32) and margin.x_test.shape == (10, 1, 32, 32)
+    assert margin.x[:, :, 2:-2, 2:-2].equal(bare.x) and margin.x.count_nonzero() == bare.x.count_nonzero()
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:50] + bytes([b[50] ^ 1]) + b[51:]])
@@ -541,7 +550,7 @@ def test_an_archive_is_downloaded_whole(tmp_path, server, cache, monkeypatch) ->
 
 def test_every_official_source_is_complete() -> None:
     for name, source in OFFICIAL.items():
-        assert name.removesuffix("-pixels") == source.name and source.mirrors
+        assert name.removesuffix("-pixels").removesuffix("-32") == source.name and source.mirrors
         assert all(mirror.startswith("http") and mirror.endswith("/") for mirror in source.mirrors)
         sums = [*source.files.values(), *([source.archive[1]] if source.archive else [])]
         assert all(len(bytes.fromhex(checksum)) == 16 for checksum in sums)

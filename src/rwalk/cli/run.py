@@ -48,8 +48,8 @@ def run(
     dataset: Annotated[
         str,
         typer.Option(
-            help="digits, mnist, fashion-mnist, cifar10, cifar100, cifar100-pixels, a folder of images, a table "
-            "(.csv, .tsv, .parquet), or a FILE.npz"
+            help="digits, mnist, mnist-32, fashion-mnist, cifar10, cifar100, cifar100-pixels, a folder of images, "
+            "a table (.csv, .tsv, .parquet), or a FILE.npz"
         ),
     ] = "digits",
     methods: Annotated[

@@ -27,8 +27,9 @@ FILES = (
 )
 
 
-def read(name: str, files: Mapping[str, bytes]) -> Dataset:
+def read(name: str, files: Mapping[str, bytes], margin: int = 0) -> Dataset:
     x, y, x_test, y_test = (read_idx(files[file], file) for file in FILES)
+    x, x_test = (np.pad(images, ((0, 0), (margin, margin), (margin, margin))) for images in (x, x_test))
     return Dataset(
         name=name,
         x=unit_interval(x[:, None]),

@@ -111,6 +111,11 @@ OFFICIAL = {
         ),
     )
 }
+OFFICIAL["mnist-32"] = replace(
+    OFFICIAL["mnist"],
+    summary="mnist with a margin of two empty pixels, 32 × 32, as van de Ven et al. permute it",
+    read=partial(mnist.read, margin=2),
+)
 OFFICIAL["cifar100-pixels"] = replace(
     OFFICIAL["cifar100"],
     summary="the same, in [0, 1] without subtracting the mean image, as GEM's authors use it",
