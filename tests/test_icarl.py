@@ -8,14 +8,17 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import little
 from rwalk import Fleet, InputError, MemorySpec, Stream, Training, learner
 from rwalk.classifiers import NearestMean
 from rwalk.data import datasets, splits
+from rwalk.engine.lessons import batches_of
 from rwalk.losses import Batch
 from rwalk.losses.icarl import ICaRL
+from rwalk.losses.icarl_2020 import ICaRL2020
 
 
 def distillation(logits: Tensor, y: Tensor, new: Tensor, old: Tensor, teacher: Tensor | None) -> Tensor:
@@ -98,6 +101,19 @@ def test_a_class_scores_by_its_distance_and_not_at_all_without_exemplars() -> No
                 distance = float((unit - means[run, mean]).square().sum())
                 assert float(scores[run, i, label]) == pytest.approx(-distance, abs=1e-12)
     assert scores[..., [1, 3, 4]].eq(-torch.inf).all()
+
+
+def test_features_that_are_not_made_unit_are_compared_as_they_are() -> None:
+    features, kept = draws(2, 6, 4, seed=6), draws(2, 5, 4, seed=7)
+    rule = NearestMean(unit=False)
+    scores = rule.scores(features, torch.zeros(2, 6, 3), rule.fit(kept, [2, 2, 0, 0, 0]))
+    for run in range(2):
+        means = {2: kept[run, :2].sum(0) / 2, 0: kept[run, 2:].sum(0) / 3}
+        for i in range(6):
+            for label, mean in means.items():
+                distance = float((features[run, i] - mean).square().sum())
+                assert float(scores[run, i, label]) == pytest.approx(-distance, abs=1e-12)
+    assert scores[..., 1].eq(-torch.inf).all()
 
 
 def test_features_of_length_zero_still_have_scores() -> None:
@@ -194,6 +210,37 @@ def test_icarl_trains_on_the_union_and_needs_exemplars() -> None:
             learner(name)
         with pytest.raises(InputError, match="has no 'margin'"):
             learner(name, MemorySpec(per_class=3), margin=0.5)
+
+
+@pytest.mark.parametrize("taught", [False, True], ids=["first task", "later task"])
+def test_icarl_of_2020_is_torchs_mean_over_the_outputs_so_far(taught: bool) -> None:
+    logits, teacher = draws(2, 5, 7, seed=8), draws(2, 5, 7, seed=9)
+    y = torch.tensor([[2, 3, 2, 2, 3], [3, 3, 2, 3, 2]])
+    first = torch.arange(7) < 2
+    new, old = (torch.arange(7) < 4) & ~first, first & taught
+    seen = slice(0, 4) if taught else slice(2, 4)
+    target = F.one_hot(y, 7).double()
+    if taught:
+        target[..., :2] = teacher[..., :2].sigmoid()
+    batch = Batch(y, torch.zeros(7), new, old, teacher if taught else None)
+    losses = ICaRL2020()(logits, batch)
+    for run in range(2):
+        expected = F.binary_cross_entropy_with_logits(logits[run, :, seen], target[run, :, seen])
+        torch.testing.assert_close(losses[run], expected)
+
+
+def test_icarl_of_2020_classifies_by_exemplars_that_it_never_trains_on(stream: Stream) -> None:
+    one = learner("icarl-2020", MemorySpec(per_class=5, sampler="mof-plain"))
+    fleet = Fleet(stream, little.Network, [one], [0], SHORT, dtype=torch.float64)
+    for number, task in enumerate(stream.tasks):
+        fleet.task, fleet.step = number, 0
+        fleet.begin_task()
+        shown = torch.cat([index.flatten() for index, *_ in batches_of(fleet)])
+        assert set(shown.tolist()) <= set(task.train.tolist())
+        fleet.train_task()
+        fleet.end_task()
+    assert fleet.memory is not None and len(fleet.memory.groups) == stream.classes
+    assert fleet.learner.classifier == NearestMean(unit=False)
 
 
 def test_distillation_keeps_what_training_alone_forgets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,9 +34,9 @@ def evidence() -> dict[str, Tensor]:
     }
 
 
-def literal_herding(features: Tensor, m: int) -> list[int]:
+def literal_herding(features: Tensor, m: int, unit: bool = True) -> list[int]:
     """iCaRL's Algorithm 4 as it is written, for one class; the first of equally good examples."""
-    phi = [x / (np.linalg.norm(x) or 1.0) for x in features.double().numpy()]
+    phi = [x / (np.linalg.norm(x) or 1.0) if unit else x for x in features.double().numpy()]
     mu = sum(phi) / len(phi)
     kept: list[int] = []
     for k in range(1, m + 1):
@@ -218,17 +218,18 @@ def test_a_class_without_examples_is_refused() -> None:
     f=st.integers(2, 20),
     m=st.integers(0, 30),
     rectified=st.booleans(),
+    unit=st.booleans(),
     dtype=st.sampled_from([torch.float64, torch.float32]),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_herding_equals_algorithm_4(
-    n: int, f: int, m: int, rectified: bool, dtype: torch.dtype, seed: int
+    n: int, f: int, m: int, rectified: bool, unit: bool, dtype: torch.dtype, seed: int
 ) -> None:
     features = torch.randn(2, n, f, dtype=dtype, generator=torch.Generator().manual_seed(seed))
     if rectified:
         features = features.relu() + 0.01 * features.abs()
-    expected = [literal_herding(run, min(m, n)) for run in features]
-    assert mean_of_features(features, m).tolist() == expected
+    expected = [literal_herding(run, min(m, n), unit) for run in features]
+    assert mean_of_features(features, m, unit=unit).tolist() == expected
 
 
 def test_herding_equals_algorithm_4_on_a_large_class() -> None:
@@ -240,6 +241,17 @@ def test_herding_looks_at_directions_alone() -> None:
     features = torch.rand(2, 30, 6, generator=torch.Generator().manual_seed(0))
     lengths = torch.tensor([1e-30, 1.0, 1e30]).repeat(10)[:, None]
     assert torch.equal(mean_of_features(features * lengths, 30), mean_of_features(features, 30))
+
+
+def test_plain_herding_looks_at_lengths_too_but_not_at_their_unit() -> None:
+    features = torch.rand(1, 30, 6, generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor([0.1, 1.0, 10.0]).repeat(10)[:, None]
+    plain = mean_of_features(features * lengths, 30, unit=False)
+    assert plain[0].tolist() == literal_herding(features[0] * lengths, 30, unit=False)
+    assert not torch.equal(plain, mean_of_features(features * lengths, 30))
+    # A power of two rounds nothing, however large or small it is.
+    for unit in (2.0**60, 2.0**-60):
+        assert torch.equal(mean_of_features(unit * features * lengths, 30, unit=False), plain)
 
 
 def test_identical_examples_are_kept_first_come_first_served() -> None:

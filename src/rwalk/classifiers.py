@@ -37,21 +37,27 @@ class Logits(NamedTuple):
 
 
 class NearestMean(NamedTuple):
-    """iCaRL's rule: the class whose exemplars have the nearest mean; features and means have length one."""
+    """iCaRL's rule: the class whose exemplars have the nearest mean.
+
+    unit  whether features and means are made unit length first
+    """
 
     needs_exemplars: bool = True
+    unit: bool = True
 
     def fit(self, features: Tensor, labels: Sequence[int]) -> tuple[Tensor, list[int]]:
         """(means [R, classes, f], their labels): a class learned in several tasks has one mean."""
         counts = Counter(labels)
-        unit = F.normalize(features, dim=-1)
-        means = [part.mean(1) for part in unit.split(list(counts.values()), dim=1)]
-        return F.normalize(torch.stack(means, 1), dim=-1), list(counts)
+        means = [part.mean(1) for part in self._compared(features).split(list(counts.values()), dim=1)]
+        return self._compared(torch.stack(means, 1)), list(counts)
 
     def scores(self, features: Tensor, logits: Tensor, fitted: tuple[Tensor, list[int]]) -> Tensor:
         """Minus the squared distance; −∞ for a class without exemplars."""
         means, classes = fitted
-        unit = F.normalize(features, dim=-1)
-        scores = torch.full((*unit.shape[:2], logits.shape[-1]), -torch.inf, dtype=unit.dtype, device=unit.device)
-        scores[..., classes] = -torch.cdist(unit, means).square()
+        shape = (*features.shape[:2], logits.shape[-1])
+        scores = torch.full(shape, -torch.inf, dtype=features.dtype, device=features.device)
+        scores[..., classes] = -torch.cdist(self._compared(features), means).square()
         return scores
+
+    def _compared(self, features: Tensor) -> Tensor:
+        return F.normalize(features, dim=-1) if self.unit else features

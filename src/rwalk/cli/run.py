@@ -124,7 +124,8 @@ def run(
     sampler: Annotated[
         str,
         typer.Option(
-            help="uniform, plane, entropy, mof, plane-top, entropy-top, reservoir, or package.module:NAME"
+            help="uniform, plane, entropy, mof, mof-plain, plane-top, entropy-top, reservoir, or "
+            "package.module:NAME"
         ),
     ] = "mof",
     replay: Annotated[

@@ -72,11 +72,12 @@ def entropy(logits: Tensor, m: int, generators: Sequence[Generator] | None = Non
     return _race(log_weight, m, None if top else _given(generators))
 
 
-def mean_of_features(features: Tensor, m: int, valid: Tensor | None = None) -> Tensor:
+def mean_of_features(features: Tensor, m: int, valid: Tensor | None = None, *, unit: bool = True) -> Tensor:
     """The m examples whose mean follows the class mean of features[..., n, f] most closely: greedy herding.
 
-    iCaRL's Algorithm 4 on L2-normalised features, without repeats: the k-th exemplar minimises
-    ‖μ − (S + φ)/k‖, where S is the sum of those before it. Averages are not normalised again.
+    iCaRL's Algorithm 4 on L2-normalised features (with `unit` off, on features as they are), without repeats:
+    the k-th exemplar minimises ‖μ − (S + φ)/k‖, where S is the sum of those before it. Averages are not
+    normalised again.
 
     Classes of unequal size share a call when `valid[..., n]` tells examples from padding; the indices of a
     class with fewer than m examples end in −1.
@@ -94,10 +95,10 @@ def mean_of_features(features: Tensor, m: int, valid: Tensor | None = None) -> T
     m = _affordable(m, n)
     # Only CUDA and the CPU have float64. A GPU herds all runs at once; a CPU one by one, each from its cache.
     if features.is_cuda:
-        kept = _herd(features.reshape(-1, n, f), m, valid.reshape(-1, n))
+        kept = _herd(features.reshape(-1, n, f), m, valid.reshape(-1, n), unit)
     else:
         alone = zip(features.cpu().reshape(-1, 1, n, f), valid.cpu().reshape(-1, 1, n), strict=True)
-        kept = torch.cat([_herd(run, m, examples) for run, examples in alone])
+        kept = torch.cat([_herd(run, m, examples, unit) for run, examples in alone])
     return kept.reshape(*runs, m).to(features.device)
 
 
@@ -126,6 +127,11 @@ SAMPLERS = {
         "mean of features: those whose mean follows the class mean (iCaRL's herding)",
         ("features",),
         lambda n, m, generators, phi: mean_of_features(phi, m),
+    ),
+    "mof-plain": Sampler(
+        "mean of features as they are, not made unit length (herding in Mammoth's iCaRL)",
+        ("features",),
+        lambda n, m, generators, phi: mean_of_features(phi, m, unit=False),
     ),
     "plane-top": Sampler(
         "those nearest to the decision boundary: smallest φ·w",
@@ -215,7 +221,7 @@ def _gumbel(n: int, generator: Generator) -> Tensor:
     return -(-torch.rand(n, dtype=torch.float64, generator=generator).log()).log()
 
 
-def _herd(features: Tensor, m: int, valid: Tensor) -> Tensor:
+def _herd(features: Tensor, m: int, valid: Tensor, unit: bool) -> Tensor:
     """Algorithm 4 on features[B, n, f], with one matrix–vector product for each exemplar.
 
     k²‖μ − (S + φ)/k‖² = ‖kμ − S‖² − 2 φ·(kμ − S) + ‖φ‖², and its first term is the same for every candidate.
@@ -224,11 +230,14 @@ def _herd(features: Tensor, m: int, valid: Tensor) -> Tensor:
     phi = features.detach().to(torch.float64, copy=True)
     length = torch.linalg.vector_norm(phi, dim=-1)
     sound = valid & length.isfinite()
-    phi.div_(length.where(length > 0, 1)[..., None]).masked_fill_(~sound[..., None], 0)
+    # One scale for a whole class changes nothing but the size of the scores, which rounding is measured against.
+    scale = length if unit else length.where(sound, 0).amax(1, keepdim=True)
+    scale = scale.where(scale > 0, 1)
+    phi.div_(scale[..., None]).masked_fill_(~sound[..., None], 0)
     mean = phi.sum(1) / sound.sum(1, keepdim=True).clamp(min=1)
 
     # A candidate starts from −½‖φ‖², from far below as a last resort, from −inf as padding or once kept.
-    handicap = -0.5 * (length > 0).to(phi.dtype)  # normalised, ‖φ‖ is 1 or 0
+    handicap = -0.5 * (length / scale).square()
     handicap = handicap.where(sound, torch.finfo(torch.float32).min).where(valid, -torch.inf)
 
     coarse = phi.float()

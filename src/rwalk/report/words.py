@@ -7,6 +7,7 @@ from typing import Any
 
 SAMPLERS = {
     "mof": "mean of features",
+    "mof-plain": "mean of features of any length",
     "plane": "near the decision boundary",
     "plane-top": "nearest the decision boundary",
     "entropy": "uncertain ones",

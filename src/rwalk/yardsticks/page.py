@@ -17,6 +17,7 @@ from rwalk.report.summary import mean_and_deviation
 from rwalk.studies import provenance
 from rwalk.studies.store import Row
 from rwalk.yardsticks.experiments import EXPERIMENTS, Cell
+from rwalk.yardsticks.explanations import explanation_of
 from rwalk.yardsticks.published import Value
 
 NEAR = 1.5  # points: how close a cell is to be to what is published
@@ -130,7 +131,7 @@ def _section(experiment: Experiment, results: Sequence[Result], rows: dict[str, 
     for each in results:
         yield "| " + " | ".join(_cells(each, others)) + " |"
     yield ""
-    yield from _explained(results)
+    yield from _explained(experiment, results)
 
 
 def _cells(each: Result, others: Sequence[str]) -> Iterator[str]:
@@ -154,11 +155,23 @@ def _count(results: Sequence[Result]) -> str:
     return f"{sum(judged)} of {len(judged)} cells reproduced." if judged else ""
 
 
-def _explained(results: Sequence[Result]) -> Iterator[str]:
-    """What did not come out as published, by name: an explanation is given in the note, or there is none."""
-    missed = [f"{each.cell.label} ({each.cell.block})" for each in results if each.reproduced is False]
-    if said := _count(results):
-        yield said + (f" Not: {', '.join(missed)}. What is not explained above is unexplained." if missed else "")
+def _explained(experiment: Experiment, results: Sequence[Result]) -> Iterator[str]:
+    """How many cells came out as published; the others by name, each with its reason or as unexplained."""
+    if not (said := _count(results)):
+        return
+    missed: dict[str | None, list[str]] = {}
+    for each in results:
+        if each.reproduced is False:
+            why = explanation_of(experiment.name, each.cell.label, each.cell.block)
+            missed.setdefault(why, []).append(f"{each.cell.label} ({each.cell.block})")
+    unexplained = missed.pop(None, [])
+    yield said + (" The others:" if missed or unexplained else "")
+    yield ""
+    for why, cells in missed.items():
+        yield f"- {', '.join(cells)}: {why}"
+    if unexplained:
+        yield f"- Unexplained: {', '.join(unexplained)}."
+    if missed or unexplained:
         yield ""
 
 
