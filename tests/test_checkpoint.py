@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -122,6 +123,23 @@ def test_the_last_two_are_kept_and_nothing_else(tmp_path: Path) -> None:
     names = sorted(path.name for path in tmp_path.iterdir())
     stems = ["0002-00000000", "0002-00000005"]
     assert names == [f"{stem}.{suffix}" for stem in stems for suffix in ("json", "safetensors")]
+
+
+def test_a_folder_that_another_process_has_cleared_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever took a run over clears up at its end, perhaps while its first owner is writing a checkpoint."""
+    folder, rename, cleared = tmp_path / "run", os.replace, list[str]()
+
+    def cleared_before(beside: Path, path: Path) -> None:
+        if Path(path).parent == folder and not cleared:
+            shutil.rmtree(folder)
+            cleared.append(Path(path).name)
+        rename(beside, path)
+
+    monkeypatch.setattr(os, "replace", cleared_before)
+    part, again = trained(folder), fleet()
+    assert cleared and Checkpointer(folder, "run").resume(again) == [] and same(part, again)
 
 
 def test_the_newest_is_known_by_its_name_whatever_the_clock_said(tmp_path: Path) -> None:

@@ -96,7 +96,10 @@ class Checkpointer:
         begun = time.monotonic()
         if self.folder is not None:
             try:
-                save(self.folder, fleet, self.identity)
+                try:
+                    save(self.folder, fleet, self.identity)
+                except FileNotFoundError:  # who took the run over from us has finished it, and cleared up
+                    save(self.folder, fleet, self.identity)
             except OSError as error:
                 raise InputError(
                     f"cannot write a checkpoint to {self.folder}: {error.strerror or error}; earlier ones are "
@@ -165,7 +168,10 @@ def _records(folder: Path) -> Iterator[Path]:
 
 
 def _listed(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 # ── what is read is checked before it is used, and its size before it is read ───────────────────────────────────
