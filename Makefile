@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 RUNNABLE := .venv/.runnable
 READY := .venv/.ready
 
-.PHONY: run test test-slow test-report test-trackers test-ray test-faults docs fuzz bench release-check clean
+.PHONY: run test test-slow test-report test-trackers test-ray test-everywhere test-faults docs fuzz bench release-check clean
 
 run: $(RUNNABLE)
 	$(BIN)/rwalk run
@@ -43,6 +43,12 @@ docs: $(RUNNABLE)
 test-ray: $(READY)
 	$(INSTALL) -e '.[ray]'
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/test_ray.py tests/test_parts.py
+
+# The demonstration and table 1's MNIST half (two seeds), by local processes, by two Ray nodes and by three processes that
+# join a folder: rows must be the same, byte for byte. RWALK_DATA=DIR, if MNIST cannot be downloaded.
+test-everywhere: $(READY)
+	$(INSTALL) -e '.[ray]'
+	$(BIN)/python -m pytest -s -m 'slow or not slow' tests/test_everywhere.py
 
 # SIGKILLs at random moments: of Ray workers and nodes, of processes that share a folder.
 KILLS ?= 50

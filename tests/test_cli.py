@@ -259,11 +259,22 @@ def test_diff_says_how_the_means_of_a_method_differ(rwalk: Rwalk) -> None:
     assert "mean of vanilla over 2 rows: " in said and "λ=0" not in said
 
 
+def test_brackets_are_printed_as_they_are(rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal's markup is in brackets, and so are extras, and perhaps a folder's name."""
+    monkeypatch.setitem(sys.modules, "rwalk.report.figures", None)  # as without matplotlib
+    said = rwalk(*LITTLE, "--steps=1", "--methods=vanilla", "--out=study[old]").out
+    assert "study[old]: study.json, runs.jsonl (for a figure too: pip install 'rwalk[plots]')" in said
+
+
 def test_what_changes_nothing_is_said(rwalk: Rwalk) -> None:
     options = [*LITTLE, "--steps=1", "--classes-per-task=10"]
     said = rwalk(*options, "--methods=vanilla", "--lam=0.1,1", "--out=a").err
     assert "--lam is ignored: vanilla has no λ" in said
     assert "there is only one task, so nothing can be forgotten" in said
+    assert (
+        "--lam is ignored: vanilla, er have no λ"
+        in rwalk(*options, "--memory=1", "--methods=vanilla,er", "--lam=auto", "--out=c").err
+    )
     assert "--lam" not in rwalk(*options, "--methods=vanilla,rwalk", "--lam=1", "--out=b").err
     assert rwalk(*options, "--methods=vanilla", "--lam=1", "--quiet", "--out=a").err == ""
 
@@ -506,6 +517,9 @@ REFUSED = {
     "--device=abacus": "device 'abacus' cannot be used",
     "--workers=0": "workers must be at least 1",
     "--checkpoint-every=0": "checkpoint_every must be at least 1, not 0",
+    "--join --workers=2 --keep=all": "one run at a time per process: drop --workers and --keep",
+    "--join --executor=ray": "one run at a time per process: drop --executor",
+    "--methods=vanilla --lam=much": "--lam takes numbers separated by commas, or auto, not 'much'",
 }
 
 

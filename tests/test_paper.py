@@ -402,7 +402,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Experiment:
 
 
 def reproduce(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["rwalk", "reproduce", *arguments, "--device=cpu", "--workers=1", "--quiet"])
+    alone = [] if "--join" in arguments else ["--workers=1"]
+    monkeypatch.setattr(sys, "argv", ["rwalk", "reproduce", *arguments, *alone, "--device=cpu", "--quiet"])
     try:
         cli.main()
     except SystemExit as error:
@@ -433,6 +434,18 @@ def test_reproduce_runs_what_is_missing_and_writes_the_page(
     assert said.startswith("tableS1: 2 of 6 runs to do, 30 steps, about 1 min"), "seeds 0 and 1 are known"
 
 
+def test_part_of_an_experiment_can_be_joined_and_the_rest_later(
+    tiny: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RWALK_CACHE", "cache")
+    assert reproduce(monkeypatch, "tableS1", "--out=alone/results") == 0
+    assert reproduce(monkeypatch, "tableS1", "--join", "--only=rwalk") == 0
+    rows, expected = Path("results/tableS1/runs.jsonl"), Path("alone/results/tableS1/runs.jsonl").read_bytes()
+    assert rows.read_bytes() == b"".join(expected.splitlines(keepends=True)[2:])
+    assert reproduce(monkeypatch, "tableS1", "--join") == 0
+    assert rows.read_bytes() == expected
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -440,6 +453,8 @@ def test_reproduce_runs_what_is_missing_and_writes_the_page(
         (("--only=rwlak",), "did you mean 'rwalk'"),
         (("tableS1", "--only=gem"), "unknown method here 'gem'"),
         (("--seeds=0",), "--seeds must be at least 1, not 0"),
+        (("--executor=rya",), "did you mean 'ray'"),
+        (("--join", "--executor=ray"), "--join trains one run at a time per process: drop --executor"),
         (("--tune=mnits",), "did you mean 'mnist'"),
         (("--tune=mnist", "--seeds=2"), "--tune only chooses budgets"),
         (("--tune=mnist-multi,mnist-singel",), "did you mean 'mnist-single'"),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 def show(rows: list[Row], folder: Path) -> None:
     """What became of the first task, by every way to learn."""
     from rich.console import Console
+    from rich.markup import escape
 
     from rwalk.demonstration import story
     from rwalk.demonstration.picture import picture
@@ -32,12 +33,13 @@ def show(rows: list[Row], folder: Path) -> None:
     drawn = folder / "demonstration.svg"
     try:
         write_atomically(drawn, picture(ways))
-        console.print(f"The picture: {drawn}", soft_wrap=True)
+        console.print(f"The picture: {drawn}", soft_wrap=True, markup=False)
     except OSError as error:
-        console.print(f"No picture could be written: {error.strerror}", soft_wrap=True)
+        console.print(f"No picture could be written: {error.strerror}", soft_wrap=True, markup=False)
     console.print("Next:")
     for command, why in _next(folder):
-        console.print(f"  {shlex.join([*program(), *command])}    [dim]# {why}[/dim]", soft_wrap=True)
+        words = escape(shlex.join([*program(), *command]))
+        console.print(f"  {words}    [dim]# {why}[/dim]", soft_wrap=True)
 
 
 def _next(folder: Path) -> list[tuple[list[str], str]]:

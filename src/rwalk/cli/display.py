@@ -49,4 +49,4 @@ def _show_tables(rows: list[Row], folder: Path) -> None:
         written += " (for a figure too: pip install 'rwalk[plots]')"
     except OSError as error:
         written += f" (no figure: {error.strerror})"
-    console.print(f"{folder}: {written}", soft_wrap=True, highlight=False)
+    console.print(f"{folder}: {written}", soft_wrap=True, highlight=False, markup=False)

@@ -20,6 +20,21 @@ if TYPE_CHECKING:
     from rwalk.studies.store import Row, Store
 
 
+SAME_COMMAND = "the same command"
+
+
+def placed(study: Study, folder: Path, join: bool, shared: Path | None = None) -> tuple[Study, Store]:
+    """The study as it is executed, and its folder: this process's alone, or with `join` that of all who join.
+
+    Who joins finds reference models in `shared`, by default in the folder: other machines have other caches.
+    """
+    from rwalk.studies.store import SharedStore, Store
+
+    if not join:
+        return study, Store(folder)
+    return replace(study, executor="join", cache=shared or folder), SharedStore(folder)
+
+
 def run_and_show(
     study: Study,
     store: Store,

@@ -20,8 +20,9 @@ def datasets() -> None:
 def _print(lines: dict[str, str]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table.grid(padding=(0, 2))
     for name, line in lines.items():
-        table.add_row(f"[bold]{name}[/bold]", line)
+        table.add_row(Text(name, style="bold"), Text(line))
     Console().print(table)

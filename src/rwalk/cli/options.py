@@ -24,6 +24,9 @@ CheckpointEvery = Annotated[
 ExecutorName = Annotated[
     str, typer.Option("--executor", help="where runs are trained: local, gpus, ray, here, or package.module:Name")
 ]
+Join = Annotated[
+    bool, typer.Option("--join", help="share the work with other processes that join the same folder")
+]
 Track = Annotated[
     str, typer.Option(help="show the study in trackers too: tensorboard, mlflow, wandb, or package.module:Name")
 ]
@@ -72,6 +75,15 @@ def with_label(dataset: str, reading: Reading, tell: Callable[[str], None]) -> R
 
 def to_stderr(line: str) -> None:
     print(f"rwalk: {line}", file=sys.stderr, flush=True)
+
+
+def check_join(join: bool, **options: object) -> None:
+    """Refuse what has no meaning where every process trains one run at a time: these options' values, by name."""
+    from rwalk.errors import InputError
+
+    given = [f"--{name}" for name, value in options.items() if value not in (None, "", "local")]
+    if join and given:
+        raise InputError(f"--join trains one run at a time per process: drop {' and '.join(given)}")
 
 
 def check_seeds(seeds: int | None) -> None:

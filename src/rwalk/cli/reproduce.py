@@ -8,8 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from rwalk.cli.execute import execute
-from rwalk.cli.options import Data, Device, Quiet, Workers, check_seeds, chosen_device
+from rwalk.cli.execute import SAME_COMMAND, execute, placed
+from rwalk.cli.options import (
+    Data,
+    Device,
+    ExecutorName,
+    Join,
+    Quiet,
+    Workers,
+    check_join,
+    check_seeds,
+    chosen_device,
+)
 
 
 def reproduce(
@@ -54,6 +64,8 @@ def reproduce(
             help="budgets that override rwalk's own; --tune writes this file (default: OUT/tuning/budgets.json)",
         ),
     ] = None,
+    join: Join = False,
+    executor: ExecutorName = "local",
     quiet: Quiet = False,
 ) -> None:
     """Regenerate the paper's tables and figures, or other published comparisons, beside the published values.
@@ -66,12 +78,18 @@ def reproduce(
     from rwalk.paper.clock import Clock
     from rwalk.paper.results import write_results
     from rwalk.studies.provenance import machine_here
-    from rwalk.studies.store import Row, Store
+    from rwalk.studies.store import Row
     from rwalk.yardsticks import experiments as yardsticks
     from rwalk.yardsticks.page import write_page
 
     check_seeds(seeds)
-    where: dict[str, Any] = {"data": data, "device": chosen_device(device), "workers": workers}
+    check_join(join, workers=workers, executor=executor)
+    where: dict[str, Any] = {
+        "data": data,
+        "device": chosen_device(device),
+        "workers": workers,
+        "executor": executor,
+    }
     wanted = tuple(name.strip().lower() for name in only.split(",")) if only else ()
     if tune:
         if names or seeds or only:
@@ -100,12 +118,12 @@ def reproduce(
         def run(planned: paper.Planned) -> list[Row]:
             name, title, _, study, folder = planned
             print(f"{name}: {title}")
-            store = Store(folder)
+            study, store = placed(study, folder, join, shared=out)
             if not study.missing(study.current(store.rows()), wanted):  # then the data are not needed
                 return store.rows()
             known = paper.known_rows(out)
             with clock.lap(name, len(study.missing(study.current(known.values()), wanted))):
-                return execute(study, store, show=not quiet, known=known, only=wanted, go_on="the same command")
+                return execute(study, store, show=not quiet, known=known, only=wanted, go_on=SAME_COMMAND)
 
         clock = Clock()
         for planned in plan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +15,7 @@ from rwalk.cli.options import (
     Device,
     Drop,
     ExecutorName,
+    Join,
     Keep,
     Label,
     Missing,
@@ -23,6 +23,7 @@ from rwalk.cli.options import (
     Size,
     Track,
     Workers,
+    check_join,
     check_seeds,
     chosen_device,
     with_label,
@@ -163,9 +164,7 @@ def run(
     bf16: Annotated[bool, typer.Option("--bf16", help="bfloat16 autocast")] = False,
     out: Annotated[Path | None, typer.Option(help="study folder (default: rwalk-studies/NAME-HASH)")] = None,
     keep: Keep = "",
-    join: Annotated[
-        bool, typer.Option("--join", help="share the study with other processes that join the same folder")
-    ] = False,
+    join: Join = False,
     executor: ExecutorName = "local",
     track: Track = "",
     quiet: Quiet = False,
@@ -183,10 +182,10 @@ def run(
     from rwalk.files import at_home
     from rwalk.studies import Study
     from rwalk.studies.specs import NETWORK, RunSpec, StreamSpec
-    from rwalk.studies.store import SharedStore, Store
     from rwalk.training import ONLINE_BATCH, Training
 
     check_seeds(seeds)
+    check_join(join, workers=workers, executor=executor, track=track, keep=keep)
     names = sweep.method_names(methods)
     trust.let_import([network, sampler, augment, *names])
     if steps is not None and epochs is not None:
@@ -235,7 +234,7 @@ def run(
         for name in dict.fromkeys(each.method for each in runs if each.memory != base.memory):
             remarks.append(f"--replay {replay} is ignored for {name}, which prescribes its own replay")
     if lam and not any("lam" in each.numbers for each in runs):
-        remarks.append(f"--lam is ignored: {', '.join(names)} has no λ")
+        remarks.append(f"--lam is ignored: {', '.join(names)} {'has' if len(names) == 1 else 'have'} no λ")
     name = at_home(dataset).resolve().name if is_folder(dataset) else dataset
     if not _says_what_to_learn(context):
         from rwalk.demonstration.runs import runs as demonstration
@@ -249,15 +248,9 @@ def run(
     remarks += execute.remarks_on(study, keep)
     hashed = f"{Path(name.replace(':', '-')).name}-{study.describe()['hash'][:8]}"
     folder = out or Path("rwalk-studies") / hashed
-    if not join:
-        execute.run_and_show(study, Store(folder), quiet, as_json, track, remarks, keep)
-        return
-    if track or keep or executor != "local" or workers is not None:
-        raise InputError(
-            "--join trains one run at a time per process: drop --workers, --executor, --track and --keep"
-        )
-    study = replace(study, executor="join", cache=folder)
-    execute.run_and_show(study, SharedStore(folder), quiet, as_json, remarks=remarks, go_on="the same command")
+    study, store = execute.placed(study, folder, join)
+    go_on = execute.SAME_COMMAND if join else ""
+    execute.run_and_show(study, store, quiet, as_json, track, remarks, keep, go_on)
 
 
 def _says_what_to_learn(context: typer.Context) -> bool:

@@ -30,11 +30,11 @@ def runs(
 ) -> list[RunSpec]:
     """The base run with every method, every combination of that method's hyper-parameters, and every seed."""
     settable = {name: {each.name for each in fields(parts.find(name))} for name in methods}
-    chosen = _settings(settings, settable)
+    chosen, strengths = _settings(settings, settable), _strengths(lam)
     found = []
     for name in methods:
         own = {key: values for key, values in chosen.get("", {}).items() if key in settable[name]}
-        grid = _usual(name, base.stream.dataset, settable[name], lam, penalty) | own | chosen.get(name, {})
+        grid = _usual(name, base.stream.dataset, settable[name], strengths, penalty) | own | chosen.get(name, {})
         memory = as_used(parts.find(name), base.memory)
         for values in product(*grid.values()):
             run = replace(base, method=name, numbers=dict(zip(grid, values, strict=True)), memory=memory)
@@ -42,16 +42,21 @@ def runs(
     return found
 
 
-def _usual(method: str, dataset: str, settable: Collection[str], lam: str, penalty: str) -> Grid:
+def _usual(method: str, dataset: str, settable: Collection[str], lams: Sequence[Any], penalty: str) -> Grid:
     """The options for all methods, as far as this method has such hyper-parameters."""
     grid: Grid = {"dt": [DT[dataset]]} if "dt" in settable and dataset in DT else {}
     if method == "vanilla":  # it holds nothing, whatever its strength
         return grid
     if "penalty" in settable and penalty != "gradient":
         grid["penalty"] = [penalty]
-    if "lam" in settable and lam:
-        grid["lam"] = [AUTO if part.strip() == AUTO else _float(part, "--lam") for part in lam.split(",")]
+    if "lam" in settable and lams:
+        grid["lam"] = [*lams]
     return grid
+
+
+def _strengths(lam: str) -> list[Any]:
+    """The λ's in a comma-separated list: numbers, or `auto`."""
+    return [AUTO if part.strip() == AUTO else _float(part, "--lam") for part in lam.split(",")] if lam else []
 
 
 def _settings(given: Sequence[str], settable: Mapping[str, Collection[str]]) -> dict[str, Grid]:

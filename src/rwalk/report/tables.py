@@ -36,7 +36,7 @@ def result_table(summaries: Sequence[Summary], head: str, title: str = "") -> Ta
     ]
     for summary, *cells in zip(summaries, *columns, strict=True):
         lam = f"auto: {summary.chosen}" if summary.chosen else f"{summary.lam:g}" if summary.lam else "–"
-        table.add_row(summary.label, lam, *cells)
+        table.add_row(Text(summary.label), lam, *cells)
     return table
 
 

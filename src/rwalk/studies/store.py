@@ -150,12 +150,19 @@ class Store:
                 if _is_litter(path) and path.name != ".lock":
                     path.unlink(missing_ok=True)
 
+    def rest(self, rows: Sequence[Row]) -> None:
+        """Some of the study's runs are left for another time: the others' rows are in the file already."""
+
 
 class SharedStore(Store):
     """A study folder that several processes have open, on one machine or many (see executors/join.py).
 
     No process holds a lock: rows are written when all outcomes are there, and then every process writes the same.
     """
+
+    def __init__(self, folder: Path | str) -> None:
+        super().__init__(folder)
+        self._added: dict[str, Row] = {}
 
     @contextmanager
     def opened(self, study: Mapping[str, Any]) -> Iterator[Store]:
@@ -170,13 +177,20 @@ class SharedStore(Store):
             raise InputError(f"{self.folder} holds another study: join it with the command that began it")
         yield self
 
+    def rows(self) -> list[Row]:
+        """Those in the folder, and those that this process knows of."""
+        return list(({row["hash"]: row for row in super().rows()} | self._added).values())
+
     def add(self, *rows: Row) -> None:
-        """The outcomes that rows are made of are in the folder already."""
+        """Remember them until all are there; the outcomes that they are made of are in the folder already."""
+        self._added |= {row["hash"]: row for row in rows}
 
     def settle(self, rows: Sequence[Row]) -> None:
         """Others may still be writing here: nothing is removed."""
         with self._writing():
             write_atomically(self.rows_file, _lines(rows))
+
+    rest = settle
 
 
 def _lines(rows: Iterable[Row]) -> bytes:

@@ -183,8 +183,8 @@ class Study:
             watch(Stopped(len(done), len(self.runs), str(error) or type(error).__name__))
             raise
         rows = [done[known] for known in (run.hash() for run in self.runs) if known in done]
-        if store and len(rows) == len(self.runs):
-            store.settle(rows)
+        if store:
+            (store.settle if len(rows) == len(self.runs) else store.rest)(rows)
         watch(Finished(tuple(rows)))
         return rows
 
