@@ -12,13 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import little
 from rwalk import InputError
 from rwalk.studies.claims import Claims, read_claim
-from rwalk.studies.executors.join import CLAIMS, OUTCOMES, read_outcomes
+from rwalk.studies.executors import join
+from rwalk.studies.executors.base import Context, Job
+from rwalk.studies.executors.join import CLAIMS, GATHERED, OUTCOMES, Join, read_outcomes
 from rwalk.studies.status import status_of
 from rwalk.studies.store import SharedStore, Store
 
@@ -30,7 +33,9 @@ OPTIONS = [
     "--memory=2",
     "--quiet",
 ]
+LONGER = "--epochs=8"
 LEASE = 2.0
+STUDY = little.study(methods=["vanilla"], seeds=7, executor="join")
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -156,15 +161,21 @@ def test_three_processes_write_the_rows_that_one_writes(start: Start, alone: Pat
     assert (found.done, found.running, found.waiting) == (4, (), 0)
 
 
-def killed_until_done(start: Start, folder: Path, kills: int) -> int:
-    """Two processes share a study; one after another is killed at random moments and replaced."""
-    chance, done = random.Random(0), 0
-    options = [f"--out={folder.name}", "--join", "--checkpoint-every=3"]
-    processes = [start(*options) for _ in range(2)]
-    while done < kills and not (folder / "runs.jsonl").exists():
-        wait_until(lambda: bool(names(folder / CLAIMS)) or (folder / "runs.jsonl").exists())
+def trains(folder: Path, process: subprocess.Popen[str]) -> bool:
+    """Whether a process holds a claim: it has begun, and is not through."""
+    claims = [read_claim(folder / CLAIMS / name) for name in names(folder / CLAIMS)]
+    return any(f"-{process.pid}-" in str(claim.get("owner")) for claim in claims)
+
+
+def killed_until_done(start: Start, folder: Path, kills: int, *options: str, seed: int = 0) -> int:
+    """Two processes share a study; one after another is killed at random moments of its work and replaced."""
+    chance, done = random.Random(seed), 0
+    options = (f"--out={folder.name}", "--join", "--checkpoint-every=3", *options)
+    processes, through = [start(*options) for _ in range(2)], folder / "runs.jsonl"
+    while done < kills and not through.exists():
+        wait_until(lambda: any(trains(folder, each) for each in processes) or through.exists())
         time.sleep(chance.uniform(0, 0.5))
-        victim = chance.randrange(2)
+        victim = chance.choice([n for n in range(2) if trains(folder, processes[n])] or [0, 1])
         processes[victim].kill()
         processes[victim].communicate()
         processes[victim] = start(*options)
@@ -181,14 +192,18 @@ def test_killed_processes_lose_nothing(start: Start, alone: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_many_kills_lose_nothing(start: Start, alone: Path, tmp_path: Path) -> None:
+def test_many_kills_lose_nothing(start: Start, tmp_path: Path) -> None:
+    """Runs that are long enough to be killed in their middle."""
+    ended(start("--out=alone", "--workers=1", LONGER))
+    expected, started = (tmp_path / "alone" / "runs.jsonl").read_bytes(), time.monotonic()
     kills, rounds = 0, 0
-    while kills < int(os.environ.get("RWALK_KILLS", "50")):
-        kills += killed_until_done(start, tmp_path / f"shared-{rounds}", kills=10)
-        rows = (tmp_path / f"shared-{rounds}" / "runs.jsonl").read_bytes()
-        assert rows == (alone / "runs.jsonl").read_bytes()
+    while kills < (enough := int(os.environ.get("RWALK_KILLS", "50"))):
+        folder = tmp_path / f"shared-{rounds}"
+        kills += killed_until_done(start, folder, min(10, enough - kills), LONGER, seed=rounds)
+        assert (folder / "runs.jsonl").read_bytes() == expected
+        assert len(names(folder / OUTCOMES)) == 4 + 2, "every run and reference once"
         rounds += 1
-    print(f"{kills} kills in {rounds} studies")
+        print(f"\n{kills} kills in {rounds} studies, {time.monotonic() - started:.0f} s", end="")
 
 
 def test_a_process_that_sleeps_through_its_lease_does_no_harm(start: Start, alone: Path, tmp_path: Path) -> None:
@@ -214,6 +229,58 @@ def test_told_to_stop_a_process_gives_its_run_back_at_once(start: Start, tmp_pat
     if process.returncode == 130:  # else it was through before it heard
         assert "the same command resumes from there" in err and err.count("\n") == 1
     assert names(tmp_path / "shared" / CLAIMS) == []
+
+
+# ── the outcomes of many runs ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Join]:
+    """Makes executors that share a folder, for a study that counts as large."""
+    monkeypatch.setattr(join, "MANY", 1)
+
+    def make() -> Join:
+        found = STUDY._executor(len(STUDY.runs), SharedStore(tmp_path), stop=lambda: False)
+        assert isinstance(found, Join)
+        return found
+
+    return make
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The runs that are trained, by any executor of this process."""
+    found, train = list[str](), join.train
+
+    def counted(context: Context, job: Job, *rest: Any) -> list[dict[str, Any]]:
+        found.extend(run.hash() for run in job)
+        return train(context, job, *rest)
+
+    monkeypatch.setattr(join, "train", counted)
+    return found
+
+
+def outcomes_of(executor: Join) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    for (run,), outcomes in executor.run([(run,) for run in STUDY.runs], lambda job, news: None):
+        yield run.hash(), outcomes
+
+
+def test_one_of_many_gathers_the_outcomes_and_the_others_read_one_file(
+    member: Callable[[], Join], trained: list[str], tmp_path: Path
+) -> None:
+    taking_turns, found = [outcomes_of(member()) for _ in range(3)], [dict[str, Any]() for _ in range(3)]
+    while any(len(each) < len(STUDY.runs) for each in found):
+        for executor, each in zip(taking_turns, found, strict=True):
+            each.update([turn] if (turn := next(executor, None)) else [])
+    assert found[0] == found[1] == found[2] and sorted(trained) == sorted(run.hash() for run in STUDY.runs)
+    (everything,) = (tmp_path / GATHERED).iterdir()
+    for path in (tmp_path / OUTCOMES).iterdir():
+        path.write_text("unreadable")
+    assert dict(outcomes_of(member())) == found[0] and len(trained) == len(STUDY.runs)
+    lines = everything.read_bytes().splitlines(keepends=True)
+    everything.write_bytes(b"".join([*lines[1:], b"\xff torn"]))
+    assert dict(outcomes_of(member())) == found[0], "what is nowhere to be read"
+    assert len(trained) == len(STUDY.runs) + 1, "is trained again"
 
 
 # ── what is refused ───────────────────────────────────────────────────────────────────────────────────────────

@@ -39,10 +39,25 @@ class Claims:
         self.owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._seen: dict[str, tuple[bytes, float]] = {}  # the content of a claim, and since when it is the same
 
-    def take(self, key: str, about: Callable[[], Mapping[str, Any]] = dict) -> Claim | None:
-        """The claim on a key, if it is free or was abandoned; `about` is written into it at every sign of life."""
+    def held(self) -> dict[str, Path]:
+        """The newest claim on every key that is claimed."""
+        found: dict[str, Path] = {}
+        with suppress(FileNotFoundError):
+            for name in os.listdir(self.folder):
+                if not name.startswith("."):  # just being written
+                    path = self.folder / name
+                    found[path.stem] = max(path, found.get(path.stem, path), key=_number)
+        return found
+
+    def take(
+        self, key: str, about: Callable[[], Mapping[str, Any]] = dict, held: Mapping[str, Path] | None = None
+    ) -> Claim | None:
+        """The claim on a key, if it is free or was abandoned; `about` is written into it at every sign of life.
+
+        Who takes one after another may say which are `held`, instead of having the folder listed again.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        last = max(self.folder.glob(f"{key}.*"), key=_number, default=None)
+        last = (self.held() if held is None else held).get(key)
         if last is not None and not self._abandoned(last):
             return None
         path = self.folder / f"{key}.{0 if last is None else _number(last) + 1}"

@@ -186,9 +186,11 @@ class SharedStore(Store):
         self._added |= {row["hash"]: row for row in rows}
 
     def settle(self, rows: Sequence[Row]) -> None:
-        """Others may still be writing here: nothing is removed."""
+        """Others may still be writing here: nothing is removed. Most find the rows written, and need not do it."""
+        content = _lines(rows)
         with self._writing():
-            write_atomically(self.rows_file, _lines(rows))
+            if not self.rows_file.exists() or self.rows_file.read_bytes() != content:
+                write_atomically(self.rows_file, content)
 
     rest = settle
 
