@@ -220,6 +220,8 @@ class Seed:
         if way.method in self.files:
             method = {"rwalk": RWalk, "ewc": EWC}[way.method](**given)
             return Guard.load(self.files[way.method], lab.model, optimizer, method, **options)
+        if way.method == "lora+ewc":  # of the weights that the adapters make, from own samples
+            return Guard(lab.model, optimizer, EWC(**given), **{"probes": self.probes, **options})
         if way.method.endswith("anchor"):
             options |= {"probes": self.probes, "every": lab.options.every}
             batch = max(1, lab.options.anchor_tokens // lab.options.probe_tokens)

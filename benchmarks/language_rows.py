@@ -50,7 +50,7 @@ def frontier() -> list[Way]:
     budgets = [Way(name, rate, budget=b) for rate in RATES[:2] for b in (0.05, 0.1) for name in STRENGTHS]
     strengths = [Way(name, RATES[0], s) for name, each in STRENGTHS.items() for s in each]
     adapters = [Way("lora", LORA_RATE), Way("lora", RATES[1])]
-    adapters += [Way("lora+anchor", LORA_RATE, budget=b) for b in (0.05, 0.1)]
+    adapters += [Way(f"lora+{name}", LORA_RATE, budget=b) for b in (0.05, 0.1) for name in ("ewc", "anchor")]
     return [*plain, *budgets, *replay, *strengths, *(adapters if find_spec("peft") else [])]
 
 

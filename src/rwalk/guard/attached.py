@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rwalk.errors import InputError
-from rwalk.guard import selection
+from rwalk.guard import adapters, selection
 from rwalk.guard.following import Following, check_is_alone
 from rwalk.guard.learned import Pieces
 from rwalk.guard.selection import Params
@@ -38,12 +38,14 @@ class Attached:
         optimizer = selection.followed(optimizer, learned.method, self._hooked)
 
         def match() -> Pieces:
-            return learned.matched(selection.selected(model, self._params), optimizer)
+            chosen = selection.selected(model, self._params)
+            return learned.matched(adapters.targets(self._work, model, chosen), optimizer)
 
         pieces = match()
         check_is_alone(self, pieces)
+        adapters.follow(self._work, model, pieces)
         self.detach()
-        self.model, self.optimizer, learned.pieces = model, optimizer, pieces
+        self.model, self.optimizer = model, optimizer
         self._following = Following(self, optimizer, model, self._work, match)
         self._following.begin(self._hooked)
         self._work.keeper.look_at(model)

@@ -60,7 +60,7 @@ def begun(
 def _fishers(learned: Learned, model: nn.Module, probes: Probes, keeper: Keeper) -> Mapping[Piece, Tensor]:
     if not learned.method.wants and not learned.method.data_pass:  # nothing it measures
         for piece in learned.guarded:
-            if piece.parameter.requires_grad and not piece.started:
+            if piece.is_trained and not piece.started:
                 piece.start(learned.method)
         return {}
     predict = keeper.watching.predict

@@ -47,6 +47,7 @@ class Guard(Saved):
     compile    on a CPU, the guard's part of a step as programs: True at once, where it can be; None once training
                has gone on for so long that it repays its time
     offload    "cpu" keeps the state, and works the equations out, on the CPU
+    lora       "product": springs hold what an adapter adds to its weight, ΔW = BA; "factors": A and B, each
     hooks      False for a loop that calls `before_step` and `after_step` around `optimizer.step()` itself
 
     >>> model = nn.Linear(2, 2)
@@ -78,15 +79,18 @@ class Guard(Saved):
         dtype: torch.dtype | None = None,
         offload: Literal["cpu"] | None = None,
         compile: bool | None = None,
+        lora: Literal["product", "factors"] = "product",
         hooks: bool = True,
     ) -> None:
         method = _method(method)
         _check_arguments(model, optimizer, method, dtype, offload)
+        if lora not in ("product", "factors"):
+            raise InputError(f"lora must be 'product' or 'factors', not {lora!r}")
         super().__init__(
             model,
             params if params is None or isinstance(params, str) or callable(params) else tuple(params),
             hooks,
-            Work(method, Watching(budget, predict, share, every, step_back), dtype, offload, compile),
+            Work(method, Watching(budget, predict, share, every, step_back), dtype, offload, compile, lora),
         )
         self.attach(optimizer)
         if isinstance(method, Anchor) and probes is None:

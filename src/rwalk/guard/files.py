@@ -120,7 +120,7 @@ def checked(state: Any, method: Method | Anchor, pieces: Mapping[str, Piece]) ->
     if strangers:
         raise InputError(
             f"{len(strangers)} of {len(vectors)} parameters saved are not guarded here ({some(strangers)}; "
-            f"guarded: {some(pieces)}): give the model they came from, and the same params="
+            f"guarded: {some(pieces)}): give the model they came from, and the same params= and lora="
         )
     if isinstance(method, Anchor):
         expect(not vectors, "the vectors of an anchor, which has none")

@@ -39,7 +39,7 @@ def of_probes(
     model: nn.Module, guarded: Sequence[Piece], method: Method, batches: Sequence[Batch], predict: Predict | None
 ) -> Squares:
     """Mean squares over all examples; the model is left as it was."""
-    trained = [piece for piece in guarded if piece.parameter.requires_grad]
+    trained = [piece for piece in guarded if piece.is_trained]
     if not trained:
         raise InputError("none of the guarded parameters is trained: nothing can be measured of them")
     asked = _Asked(unwrapped(model), predict or inputs.call)

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rwalk.errors import InputError
 from rwalk.guard import stiffness
+from rwalk.guard.factors import Factors
 from rwalk.guard.learned import Pieces
 from rwalk.guard.pieces import Piece
 from rwalk.guard.rows import Rows
@@ -152,9 +153,11 @@ class Following:
         """
         pieces = self.learned.pieces
         found = []
+        adapted: set[Piece] = set()
         for group in self.optimizer.param_groups:
             known = [(pieces[parameter], parameter.grad) for parameter in group["params"]]
-            found.append((group, [(piece, grad) for piece, grad in known if piece and grad is not None]))
+            moving = [(piece, grad) for piece, grad in known if piece and grad is not None]
+            found.append((group, [each for each in moving if _comes_first(each[0], adapted)]))
         return found
 
     def _join(
@@ -172,6 +175,11 @@ class Following:
         for piece, gradient in moving:
             if not piece.started:
                 piece.start(method)
+            if piece.storage.product is not None:
+                factors = Factors(piece, piece.storage.product)
+                step.passages.append((factors, lr))
+                factors.enter(method, size)
+                continue
             followed = stiffness.followed(size, piece.stiffest(method))
             pull = pulls.get(piece.parameter) if pulls else None
             if gradient.is_sparse:
@@ -196,6 +204,15 @@ class Following:
         except BaseException:
             step.abandon(at_once=True)
             raise
+
+
+def _comes_first(piece: Piece, adapted: set[Piece]) -> bool:
+    """An adapter has two parameters, perhaps in two groups, and takes part once."""
+    if piece.storage.product is None:
+        return True
+    first = piece not in adapted
+    adapted.add(piece)
+    return first
 
 
 def _will_step(optimizer: Any) -> bool:

@@ -13,6 +13,7 @@ from rwalk.errors import InputError
 from rwalk.guard import files, measure, watch
 from rwalk.guard.division import Packs
 from rwalk.guard.pieces import Piece
+from rwalk.guard.products import Target
 from rwalk.guard.selection import some
 from rwalk.guard.shards import Group
 from rwalk.guard.storage import Storage
@@ -43,7 +44,7 @@ class Learned:
 
     @property
     def guarded(self) -> list[Piece]:
-        return [piece for piece in self.pieces.values() if piece]
+        return list(dict.fromkeys(piece for piece in self.pieces.values() if piece))
 
     @property
     def started(self) -> list[Piece]:
@@ -54,20 +55,21 @@ class Learned:
         """Whether anything pulls."""
         return any(self.method.springs(piece.state) for piece in self.started)
 
-    def matched(self, chosen: Mapping[str, nn.Parameter], optimizer: Optimizer) -> Pieces:
+    def matched(self, chosen: Mapping[str, Target], optimizer: Optimizer) -> Pieces:
         """The pieces of these parameters; they may have been replaced, have grown or be new."""
         held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        if held.isdisjoint(chosen.values()):
+        pieces: dict[nn.Parameter, Piece | None] = {}
+        known = {piece.name: piece for piece in self.guarded}
+        for name, target in chosen.items():
+            piece = known.pop(name, None) or Piece(name, Storage(target, self._dtype, self._offload))
+            piece = piece.of(target, self.method)
+            pieces |= dict.fromkeys(piece.storage.trained, piece)
+        if held.isdisjoint(pieces):
             raise InputError(
                 f"the optimizer holds none of the {len(chosen)} parameters to guard ({some(chosen)}): "
                 "make it from the parameters of this very model, then guard.attach(optimizer)"
             )
         self.packs.forget()
-        known = {piece.name: piece for piece in self.guarded}
-        pieces: dict[nn.Parameter, Piece | None] = {}
-        for name, parameter in chosen.items():
-            piece = known.pop(name, None) or Piece(name, Storage(parameter, self._dtype, self._offload))
-            pieces[parameter] = piece.of(parameter, self.method)
         lost = [name for name, piece in known.items() if piece.started]
         if lost:
             watch.warn(
@@ -87,8 +89,11 @@ class Learned:
 
     def _score(self) -> None:
         if self.method.window:
-            for pack in self.packs.of(self.started):
+            for pack in self.packs.of([piece for piece in self.started if piece.storage.product is None]):
                 pack.score(self.method)
+            for piece in self.started:
+                if piece.storage.product is not None:
+                    piece.score(self.method)
 
     def consolidate(self, fishers: Mapping[Piece, Tensor]) -> None:
         """A task ended; `fishers` are those of a pass over its data, or none."""
@@ -165,16 +170,20 @@ class Learned:
         self.packs.forget()
         pieces = {piece.name: piece for piece in self.guarded}
         restored = [
-            pieces[name].restored(saved, pieces[name].parameter, self.method) for name, saved in vectors.items()
+            pieces[name].restored(saved, pieces[name].target, self.method) for name, saved in vectors.items()
         ]
-        self.pieces = {**self.pieces, **{piece.parameter: piece for piece in restored}}
+        self.pieces = {**self.pieces, **{each: piece for piece in restored for each in piece.storage.trained}}
         self.tasks, self.steps = state["tasks"], state["steps"]
-        free = [p.name for p in self.guarded if p.parameter.requires_grad and p.name not in vectors]
+        free = [p.name for p in self.guarded if p.is_trained and p.name not in vectors]
         if vectors and free:
             watch.warn(f"nothing was saved for {some(free)}: they start free")
-        moved = [piece.name for piece in self.started if not measure.is_at_anchor(piece, self.method)]
-        if self.steps == 0 and moved:
-            watch.warn(
-                f"the model is not where its last task left it ({some(moved)}): load its weights before the "
-                "guard's, or it will be pulled towards weights it never had"
-            )
+        warn_if_moved(
+            self, "load its weights before the guard's, or it will be pulled towards weights it never had"
+        )
+
+
+def warn_if_moved(learned: Learned, otherwise: str) -> None:
+    """Between two tasks a model is where the last one left it."""
+    moved = [piece.name for piece in learned.started if not measure.is_at_anchor(piece, learned.method)]
+    if learned.steps == 0 and moved:
+        watch.warn(f"the model is not where its last task left it ({some(moved)}): {otherwise}")

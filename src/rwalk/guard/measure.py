@@ -57,7 +57,7 @@ def cost(piece: Piece, method: Method) -> float:
 
 def is_finite(piece: Piece) -> bool:
     """Whether the parameter and all that is held for it are numbers."""
-    theta = local(piece.parameter.detach())
+    theta = piece.storage.theta()
     return all(bool(each.isfinite().all()) for each in (theta, *piece.state.values()))
 
 
@@ -115,6 +115,9 @@ def data_fisher(
             add_squares(total, guarded, method)
             for parameter in model.parameters():
                 parameter.grad = None
+    unseen = [piece.name for piece in guarded if piece.storage.product is not None and piece not in total]
+    if unseen and len(unseen) == sum(piece.storage.product is not None for piece in guarded):
+        raise InputError(f"no gradient reached an adapted weight, such as {unseen[0]}: {WANTS_LOSSES}")
     if not total:
         raise InputError(f"no gradient reached a guarded parameter in {batches} batches: check the losses given")
     return {piece: square.div_(batches) for piece, square in total.items()}

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rwalk.errors import InputError
 from rwalk.guard import shards, stiffness
+from rwalk.guard.products import Target
 from rwalk.guard.shards import Group, is_sharded, local
 from rwalk.guard.storage import Storage
 from rwalk.methods.base import Method, Ranges, State
@@ -29,6 +30,15 @@ class Piece:
     @property
     def parameter(self) -> nn.Parameter:
         return self.storage.parameter
+
+    @property
+    def target(self) -> Target:
+        """What it is the piece of: a parameter, or the product of two."""
+        return self.storage.product or self.parameter
+
+    @property
+    def is_trained(self) -> bool:
+        return any(parameter.requires_grad for parameter in self.storage.trained)
 
     @property
     def state(self) -> State:
@@ -69,6 +79,11 @@ class Piece:
     @property
     def gradient(self) -> Tensor | None:
         """Of the last step, until the user drops it; None of a sparse one."""
+        product = self.storage.product
+        if product is not None:
+            slopes = [factor.grad for factor in product.factors]
+            known = any(slope is not None for slope in slopes)
+            return product.gradient(slopes, self.storage.worked_in)[None] if known else None
         gradient = self.parameter.grad
         return None if gradient is None or gradient.is_sparse else local(gradient)[None]
 
@@ -94,6 +109,11 @@ class Piece:
             method.consolidate(state, theta, fisher, ranges)
         self._stiffest = None
 
+    def score(self, method: Method) -> None:
+        """A window of steps ended."""
+        with self.whole(write=True) as (state, theta):
+            method.score(state, theta)
+
     def hold(self, method: Method, importance: float) -> None:
         """Make every number of it that much more important."""
         with self.whole(write=True) as (state, _):
@@ -104,6 +124,9 @@ class Piece:
     def pull_back(self, method: Method) -> None:
         """A proximal step of length 1, outside of any step of the optimizer's."""
         with self.whole() as (state, theta):
+            if self.storage.product is not None:
+                self.storage.product.proximal_step(method.springs(state), theta, 1.0)
+                return
             method.proximal_step(state, theta, 1.0)
         here = self.storage.theta()
         if theta.data_ptr() != here.data_ptr():
@@ -127,13 +150,14 @@ class Piece:
         """The state vectors in the parameter's full shape; from all ranks where it is sharded."""
         return {name: shards.gathered(vector[0], self.parameter) for name, vector in self.state.items()}
 
-    def restored(self, vectors: Mapping[str, Tensor], parameter: nn.Parameter, method: Method) -> Piece:
+    def restored(self, vectors: Mapping[str, Tensor], target: Target, method: Method) -> Piece:
         """A piece for a parameter, with state vectors of its shape, or of a smaller one if it has grown since.
 
         What is new starts free: as `start` begins it, and with zeros (no importance) in all other vectors. This
         piece stays as it is.
         """
-        piece = Piece(self.name, self.storage.of(parameter))
+        piece = Piece(self.name, self.storage.of(target))
+        parameter = piece.parameter
         theta = piece.storage.wide(piece.storage.theta())
         fresh = method.start(theta)
         state = {}
@@ -147,17 +171,24 @@ class Piece:
         piece.started = True
         return piece
 
-    def of(self, parameter: nn.Parameter, method: Method) -> Piece:
-        """The piece for the tensor that the model has under this name now; what was learned goes with it."""
-        if parameter is self.parameter:
+    def of(self, target: Target, method: Method) -> Piece:
+        """The piece for what the model has under this name now; what was learned goes with it."""
+        if self.is_of(target):
             return self
+        storage = self.storage.of(target)
+        parameter = storage.parameter
         if not self.started:
-            return Piece(self.name, self.storage.of(parameter))
+            return Piece(self.name, storage)
         if is_sharded(parameter) != is_sharded(self.parameter):
             raise InputError(f"{self.name} was sharded after its Guard was made: make the Guard after fully_shard")
         vectors = self.whole_state()
         self.check_fits(vectors, parameter)
-        return self.restored(vectors, parameter, method)
+        return self.restored(vectors, target, method)
+
+    def is_of(self, target: Target) -> bool:
+        """Whether nothing was replaced since."""
+        product = self.storage.product
+        return target is self.parameter if product is None else product.is_that_of(target)
 
     def check_fits(self, vectors: Mapping[str, Tensor], parameter: nn.Parameter) -> None:
         for vector in vectors.values():

@@ -19,7 +19,7 @@ WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # what torch's wrapper
 
 def selected(model: nn.Module, params: Params | None) -> dict[str, nn.Parameter]:
     """The parameters to guard, under the names they have in the model without wrappers."""
-    named = {_plain(name): parameter for name, parameter in unwrapped(model).named_parameters()}
+    named = {plain(name): parameter for name, parameter in unwrapped(model).named_parameters()}
     chosen = _chosen(named, params)
     if not chosen:
         raise InputError(f"params selects none of the model's {len(named)} parameters ({some(named)})")
@@ -29,12 +29,12 @@ def selected(model: nn.Module, params: Params | None) -> dict[str, nn.Parameter]
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """All that training moves, under plain names: parameters that are trained, and buffers."""
     named = unwrapped(model).named_parameters()
-    trained = {_plain(name): parameter for name, parameter in named if parameter.requires_grad}
+    trained = {plain(name): parameter for name, parameter in named if parameter.requires_grad}
     return {**trained, **named_buffers(model)}
 
 
 def named_buffers(model: nn.Module) -> dict[str, Tensor]:
-    return {_plain(name): buffer for name, buffer in unwrapped(model).named_buffers()}
+    return {plain(name): buffer for name, buffer in unwrapped(model).named_buffers()}
 
 
 def _chosen(named: dict[str, nn.Parameter], params: Params | None) -> dict[str, nn.Parameter]:
@@ -67,7 +67,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
+    """Without what torch's wrappers put into it."""
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name

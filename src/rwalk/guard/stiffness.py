@@ -42,7 +42,7 @@ def followed(step: float | None, stiffest: float) -> float | None:
 
 
 def soft_pull(
-    springs: Sequence[Spring], theta: Tensor, grad: Tensor, at_most: float, out: Tensor | None = None
+    springs: Sequence[Spring], theta: Tensor, grad: Tensor, at_most: float | Tensor, out: Tensor | None = None
 ) -> Tensor:
     """grad + the springs' pull, as if all of them together were no stiffer than `at_most`."""
     if len(springs) == 1:  # nearly every method's, and worth fewer passes over all parameters

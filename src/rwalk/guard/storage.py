@@ -13,27 +13,34 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from rwalk.guard.products import Product, Target
 from rwalk.guard.shards import local
 from rwalk.methods.base import State
 
 
 class Storage:
-    """The state of a parameter.
+    """The state of a parameter; or of the product of two, in the place of the weight that they adapt.
 
     The equations are worked out where the state lies, in float32 at least; `dtype` is the precision it is kept in,
     `offload` where, if not with the parameter.
     """
 
-    def __init__(self, parameter: nn.Parameter, dtype: torch.dtype | None, offload: torch.device | None) -> None:
-        self.parameter = parameter
+    def __init__(self, target: Target, dtype: torch.dtype | None, offload: torch.device | None) -> None:
+        self.product = target if isinstance(target, Product) else None
+        self.parameter = target.base if isinstance(target, Product) else target
         self.state: State = {}
         self.mark = object()  # another one whenever vectors of the state are replaced
         self._dtype = dtype
         self._offload = offload
 
-    def of(self, parameter: nn.Parameter) -> Storage:
+    def of(self, target: Target) -> Storage:
         """An empty one, of the same kind, for another parameter."""
-        return Storage(parameter, self._dtype, self._offload)
+        return Storage(target, self._dtype, self._offload)
+
+    @property
+    def trained(self) -> tuple[nn.Parameter, ...]:
+        """What an optimizer may move."""
+        return (self.parameter,) if self.product is None else self.product.factors
 
     @property
     def home(self) -> torch.device:
@@ -58,6 +65,8 @@ class Storage:
 
     def theta(self, rows: Tensor | None = None) -> Tensor:
         """The parameter's numbers on this rank; some rows, where a sparse gradient moves only those."""
+        if self.product is not None:
+            return self.product.value(self.worked_in)[None]
         theta = local(self.parameter.detach())[None]
         return theta if rows is None else theta[:, rows]
 

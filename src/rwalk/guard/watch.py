@@ -17,7 +17,8 @@ EVERY = 100  # steps between two looks at the parameters: each look waits for th
 
 def are_finite(pieces: Iterable[Piece]) -> bool:
     """Whether all parameters are numbers still; the device is waited for once."""
-    sums = [local(piece.parameter.detach()).sum(dtype=piece.storage.worked_in) for piece in pieces]
+    trained = [(piece, parameter) for piece in pieces for parameter in piece.storage.trained]
+    sums = [local(parameter.detach()).sum(dtype=piece.storage.worked_in) for piece, parameter in trained]
     return not sums or bool(torch.stack([each.to(sums[0].device) for each in sums]).isfinite().all())
 
 

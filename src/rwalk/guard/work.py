@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rwalk.guard import beginning, files, keeping, watch
+from rwalk.guard import beginning, files, keeping, products, watch
 from rwalk.guard.anchoring import Anchoring
 from rwalk.guard.anchors import Anchor
 from rwalk.guard.drift import Probes
@@ -31,7 +31,9 @@ class Work:
         dtype: torch.dtype | None,
         offload: str | None,
         compile: bool | None,
+        lora: str,
     ) -> None:
+        self.lora = lora
         home = None if offload is None else torch.device(offload)
         self.force: Anchoring | Springs
         if isinstance(method, Anchor):
@@ -73,14 +75,17 @@ class Work:
 
     def begin(self, model: nn.Module, known: Any) -> None:
         """The model was trained elsewhere."""
-        fishers = beginning.begun(self.learned, self.keeper, model, known, self._rows)
+        with products.measured(piece.storage.product for piece in self.learned.guarded):
+            fishers = beginning.begun(self.learned, self.keeper, model, known, self._rows)
         self.learned.begin(fishers)
         self._keep(model)
 
     def consolidate(self, model: nn.Module, losses: Iterable[Tensor] | None, probes: Any) -> None:
         """A task ended."""
         added = [] if probes is None else [self.probes(model, probes)]  # refused before anything has changed
-        self.learned.consolidate(beginning.measured(self.learned, model, losses))
+        with products.measured(piece.storage.product for piece in self.learned.guarded):
+            fishers = beginning.measured(self.learned, model, losses)
+        self.learned.consolidate(fishers)
         self.keeper.sets += added
         self._keep(model)
 
