@@ -136,6 +136,38 @@ def test_both_forms_of_a_penalty_are_scouted() -> None:
     assert raced(of, score)[1]["numbers"]["rwalk"] == {"lam": 1e5, "penalty": "proximal"}
 
 
+def test_a_network_is_chosen_that_suits_all_methods() -> None:
+    of = replace(setting(seeds=3), networks=("mlp", "mlp-normal"), trainings=(Training(steps=5),))
+
+    def score(run: RunSpec) -> float:
+        better = {"vanilla": 0.2, "rwalk": -0.1}[run.method] * (run.network == "mlp-normal")
+        return 0.5 + better - 0.01 * (distance(run, lam=100.0) if run.numbers else 0)
+
+    rounds, chosen = raced(of, score)
+    assert chosen["network"] == "mlp-normal", "vanilla gains more than RWalk loses"
+    assert chosen["numbers"]["rwalk"] == {"lam": 100.0}, "found with that network"
+    assert len([run for run in rounds[1] if run.network == "mlp-normal"]) == 2, "first the best of each method"
+    trained = {each[0] for each in chosen["tried"]}
+    assert trained == {"5 steps", "5 steps, mlp-normal"}
+
+
+def test_what_follows_another_setting_is_trained_like_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    of = replace(setting(), networks=("mlp", "mlp-normal"))
+    follower = replace(of, networks=(), like="digits-single", grid={"ewc": ({"lam": 1.0},)})
+    monkeypatch.setattr(budgets, "SETTINGS", {"digits-single": of, "digits-ewc": follower})
+    monkeypatch.setattr(budgets, "FILE", tmp_path / "own.json")
+    budgets.FILE.write_text("{}")
+    assert budgets.setting_of("digits-ewc") == follower, "nothing has been chosen yet"
+    _, chosen = raced(of, lambda run: (run.training.steps or 0) / 10 + 0.01 * (run.network == "mlp-normal"))
+    budgets.FILE.write_text(budgets.written({"digits-single": chosen}))
+    (run,) = budgets.setting_of("digits-ewc").scouts()
+    assert (run.network, run.training.steps, run.method) == ("mlp-normal", 9, "ewc")
+    rows = [{"spec": run.to_json(), "method": "ewc", "single": {"A": 0.5}}]
+    said = budgets.decide("digits-ewc", rows, budgets.FILE)
+    assert said.startswith("chosen: 9 steps")
+    assert budgets.under_budget("digits-ewc", follower.run).network == "mlp-normal"
+
+
 def test_lengths_are_followed_to_the_longest_allowed() -> None:
     of = replace(setting(seeds=3), longest=40)
     _, chosen = raced(of, lambda run: (run.training.steps or 0) / 100)
@@ -278,10 +310,16 @@ def test_the_budgets_are_what_the_rule_chooses_of_what_was_tried() -> None:
         rows = [
             {
                 "method": method,
-                "spec": {"training": training(how_long), "numbers": numbers, "seed": seed},
+                "spec": {
+                    "network": "".join(network) or known.run.network,
+                    "training": training(length),
+                    "numbers": numbers,
+                    "seed": seed,
+                },
                 known.head: {"A": a / 100},
             }
-            for how_long, method, numbers, a, *seeds in chosen["tried"]
+            for how, method, numbers, a, *seeds in chosen["tried"]
+            for length, *network in [how.split(", ")]
             for seed in range(*seeds or (1,))
         ]
         again = budgets.choose(known, rows)

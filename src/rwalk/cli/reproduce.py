@@ -125,16 +125,23 @@ def reproduce(
             with clock.lap(name, len(study.missing(study.current(known.values()), wanted))):
                 return execute(study, store, show=not quiet, known=known, only=wanted, go_on=SAME_COMMAND)
 
-        clock = Clock()
-        for planned in plan:
-            rows = run(planned)
-            if tune:
+        def choose_for(setting: str) -> str:
+            with budgets.taken_from(chosen if chosen.exists() else None):  # settings may follow one another
+                (planned,) = paper.plan_tuning(setting, out, **where)
+                rows = run(planned)
                 for number in range(race.ROUNDS):
                     further = paper.next_round(planned, rows, number)
                     if further is None:
                         break
                     planned, rows = further, run(further)
-                print(budgets.decide(planned.name, rows, chosen))
+                return budgets.decide(setting, rows, chosen)
+
+        clock = Clock()
+        for planned in plan:
+            if tune:
+                print(choose_for(planned.name))
+            else:
+                run(planned)
         if tune:
             print(f"to use {chosen}: rwalk reproduce --budgets {shlex.quote(str(chosen))}")
         else:

@@ -7,19 +7,20 @@ EWC++ almost without a Fisher (docs/design.md). So we choose them ourselves. Δt
 THE RULE. A tenth of every class's training data is held out; neither the test set nor any published value is used.
 A setting is a block of a table: a dataset, a network, with or without exemplars, and the head that the block
 reports. In each, every method has a grid: training time, λ, both forms of the penalty, α for EWC++ and RWalk, ε
-for RWalk. What counts is the validation A_K under the setting's own head.
+for RWalk, and how the network begins (torch's own way, or that of the authors' public code: the paper does not
+say). What counts is the validation A_K under the setting's own head.
 
 1. Scouts: every combination of a coarse grid (every other α and ε) is trained with one seed, the same for all.
    Then the neighbours of the best in each form of the penalty: one step along each axis of the full grid, or
-   beyond its edge. And the best of each method for twice or half as long, if the length that suits the methods
-   best on average is the longest or the shortest so far. This is repeated until nothing is left to try, for a few
-   rounds.
-2. Finalists: the best four scouts of every method, at the two lengths that suit the methods best on average, are
-   trained with three seeds or more.
+   beyond its edge. And the best of each method with a network that begins otherwise; and for twice or half as
+   long, if the length that suits the methods best on average is the longest or the shortest so far. This is
+   repeated until nothing is left to try, for a few rounds.
+2. Finalists: the best four scouts of every method, trained in the two ways (network and length) that suit the
+   methods best on average, get three seeds or more.
 3. The neighbours of the best finalist are trained with all seeds too, until none of them is better.
 
-A method's hyper-parameters are those with the highest mean over all seeds; the training time is the one at which
-the methods, each at its best, are best on average. No choice rests on fewer than three seeds.
+A method's hyper-parameters are those with the highest mean over all seeds; the training time and the network are
+those with which the methods, each at its best, are best on average. No choice rests on fewer than three seeds.
 
 The result is `budgets.json` next to this file, with the validation scores of everything tried. Tuning again writes
 another file, which `rwalk reproduce --budgets` reads.
@@ -46,24 +47,42 @@ from rwalk.studies.store import Row
 from rwalk.training import Training
 
 FILE = Path(__file__).with_name("budgets.json")  # read, never written
+RECORDED = {"training", "numbers", "validation", "tried"}  # of every setting; and, for some time now, its network
 _preferred: dict[str, Any] = {}  # a file of the user's, while there is one
+
+
+def setting_of(name: str) -> Setting:
+    """A setting; one that follows another has that one's network and length, once they have been chosen."""
+    setting = SETTINGS[name]
+    followed = load().get(setting.like) if setting.like else None
+    if followed is None:
+        return setting
+    run = replace(setting.run, network=followed.get("network", setting.run.network))
+    return replace(setting, run=run, trainings=(Training(**followed["training"]),))
 
 
 def choose(setting: Setting, rows: Iterable[Row]) -> dict[str, Any]:
     """Apply the rule to the rows of a setting."""
     tried = race.tried_in(setting, rows)
-    training, best = race.best_of(tried)
+    how, best = race.best_of(tried)
+    network, training = json.loads(how)
     return {
-        "training": json.loads(training),
+        "network": network,
+        "training": training,
         "numbers": {method: json.loads(numbers) for method, numbers in best.items()},
-        "validation": {method: _percent(tried[training][method][numbers]) for method, numbers in best.items()},
+        "validation": {method: _percent(tried[how][method][numbers]) for method, numbers in best.items()},
         "tried": [
-            [brief(json.loads(t)), method, json.loads(numbers), _percent(seeds), len(seeds)]
-            for t, methods in tried.items()
+            [_said(setting, *json.loads(how)), method, json.loads(numbers), _percent(seeds), len(seeds)]
+            for how, methods in tried.items()
             for method, combinations in methods.items()
             for numbers, seeds in combinations.items()
         ],
     }
+
+
+def _said(setting: Setting, network: str, training: Mapping[str, Any]) -> str:
+    """How it was trained, in words; the network is named where it is another than usual."""
+    return brief(training) + (f", {network}" if network != setting.run.network else "")
 
 
 def _percent(seeds: Mapping[int, float]) -> float:
@@ -72,7 +91,7 @@ def _percent(seeds: Mapping[int, float]) -> float:
 
 def is_current(name: str) -> bool:
     """Whether a setting's budget was chosen by today's rule, from all of today's grid."""
-    setting, chosen = SETTINGS[name], load().get(name, {"tried": []})
+    setting, chosen = setting_of(name), load().get(name, {"tried": []})
     seeds = {
         (how_long, method, race.text(numbers)): count for how_long, method, numbers, _, *count in chosen["tried"]
     }
@@ -92,7 +111,7 @@ def decide(name: str, rows: Iterable[Row], file: Path) -> str:
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.with_name(f"{file.name}.lock")):  # settings may be tuned side by side
             chosen = read(file) if file.exists() else {}
-            chosen[name] = choose(SETTINGS[name], rows)
+            chosen[name] = choose(setting_of(name), rows)
             write_atomically(file, written(chosen))
     except OSError as error:
         raise InputError(f"cannot write {file}: {error.strerror or error}; choose another --budgets") from error
@@ -121,7 +140,7 @@ def read(file: Path) -> dict[str, Any]:
     try:
         chosen = parse_json(file.read_bytes())
         for name, setting in chosen.items():
-            if name not in SETTINGS or set(setting) != {"training", "numbers", "validation", "tried"}:
+            if name not in SETTINGS or set(setting) - {"network"} != RECORDED:
                 raise ValueError(f"{name!r} does not describe a setting")
             Training(**setting["training"])
     except OSError as error:
@@ -151,5 +170,5 @@ def under_budget(setting: str, run: RunSpec) -> RunSpec:
     chosen = load().get(setting)
     if chosen is None:
         raise InputError(f"no budget has been chosen for {setting}: run `rwalk reproduce --tune {setting}`")
-    numbers = chosen["numbers"].get(run.method, {})
-    return replace(run, numbers=numbers, training=Training(**chosen["training"]))
+    numbers, network = chosen["numbers"].get(run.method, {}), chosen.get("network", run.network)
+    return replace(run, network=network, numbers=numbers, training=Training(**chosen["training"]))

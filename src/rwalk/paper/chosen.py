@@ -32,15 +32,21 @@ def lines_of(chosen: Mapping[str, Any]) -> Iterator[str]:
             continue
         marked = name + " †" * (not budgets.is_current(name))
         for method, numbers in budget["numbers"].items():
-            cells = _long(budget), method, _numbers(budget, method, numbers), budget["validation"][method]
+            cells = (
+                _long(budget, SETTINGS[name].run.network),
+                method,
+                _numbers(budget, method, numbers),
+                budget["validation"][method],
+            )
             yield from row(marked, *cells, head=False)
 
 
-def _long(budget: Mapping[str, Any]) -> str:
-    said = budgets.brief(budget["training"])
-    tried = {each[0] for each in budget["tried"]}
+def _long(budget: Mapping[str, Any], usual: str) -> str:
+    """The training time; and the network, where it is not the usual one."""
+    tried = {each[0].partition(",")[0] for each in budget["tried"]}
     lengths = [int(each.split()[0]) for each in tried if each.endswith("steps")]
-    return said + _edge(budget["training"]["steps"], lengths)
+    said = budgets.brief(budget["training"]) + _edge(budget["training"]["steps"], lengths)
+    return said + (f", {network}" if (network := budget.get("network", usual)) != usual else "")
 
 
 def _numbers(budget: Mapping[str, Any], method: str, chosen: Numbers) -> str:
@@ -48,7 +54,7 @@ def _numbers(budget: Mapping[str, Any], method: str, chosen: Numbers) -> str:
     here = [
         tried
         for how_long, of, tried, *_ in budget["tried"]
-        if (how_long, of) == (budgets.brief(budget["training"]), method)
+        if (how_long.partition(",")[0], of) == (budgets.brief(budget["training"]), method)
         and tried.get("penalty") == chosen.get("penalty")
     ]
     shown = []

@@ -104,7 +104,8 @@ def resnets() -> Iterator[Entry]:
     masked = resnet("rwalk", 50, masked=True)
     yield Entry("rwalk", under_budget("cifar100-resnet-masked", masked), "multi", "own budget")
     full = resnet("rwalk", 50, masked=True, width="-full")  # costs too much to be tuned by itself
-    yield Entry("rwalk, full width", under_budget("cifar100-resnet-masked", full), "multi", "own budget")
+    full = replace(under_budget("cifar100-resnet-masked", full), network=full.network)
+    yield Entry("rwalk, full width", full, "multi", "own budget")
     for method in ("icarl", "gem", "rwalk"):
         # GEM trains on no exemplars, only constrains by them, always under their own head: table S1 has its runs.
         run = resnet(method, 50 if method == "rwalk" else 51, masked=method != "gem")
@@ -154,7 +155,7 @@ def _as_authors(name: str, method: str, on: tuple[str, ...]) -> RunSpec:
     _, dataset, *samples = name.split("-")
     block, exemplars = ("samples", EXEMPLARS[dataset]) if samples else ("multi", None)
     run = budgeted(dataset, "rwalk" if method == "rwalk-2018" else method, block, exemplars)
-    network = run.network + "-5" * ("conv5" in on) + "-normal" * ("init" in on)
+    network = base(dataset, None).network + "-5" * ("conv5" in on) + "-normal" * ("init" in on)
     steps = AUTHORS_STEPS[dataset] if "length" in on else run.training.steps
     training = replace(run.training, steps=steps, keep_debias="debias" in on)
     memory = replace(run.memory, replay="concat") if run.memory and "concat" in on else run.memory

@@ -21,20 +21,19 @@ from rwalk.studies.store import Row
 from rwalk.training import Training
 
 SCOUT = 0  # the seed of scouts
-FINALISTS = 4  # per method and length
-LENGTHS = 2  # that finalists are trained for
+FINALISTS = 4  # per method and way of training
+WAYS = 2  # in which finalists are trained
 SCOUTING = 4  # rounds, at most
 ROUNDS = 8  # in all, at most
 STRIDES = {"lam": 10.0, "alpha": 10.0, "eps": 1e3}  # from the edge of a grid to the next value
 
 Seeds = dict[int, float]  # seed → A
-Tried = dict[
-    str, dict[str, dict[str, Seeds]]
-]  # training → method → numbers → seeds, all keys but the last as JSON
-Combination = tuple[str, str, str]  # training, method, numbers
+# How it is trained ([network, training]) → method → numbers → seeds; all keys are JSON.
+Tried = dict[str, dict[str, dict[str, Seeds]]]
+Combination = tuple[str, str, str]  # how, method, numbers
 
 
-def text(record: Mapping[str, Any]) -> str:
+def text(record: Any) -> str:
     return json.dumps(record, sort_keys=True)
 
 
@@ -44,7 +43,8 @@ def tried_in(setting: Setting, rows: Iterable[Row]) -> Tried:
     for row in rows:
         spec, a = row["spec"], row[setting.head]["A"]
         numbers = text(_spelled_out(setting, row["method"], spec["numbers"]))
-        cell = found.setdefault(text(spec["training"]), {}).setdefault(row["method"], {}).setdefault(numbers, {})
+        how = text([spec["network"], spec["training"]])
+        cell = found.setdefault(how, {}).setdefault(row["method"], {}).setdefault(numbers, {})
         cell[spec["seed"]] = 0.0 if a is None else a  # none: it did not train
     return found
 
@@ -56,14 +56,14 @@ def _spelled_out(setting: Setting, method: str, numbers: Numbers) -> dict[str, A
 
 
 def best_of(tried: Tried) -> tuple[str, dict[str, str]]:
-    """The training time that suits the methods best on average, and the best numbers of each there.
+    """How to train, as suits the methods best on average, and the best numbers of each method there.
 
-    Only what was tried with the most seeds counts: as many as every method has been tried with at some length.
+    Only what was tried with the most seeds counts: as many as every method has been tried with somewhere.
     """
     counts = sorted({len(seeds) for _, _, _, seeds in _cells(tried)}, reverse=True)
     counted = next(filter(None, (_means(tried, least=count) for count in counts)))
-    training = _by_average(counted)[0]
-    return training, {method: _ranked(means)[0] for method, means in counted[training].items()}
+    how = _by_average(counted)[0]
+    return how, {method: _ranked(means)[0] for method, means in counted[how].items()}
 
 
 def next_runs(setting: Setting, rows: Iterable[Row], scouting: bool = True) -> list[RunSpec]:
@@ -81,28 +81,28 @@ def next_runs(setting: Setting, rows: Iterable[Row], scouting: bool = True) -> l
 
 
 def _scouts(setting: Setting, tried: Tried) -> Iterator[Combination]:
-    """Around the best of every method in each form of its penalty; and the best of each, shorter and longer."""
+    """Around the best of every method in each form of its penalty; and the best of each, trained otherwise."""
     scores = _scouted(tried)
-    training = _by_average(scores)[0]
-    for method, means in scores[training].items():
+    how = _by_average(scores)[0]
+    for method, means in scores[how].items():
         best_in_form = {json.loads(each).get("penalty"): each for each in reversed(_ranked(means))}
         for numbers in best_in_form.values():
-            yield from ((training, method, each) for each in _neighbours(setting, method, numbers))
-        yield from ((longer, method, _ranked(means)[0]) for longer in _lengths(setting, training, tried))
+            yield from ((how, method, each) for each in _neighbours(setting, method, numbers))
+        yield from ((other, method, _ranked(means)[0]) for other in _otherwise(setting, how, tried))
 
 
 def _finalists(tried: Tried) -> Iterator[Combination]:
-    """By their scouts: the best few of every method, at the lengths that suit the methods best on average."""
+    """By their scouts: the best few of every method, trained in the ways that suit the methods best on average."""
     scores = _scouted(tried)
-    for training in _by_average(scores)[:LENGTHS]:
-        for method, means in scores[training].items():
-            yield from ((training, method, numbers) for numbers in _ranked(means)[:FINALISTS])
+    for how in _by_average(scores)[:WAYS]:
+        for method, means in scores[how].items():
+            yield from ((how, method, numbers) for numbers in _ranked(means)[:FINALISTS])
 
 
 def _around_the_best(setting: Setting, tried: Tried) -> Iterator[Combination]:
-    training, best = best_of(tried)
+    how, best = best_of(tried)
     for method, numbers in best.items():
-        yield from ((training, method, each) for each in _neighbours(setting, method, numbers))
+        yield from ((how, method, each) for each in _neighbours(setting, method, numbers))
 
 
 def _neighbours(setting: Setting, method: str, numbers: str) -> Iterator[str]:
@@ -131,38 +131,41 @@ def _can_be_made(setting: Setting, method: str, numbers: Numbers) -> bool:
     return True
 
 
-def _lengths(setting: Setting, training: str, tried: Tried) -> Iterator[str]:
-    """Twice as long, or half as long, where the length chosen is the longest or the shortest."""
-    chosen = json.loads(training)
-    steps = chosen["steps"]
+def _otherwise(setting: Setting, how: str, tried: Tried) -> Iterator[str]:
+    """With the setting's other networks; twice or half as long, where no length so far is longer, or shorter."""
+    network, training = json.loads(how)
+    yield from (text([other, training]) for other in setting.networks if other != network)
+    steps = training["steps"]
     if steps is None:
         return
-    known = [each["steps"] for each in map(json.loads, tried) if {**each, "steps": steps} == chosen]
+    known = [each["steps"] for _, each in map(json.loads, tried) if {**each, "steps": steps} == training]
     wanted = [2 * steps] * (steps == max(known)) + [steps // 2] * (steps == min(known))
-    yield from (text({**chosen, "steps": each}) for each in wanted if 1 <= each <= setting.longest)
+    yield from (text([network, {**training, "steps": each}]) for each in wanted if 1 <= each <= setting.longest)
 
 
 def _untrained(
     setting: Setting, tried: Tried, wanted: Iterable[Combination], seeds: tuple[int, ...]
 ) -> list[RunSpec]:
     found = {}
-    for (training, method, numbers), seed in product(dict.fromkeys(wanted), seeds):
-        if seed not in tried.get(training, {}).get(method, {}).get(numbers, {}):
-            run = setting.trial(Training(**json.loads(training)), method, json.loads(numbers), seed)
+    for (how, method, numbers), seed in product(dict.fromkeys(wanted), seeds):
+        if seed not in tried.get(how, {}).get(method, {}).get(numbers, {}):
+            network, training = json.loads(how)
+            run = setting.trial(Training(**training), method, json.loads(numbers), seed)
+            run = replace(run, network=network)
             found[run.hash()] = run
     return list(found.values())
 
 
 # ── scores ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-Means = dict[str, dict[str, dict[str, float]]]  # training → method → numbers → mean A
+Means = dict[str, dict[str, dict[str, float]]]  # how → method → numbers → mean A
 
 
 def _cells(tried: Tried) -> Iterator[tuple[str, str, str, Seeds]]:
-    for training, methods in tried.items():
+    for how, methods in tried.items():
         for method, combinations in methods.items():
             for numbers, seeds in combinations.items():
-                yield training, method, numbers, seeds
+                yield how, method, numbers, seeds
 
 
 def _means(tried: Tried, least: int) -> Means:
@@ -176,13 +179,13 @@ def _scouted(tried: Tried) -> Means:
 
 
 def _complete(tried: Tried, score: Callable[[Seeds], float | None]) -> Means:
-    """The scores, where there are any, of those lengths at which every method has one."""
+    """The scores, where there are any, of those ways to train in which every method has one."""
     found: Means = {}
-    for training, method, numbers, seeds in _cells(tried):
+    for how, method, numbers, seeds in _cells(tried):
         if (scored := score(seeds)) is not None:
-            found.setdefault(training, {}).setdefault(method, {})[numbers] = scored
+            found.setdefault(how, {}).setdefault(method, {})[numbers] = scored
     methods = {method for of in tried.values() for method in of}
-    return {training: of for training, of in found.items() if of.keys() == methods}
+    return {how: of for how, of in found.items() if of.keys() == methods}
 
 
 def _ranked(means: Mapping[str, float]) -> list[str]:
@@ -191,5 +194,5 @@ def _ranked(means: Mapping[str, float]) -> list[str]:
 
 
 def _by_average(means: Means) -> list[str]:
-    """Lengths, the one at which the methods, each at its best, are best on average first."""
-    return sorted(means, key=lambda training: -np.mean([max(each.values()) for each in means[training].values()]))
+    """Ways to train, the one in which the methods, each at its best, are best on average first."""
+    return sorted(means, key=lambda how: -np.mean([max(each.values()) for each in means[how].values()]))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from rwalk.data import datasets
 from rwalk.errors import InputError, unknown
-from rwalk.paper import race, settings
+from rwalk.paper import budgets, race, settings
 from rwalk.paper.experiments import EXPERIMENTS, Experiment, runs_of
 from rwalk.paper.questions import QUESTIONS
 from rwalk.studies import Study
@@ -92,8 +92,8 @@ def plan_tuning(name: str, folder: Path, **where: Any) -> list[Planned]:
     A different grid is a different study: of what a later round adds, only what is new is run.
     """
     return [
-        _tuning(each, Study(tuple(setting.scouts()), "none", **where), folder)
-        for each, setting in settings.find(name).items()
+        _tuning(each, Study(tuple(budgets.setting_of(each).scouts()), "none", **where), folder)
+        for each in settings.find(name)
     ]
 
 
@@ -106,7 +106,7 @@ def _tuning(name: str, study: Study, folder: Path) -> Planned:
 
 def next_round(planned: Planned, rows: Sequence[Row], number: int) -> Planned | None:
     """The same tuning with what its rows say to try next; None once it is decided."""
-    new = race.next_runs(settings.SETTINGS[planned.name], rows, scouting=number < race.SCOUTING)
+    new = race.next_runs(budgets.setting_of(planned.name), rows, scouting=number < race.SCOUTING)
     if not new:
         return None
     study = replace(planned.study, runs=(*planned.study.runs, *new))

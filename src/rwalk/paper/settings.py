@@ -34,6 +34,8 @@ class Setting:
     grid: Grid
     seeds: int
     longest: int = 0  # steps up to which other lengths than the given may be tried; 0 for none
+    networks: tuple[str, ...] = ()  # that may be chosen from, the run's first; none if there is no choice
+    like: str = ""  # the setting that it is compared with: trained like that, once its budget has been chosen
 
     def scouts(self) -> Iterator[RunSpec]:
         """Every run that the rule begins with: the coarse grid, with one seed."""
@@ -110,8 +112,6 @@ STEPS = {
 }
 LONGEST = 8000
 SEEDS = {"mnist": 5, "cifar100": 3}
-# At which length EWC and the ablations of RWalk are compared: one for all, that of the tables so far.
-COMPARED_AT = {("mnist", False): 1000, ("mnist", True): 200, ("cifar100", False): 4000, ("cifar100", True): 2000}
 
 
 def base(dataset: str, exemplars: int | None, sampler: str = "mof") -> RunSpec:
@@ -126,13 +126,14 @@ def _block(dataset: str, block: str) -> Setting:
     trainings = tuple(Training(steps=steps) for steps in STEPS[dataset, samples])
     run = base(dataset, EXEMPLARS[dataset] if samples else None)
     grid = GRIDS.get(f"{dataset}-{block}", GRIDS[dataset])
-    return Setting(run, BLOCKS[block], trainings, grid, SEEDS[dataset], longest=LONGEST)
+    # The paper says nothing of how networks begin: as torch does, or as in its authors' public code.
+    networks = (run.network, f"{run.network}-normal")
+    return Setting(run, BLOCKS[block], trainings, grid, SEEDS[dataset], LONGEST, networks)
 
 
 def _compared(dataset: str, block: str, grid: Grid) -> Setting:
-    """A block at one length for all."""
-    length = Training(steps=COMPARED_AT[dataset, block == "samples"])
-    return replace(_block(dataset, block), trainings=(length,), grid=grid, longest=0)
+    """Other methods, trained as those of a block are."""
+    return replace(_block(dataset, block), grid=grid, longest=0, networks=(), like=f"{dataset}-{block}")
 
 
 def _ewc(dataset: str) -> Grid:
