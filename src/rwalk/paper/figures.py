@@ -44,7 +44,10 @@ def draw_all(measured: Measured, folder: Path) -> list[Path]:
         samplers = _complete(entries(f"figure5-{dataset}"))
         drawn += _samplers(samplers, folder / f"figure5-{dataset}") if samplers else []
     with suppress(NotRun):
-        drawn += _surfaces(Surface.all_of(measured), folder / "surface-mnist")
+        surfaces = Surface.all_of(measured)
+        for replays, name in ((True, "surface-mnist"), (False, "surface-mnist-multi")):
+            if chosen := [each for each in surfaces if each.replays == replays]:
+                drawn += _surfaces(chosen, folder / name)
     return drawn
 
 
@@ -175,12 +178,15 @@ def _surfaces(surfaces: list[Surface], path: Path) -> list[Path]:
     figure = Figure(figsize=(5.4 * columns, 0.6 + 3.3 * rows), layout="constrained")
     low = min(float(each.accuracy.min()) for each in surfaces)
     high = max(float(each.accuracy.max()) for each in surfaces)
+    digits = 0 if high - low > 20 else 1
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axes, each in zip(panels.flat, surfaces, strict=False):
         shades = axes.imshow(each.accuracy, vmin=low, vmax=high, cmap="cividis", aspect="auto", origin="lower")
         for (steps, lam), a in np.ndenumerate(each.accuracy):
             dark = a < (low + high) / 2
-            axes.text(lam, steps, f"{a:.0f}", ha="center", va="center", fontsize=8, color="w" if dark else "k")
+            axes.text(
+                lam, steps, f"{a:.{digits}f}", ha="center", va="center", fontsize=8, color="w" if dark else "k"
+            )
         beside = len(LAMBDA_DECADES)
         for steps, spread in enumerate(each.spread):
             axes.text(beside, steps, f"{spread:.1f}", ha="center", va="center", fontsize=8)

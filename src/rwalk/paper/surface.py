@@ -46,6 +46,11 @@ class Surface:
         return found
 
     @property
+    def replays(self) -> bool:
+        """Whether there are exemplars; only such surfaces can be compared with each other."""
+        return SURFACES[self.panel][0] is not None
+
+    @property
     def best(self) -> NDArray[np.float64]:
         """By steps: A at the best λ."""
         best: NDArray[np.float64] = self.accuracy.max(1)
@@ -59,7 +64,19 @@ class Surface:
 
 
 def advice(surfaces: list[Surface]) -> str:
-    """A paragraph for practitioners, from the numbers alone."""
+    """For practitioners, from the numbers alone."""
+    said = []
+    for replays, opening in (
+        (True, "On held-out data, with ten exemplars per class in single-head evaluation,"),
+        (False, "Without exemplars, in multi-head evaluation,"),
+    ):
+        if chosen := [each for each in surfaces if each.replays == replays]:
+            said.append(f"{opening} {_compared(chosen)}")
+    return " ".join(said)
+
+
+def _compared(surfaces: list[Surface]) -> str:
+    """Where A is highest, where λ matters least, and whether one can have both."""
     rows = {
         (each.panel, steps): (each.best[i], each.spread[i], LAMBDA_DECADES[int(each.accuracy[i].argmax())])
         for each in surfaces
@@ -70,9 +87,8 @@ def advice(surfaces: list[Surface]) -> str:
     highest, its_spread, lam = rows[top]
     both = [key for key, (a, spread, _) in rows.items() if spread <= FLAT and a >= highest - CLOSE]
     said = (
-        f"On held-out data, with ten exemplars per class, A is highest ({highest:.1f}) at {_where(top)} and "
-        f"λ = {lam:g}; there the choice of λ from 0.1 to 10⁴ is worth {its_spread:.1f} points. "
-        f"λ matters least at {_where(flattest)}: "
+        f"A is highest ({highest:.1f}) at {_where(top)} and λ = {lam:g}; there the choice of λ from 0.1 to 10⁴ is "
+        f"worth {its_spread:.1f} points. λ matters least at {_where(flattest)}: "
         f"{rows[flattest][1]:.1f} points, at the price of {highest - rows[flattest][0]:.1f} points of A. "
     )
     if both:
@@ -85,7 +101,8 @@ def advice(surfaces: list[Surface]) -> str:
 
 def _where(key: tuple[str, int]) -> str:
     replay, _, optimizer = key[0].partition(", ")
-    return f"{key[1]} steps per task ({replay} batches, optimizer {optimizer})"
+    batches = f"{replay} batches, " if SURFACES[key[0]][0] else ""
+    return f"{key[1]} steps per task ({batches}optimizer {optimizer})"
 
 
 def _listed(keys: list[tuple[str, int]], rows: Mapping[tuple[str, int], tuple[float, float, float]]) -> str:
