@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from rwalk.errors import InputError
 from rwalk.methods import EWC, METHODS, PI, EWCpp, Method, RWalk, Vanilla
 from rwalk.methods.base import normalized
 from rwalk.methods.ewc_online import EWCOnline
+from rwalk.methods.l2 import L2SP
 from rwalk.methods.mas import MAS
 from rwalk.methods.rwalk_2018 import RWalk2018
 from rwalk.methods.rwalk_ablations import RWalkEuclidean, RWalkUndivided
@@ -33,6 +34,7 @@ ALL = [
     RWalkUndivided(lam=2.0, dt=4),
     RWalk2018(lam=2.0, dt=4),
     MAS(lam=2.0),
+    L2SP(lam=2.0),
     EWCOnline(lam=2.0, gamma=0.7),
 ]
 HOLDING = [method for method in ALL if not isinstance(method, Vanilla)]
@@ -210,6 +212,20 @@ def test_ewc_sums_the_penalties_of_all_tasks() -> None:
     theta = draws(R, P, seed=30)
     expected = sum(2.5 * (f * (theta - a) ** 2).sum(-1) for f, a in zip(fishers, anchors, strict=True))
     torch.testing.assert_close(method.cost(state, theta), expected)
+
+
+@pytest.mark.parametrize(("anchor", "task"), [("last", 2), ("first", 0)])
+def test_l2_is_the_squared_distance_to_where_a_task_ended(anchor: Literal["last", "first"], task: int) -> None:
+    method = L2SP(lam=3.0, anchor=anchor)
+    state, ends = method.start(draws(R, P)), [draws(R, P, seed=40 + i) for i in range(3)]
+    theta = draws(R, P, seed=50)
+    for end in ends:
+        method.consolidate(state, end.clone())
+    expected = [
+        3.0 * sum((here - there) ** 2 for here, there in zip(run, held, strict=True))
+        for run, held in zip(theta.tolist(), ends[task].tolist(), strict=True)
+    ]
+    torch.testing.assert_close(method.cost(state, theta), torch.tensor(expected, dtype=torch.float64))
 
 
 def test_rwalk_without_score_is_normalised_ewcpp_up_to_its_half() -> None:

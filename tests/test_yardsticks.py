@@ -12,7 +12,7 @@ from rwalk.errors import InputError
 from rwalk.paper.experiments import runs_of
 from rwalk.paper.reproduce import find
 from rwalk.studies.specs import RunSpec
-from rwalk.yardsticks.experiments import EXPERIMENTS, ORDERS, Cell, experiments, spelled_out
+from rwalk.yardsticks.experiments import EXPERIMENTS, ORDERS, Cell, check_parts, experiments, spelled_out
 from rwalk.yardsticks.explanations import EXPLANATIONS, explanation_of
 from rwalk.yardsticks.page import Result, lines_of, results_of, write_page
 from rwalk.yardsticks.published import DER_MNIST, SPLIT_MNIST, Value
@@ -147,4 +147,21 @@ def test_a_scenario_is_of_yardsticks_alone(capsys: pytest.CaptureFixture[str], m
     monkeypatch.setattr("sys.argv", ["rwalk", "reproduce", "table1", "--scenario", "class", "--dry-run"])
     with pytest.raises(SystemExit):
         cli.main()
-    assert "--scenario applies to yardsticks only" in capsys.readouterr().err
+    assert "--scenario and --buffer are of yardsticks only" in capsys.readouterr().err
+
+
+def test_a_part_of_a_yardstick_is_a_study_of_the_same_runs() -> None:
+    whole = {run.hash() for run in runs_of(EXPERIMENTS["mammoth-mnist"], 2)}
+    part = experiments("class", 500)["mammoth-mnist"]
+    assert part.name == "mammoth-mnist-class-500" and {cell.block for cell in part.entries()} == {"class, 500"}
+    assert {run.hash() for run in runs_of(part, 2)} < whole
+    assert {cell.block for cell in experiments(buffer=200)["mammoth-mnist"].entries()} == {
+        "class, 200",
+        "task, 200",
+    }
+
+
+@pytest.mark.parametrize("part", [("class", 300), ("domain", None)])
+def test_a_part_that_a_yardstick_does_not_have_is_refused_with_those_it_has(part: tuple[str, int | None]) -> None:
+    with pytest.raises(InputError, match="mammoth-mnist has nothing of this .*; it has class, 200;"):
+        check_parts(experiments(*part), ["mammoth-mnist"])

@@ -37,6 +37,9 @@ def reproduce(
     scenario: Annotated[
         str, typer.Option(help="only this scenario of a yardstick: task, domain or class (default: all)")
     ] = "",
+    buffer: Annotated[
+        int | None, typer.Option(help="only this buffer of mammoth-mnist: 200, 500 or 5120 (default: all)")
+    ] = None,
     tune: Annotated[
         str,
         typer.Option(
@@ -97,15 +100,13 @@ def reproduce(
         out /= "tuning"
     asked = yardsticks.spelled_out(names or [])
     theirs = [name for name in asked if name in yardsticks.EXPERIMENTS]
-    if scenario and theirs != asked:
-        raise InputError("--scenario applies to yardsticks only: name no other experiments with it")
+    if (scenario or buffer is not None) and theirs != asked:
+        raise InputError("--scenario and --buffer are of yardsticks only: name no other experiments with them")
+    others = yardsticks.experiments(scenario, buffer)
+    yardsticks.check_parts(others, theirs)
     chosen = budgets_file or out / "budgets.json"
     with budgets.taken_from(None if tune else budgets_file):
-        plan = (
-            paper.plan_tuning(tune, out, **where)
-            if tune
-            else paper.plan(asked, out, seeds, yardsticks.experiments(scenario), **where)
-        )
+        plan = paper.plan_tuning(tune, out, **where) if tune else paper.plan(asked, out, seeds, others, **where)
         compared = dict.fromkeys(run.method for planned in plan for run in planned.study.runs)
         for name in wanted:
             if name not in compared:

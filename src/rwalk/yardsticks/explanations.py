@@ -20,12 +20,6 @@ class Explanation:
 
 EXPLANATIONS = (
     Explanation(
-        "split-mnist-2022",
-        "si",
-        "Their SI has the penalty's own gradient in its path and lets an importance be negative; ours does "
-        "neither.",
-    ),
-    Explanation(
         "mammoth-mnist",
         "a-gem",
         "Single seeds lie ten points apart, theirs and ours: their deviation over ten seeds is 4.3 to 6.5 points.",
