@@ -158,6 +158,13 @@ def test_the_rule_is_clipped_whatever_it_is_told() -> None:
             assert budget.FREE <= control.lam <= budget.MOST and math.isfinite(control.strength)
 
 
+def test_lam_goes_no_further_than_it_has_an_effect() -> None:
+    wound = budget.Control(lam=1e6, time=1.0, distance=1.2)
+    assert budget.limited(wound, 3.0).strength == pytest.approx(3.0)
+    assert budget.limited(wound, math.inf) == wound
+    assert budget.limited(wound, 0.0).lam == budget.FREE
+
+
 # Budgets are held
 
 
@@ -177,6 +184,13 @@ def test_budgets_are_held(kind: Any, method: Any, allowed: float, rate: float) -
     drift = guard.drift()
     assert drift <= 1.2 * allowed
     assert drift >= 0.8 * allowed or free < allowed
+
+
+def test_an_anchor_that_pulled_as_hard_as_it_can_lets_go_again() -> None:
+    """A budget that the first steps exceed many times over, at a rate that makes it hard to come back."""
+    model, optimizer, guard = guarded(layers, Anchor(), 1e-2, budget=0.02, every=2)
+    train(model, optimizer, *task(1))
+    assert 0.8 * 0.02 <= guard.drift() <= 1.2 * 0.02
 
 
 @pytest.mark.parametrize("method", [RWalk(penalty="proximal"), PI(), EWCpp(), L2SP()], ids=lambda m: m.name)

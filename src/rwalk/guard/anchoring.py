@@ -19,7 +19,7 @@ from rwalk.guard.quiet import undisturbed
 from rwalk.guard.shards import local
 from rwalk.guard.stiffness import step_size
 
-BEGIN = 0.1  # of its weight, where a budget is reached: too weak does no harm there, too strong does
+BEGIN = 0.05  # of its weight, where a budget is reached: too weak does no harm there, too strong does
 LONGEST = 4.0  # a pull is at most so many times as long as the gradient
 
 
@@ -34,6 +34,7 @@ class Anchoring:
         self.start = BEGIN * self.lam
         self._learned = learned
         self._length: Tensor | None = None  # squared, of the last pull
+        self._most: Tensor | None = None  # the λ at which the last pull was as strong as it may be
 
     def pulls(
         self, model: nn.Module, sets: Sequence[Probes], optimizer: Optimizer
@@ -62,13 +63,18 @@ class Anchoring:
         gradients, a pull need not be many times as long as they are: more would only upset the optimizer.
         """
         assert self._length is not None
-        weight = torch.full_like(drift, self.lam * self.anchor.every)
+        most = torch.full_like(drift, math.inf)
         steps = [size for group in optimizer.param_groups if (size := step_size(optimizer, group))]
         if steps:
-            weight = weight.minimum(2 * drift / (max(steps) * self._length).clamp(min=1e-300))
+            most = most.minimum(2 * drift / (max(steps) * self._length).clamp(min=1e-300))
         gradients = [piece.parameter.grad for piece in self._learned.guarded]
         pushed = _square_length(local(gradient) for gradient in gradients if gradient is not None)
-        return weight.minimum(LONGEST * (pushed / self._length.clamp(min=1e-300)).sqrt())
+        most = most.minimum(LONGEST * (pushed / self._length.clamp(min=1e-300)).sqrt())
+        self._most = most / self.anchor.every
+        return most.clamp(max=self.lam * self.anchor.every)
+
+    def most(self) -> float:
+        return math.inf if self._most is None else float(self._most)
 
     def compared(self, optimizer: Optimizer) -> float:
         gradients = [piece.parameter.grad for piece in self._learned.started]

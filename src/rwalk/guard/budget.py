@@ -104,6 +104,12 @@ def followed(control: Control, distance: float, left: float, start: float | None
     return replace(control, lam=_between(FREE, lam, MOST), gained=0.0, since=control.clock)
 
 
+def limited(control: Control, most: float) -> Control:
+    """λ as it is used is at most this: what would change nothing takes long to come back from."""
+    excess = control.strength / max(most, FREE)
+    return replace(control, lam=max(control.lam / excess, FREE)) if excess > 1 else control
+
+
 def _begun(control: Control, distance: float, start: float | None) -> Control:
     time = control.clock / distance
     lam = 1 / (time * control.response) if start is None else start

@@ -36,6 +36,10 @@ class Force(Protocol):
         """How many times as long as the gradient, or as a step, the pull is now."""
         ...
 
+    def most(self) -> float:
+        """The λ beyond which more of it changes nothing."""
+        ...
+
     def response(self) -> float:
         """A guess, rather too large, of how fast a pull back shortens the way."""
         ...
@@ -68,6 +72,9 @@ class Springs:
             lr = max(float(group["lr"]) for group in optimizer.param_groups)
             gradient = ratio(way, lr * self._learned.steps)
         return self.lam * ratio(pull, gradient)
+
+    def most(self) -> float:
+        return math.inf
 
     def response(self) -> float:
         _, pull, way = self._measured()

@@ -139,7 +139,7 @@ class Keeper:
             self.control = rule.guessed(self.control, caution * force.response())
         if distance > rule.NEAR and self.watching.step_back:
             left = self._step_back(model, force, distance)
-        self.control = rule.followed(self.control, distance, left, force.start)
+        self.control = rule.limited(rule.followed(self.control, distance, left, force.start), force.most())
         force.lam = self.control.strength
 
     def _step_back(self, model: nn.Module, force: Force, distance: float) -> float:
