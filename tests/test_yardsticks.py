@@ -163,5 +163,5 @@ def test_a_part_of_a_yardstick_is_a_study_of_the_same_runs() -> None:
 
 @pytest.mark.parametrize("part", [("class", 300), ("domain", None)])
 def test_a_part_that_a_yardstick_does_not_have_is_refused_with_those_it_has(part: tuple[str, int | None]) -> None:
-    with pytest.raises(InputError, match="mammoth-mnist has nothing of this .*; it has class, 200;"):
+    with pytest.raises(InputError, match=r"mammoth-mnist has nothing of this .*; it has class, 200;"):
         check_parts(experiments(*part), ["mammoth-mnist"])
