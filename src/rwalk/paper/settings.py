@@ -213,6 +213,15 @@ SETTINGS: dict[str, Setting] = {
         },
         seeds=3,
     ),
+    # … and those that replay stored logits. Their distance is a mean over all outputs: α grows with the classes.
+    "cifar100-replay": _compared(
+        "cifar100",
+        "samples",
+        {
+            "der": numbers(alpha=(0.1, 0.3, 1.0, 3.0, 10.0, 30.0)),
+            "der++": numbers(alpha=(0.1, 0.3, 1.0, 3.0, 10.0, 30.0), beta=(0.5, 1.0)),
+        },
+    ),
     # The yardstick of that name, whose strengths the papers choose by a grid of their own.
     "permuted-mnist": Setting(
         RunSpec(StreamSpec("mnist-32", permuted=10), "mlp-1000"),
