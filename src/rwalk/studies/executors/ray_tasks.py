@@ -16,11 +16,12 @@ from typing import Any
 
 from rwalk.errors import InputError, first_line
 from rwalk.studies.executors.parcels import packed
-from rwalk.studies.executors.ray_worker import PAUSE, News, Post, perform
+from rwalk.studies.executors.ray_worker import News, Post, perform
 from rwalk.studies.workers import GRACE, Stop, Work, WorkerDied
 from rwalk.threads import available_cores
 
 LIVES = 20  # workers that a task may lose before it is taken to be the cause
+PAUSE = 0.5  # seconds between looks at what has happened, at most
 AHEAD = 2  # tasks submitted per core, so that none waits for the next
 
 logger = logging.getLogger(__name__)

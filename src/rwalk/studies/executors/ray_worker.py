@@ -17,7 +17,7 @@ from rwalk.studies.executors.parcels import unpacked
 from rwalk.studies.interrupts import Interrupts
 from rwalk.studies.workers import Work
 
-PAUSE = 0.2  # seconds between letters
+LETTERS = 1.0  # seconds between letters: each is a task for the cluster, and short runs need none
 
 
 class News(NamedTuple):
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
 
 class Post:
-    """A task's way to report: news are sent a few times per second, and once more with the result.
+    """A task's way to report: news are sent every second, and once more with the result.
 
     Sending is not awaited: while a task waits, Ray gives its core to another, and starts a process for that.
     """
@@ -47,15 +47,15 @@ class Post:
     def __init__(self, mailbox: Any, round: int, job: int) -> None:
         self._mailbox, self._round, self._job = mailbox, round, job
         self._attempt, self._items = "", list[Any]()
-        self._sent, self._when = 0, float("-inf")
+        self._sent, self._when = 0, 0.0
 
     def begin(self) -> None:
         """A worker has begun the task, perhaps not the first."""
-        self._attempt = secrets.token_hex(8)
+        self._attempt, self._when = secrets.token_hex(8), time.monotonic()
 
     def __call__(self, item: Any) -> None:
         self._items.append(item)
-        if time.monotonic() > self._when + PAUSE:
+        if time.monotonic() > self._when + LETTERS:
             self._mailbox.post.remote(pickle.dumps(self.news(self._sent)))
             self._sent, self._when = len(self._items), time.monotonic()
 

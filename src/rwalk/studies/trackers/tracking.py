@@ -39,6 +39,7 @@ class Tracking:
         self._outlets = [_Outlet(tracker) for tracker in trackers]
         self._curves = curves
         self._steps_before = steps_before
+        self._counted: dict[tuple[str, int], int] = {}  # steps before a task, by run and task: asked at every loss
         self._logged: dict[str, set[int]] = {}  # the tasks whose accuracies were logged, by the runs begun here
 
     def __enter__(self) -> Self:
@@ -57,13 +58,19 @@ class Tracking:
         if isinstance(event, Stepped) and event.runs[0].counts:
             if len(event.runs) == 1:  # a fleet reports one mean of all its losses
                 (run,), (task, _, step, _, loss) = event.runs, event.progress
-                self._loss(run, self._steps_before(run, task) + step, loss)
+                self._loss(run, self._begun_at(run, task) + step, loss)
         elif isinstance(event, TaskMeasured) and event.runs[0].counts:
             task, _, accuracy = event.measured
             for number, run in enumerate(event.runs):
                 self._accuracies(run, task, {head: accuracy[head][number] for head in HEADS})
         elif isinstance(event, RowDone):
             self._finish(RunSpec.from_json(event.row["spec"]), event.row)
+
+    def _begun_at(self, run: RunSpec, task: int) -> int:
+        key = (run.hash(), task)
+        if key not in self._counted:
+            self._counted[key] = self._steps_before(run, task)
+        return self._counted[key]
 
     def _loss(self, run: RunSpec, step: int, loss: float) -> None:
         if not math.isfinite(loss):
