@@ -205,6 +205,16 @@ def test_only_torch_and_numpy_are_imported_at_once() -> None:
             assert {name.partition(".")[0] for name in names} <= allowed
 
 
+def test_the_digits_are_scikit_learns() -> None:
+    from sklearn.datasets import load_digits
+
+    ours, theirs = load("digits"), load_digits()
+    x = np.concatenate([ours.x, ours.x_test]).reshape(-1, 64)
+    y = np.concatenate([ours.y, ours.y_test])
+    mine, given = np.column_stack([16 * x, y]), np.column_stack([theirs.data, theirs.target])
+    assert (mine[np.lexsort(mine.T)] == given[np.lexsort(given.T)]).all()
+
+
 @pytest.mark.parametrize(
     ("module", "name", "package"),
     [("sklearn.datasets", "digits", "scikit-learn"), ("PIL.Image", "folder:{}", "pillow")],
@@ -214,6 +224,7 @@ def test_a_missing_package_is_named(
 ) -> None:
     painted(tmp_path / "a" / "1.png")
     monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr("rwalk.data.datasets.find_spec", lambda name: None)
     with refused(f"pip install {package}"):
         load(name.format(tmp_path))
 

@@ -46,9 +46,11 @@ def run_and_show(
     go_on: str = "",
 ) -> None:
     """Run what is missing, and print all rows: as tables, or as JSON; `keep` says which models stay."""
-    from rwalk.models import Keeper
+    keeper = None
+    if keep or (store.folder / "models").exists():
+        from rwalk.models import Keeper  # with all of scikit-learn
 
-    keeper = Keeper.of(store.folder, keep)
+        keeper = Keeper.of(store.folder, keep)
     study = replace(study, keep=keeper)
     visible = not (quiet or as_json)
     rows = execute(study, store, show=visible, go_on=go_on, track=track, remarks=remarks, keeper=keeper)
@@ -65,13 +67,13 @@ def run_and_show(
 
 def remarks_on(study: Study, keep: str) -> list[str]:
     """What is worth knowing before a study begins."""
-    from rwalk.errors import InputError
-    from rwalk.models.kept import refusal
-
     said = []
     if any(len(study.stream(stream)) == 1 for stream in {run.stream for run in study.runs}):
         said.append("there is only one task, so nothing can be forgotten: see --classes-per-task, --tasks")
     if keep:
+        from rwalk.errors import InputError
+        from rwalk.models.kept import refusal
+
         reasons = dict.fromkeys(why for run in study.runs if (why := refusal(run)))
         if all(refusal(run) for run in study.runs):
             raise InputError(f"--keep {keep}: none of these models can be kept: {next(iter(reasons))}")
@@ -101,7 +103,6 @@ def execute(
 
     from rich.console import Console
 
-    from rwalk.models.kept import Pruner
     from rwalk.report.live import Lines, Live
     from rwalk.studies import commands
     from rwalk.studies.costs import Costs
@@ -136,6 +137,8 @@ def execute(
         # Without trackers too: losses and costs are in no row, and a report shows them.
         listeners = [open_displays.enter_context(tracking).watch, Costs(store.folder).watch]
         if keeper:
+            from rwalk.models.kept import Pruner
+
             keeper.begin()
             listeners.append(Pruner(keeper, there.values()).watch)
         if show and todo:
