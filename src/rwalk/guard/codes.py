@@ -1,0 +1,170 @@
+"""Codes of 8 and 16 bits for a guard's vectors, block by block: from [blocks, BLOCK] float32 to small numbers and back.
+
+What a vector is used for says how it may be rounded. Importances span decades and are only ever multiplied with
+something: 8 bits, a fixed share of each number's size. Sums to which every step adds a little, of either sign, take
+16 bits of the same kind. Places in parameter space are subtracted from where the parameters are now, and what is
+left must be right: 16 bits, equally spaced over a block.
+
+A number that lies on a level is coded as that level, whatever the rest of its block does: what is read and written
+back unchanged is unchanged, so that files need not know of codes. Between two levels a draw decides, in proportion
+to how near they are, or an average that moves by less than a level per step would never move. Draws are counted,
+not random: they come from where a number is, and from when, in steps equally spread over both.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+BLOCK = 128
+MAGNITUDE = 0x7FFFFFFF  # of a float32, as an integer: everything but the sign
+NO_NUMBER = 0x7FC00000  # the smallest of those that stand for none, as CPUs write it; rounded, it is still one
+LOST = 143  # the exponent of a block that is not finite: no level of it is
+
+# Multiples of these fill the integers of 32 bits evenly, along blocks, along a block, and in time.
+ALONG_BLOCKS, ALONG_BLOCK, IN_TIME = 0x9E3779B1, 0xB5297A4D, 0x68E31DA5
+
+
+class Code(Protocol):
+    """How a vector is kept: in one or more tensors with a row per block."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether draws decide between two levels."""
+
+    def encode(self, blocks: Tensor, draws: Tensor | None = None) -> tuple[Tensor, ...]: ...
+
+    def decode(self, *kept: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Plain:
+    """As it is, or narrower."""
+
+    dtype: torch.dtype
+    draws = False
+
+    def encode(self, blocks: Tensor, draws: Tensor | None = None) -> tuple[Tensor, ...]:
+        return (blocks.to(self.dtype),)
+
+    def decode(self, *kept: Tensor) -> Tensor:
+        return kept[0]
+
+
+@dataclass(frozen=True)
+class Floats:
+    """A float32's exponent and its first `mantissa` bits, counted from the largest of the block downwards.
+
+    Of what a code has room for, the largest numbers of a block take the upper end; smaller ones than there is room
+    for are 0. Without a sign, there are no negative numbers.
+
+    >>> code = Floats(torch.uint8, mantissa=3, signed=False)
+    >>> code.decode(*code.encode(torch.tensor([[0.0, 1e-12, 1e-6, 1.0, 1.1]])))
+    tensor([[0.0000e+00, 0.0000e+00, 9.5367e-07, 1.0000e+00, 1.1250e+00]])
+    """
+
+    kept_in: torch.dtype
+    mantissa: int
+    signed: bool
+    draws = True
+
+    @property
+    def most(self) -> int:
+        return torch.iinfo(self.kept_in).max
+
+    def encode(self, blocks: Tensor, draws: Tensor | None = None) -> tuple[Tensor, ...]:
+        dropped = 23 - self.mantissa
+        narrow = blocks.float()
+        sizes = narrow if self.signed else narrow.clamp(min=0)
+        levels = (sizes.view(torch.int32) & MAGNITUDE).clamp_(max=NO_NUMBER)
+        if draws is None:
+            levels += 1 << (dropped - 1)  # the nearest level
+        else:
+            levels += (draws >> (32 - dropped)) & ((1 << dropped) - 1)
+        levels >>= dropped
+        below = (levels.amax(1, keepdim=True) - self.most).clamp_(min=0)
+        levels -= below
+        levels.clamp_(min=0)
+        if self.signed:
+            levels = torch.where(narrow < 0, -levels, levels)
+        return levels.to(self.kept_in), below
+
+    def decode(self, *kept: Tensor) -> Tensor:
+        codes, below = kept
+        levels = codes.to(torch.int32)
+        sizes = levels.abs() if self.signed else levels
+        numbers = ((sizes + below) << (23 - self.mantissa)).view(torch.float32)
+        numbers *= levels.sign() if self.signed else levels.clamp(max=1)
+        return numbers
+
+
+@dataclass(frozen=True)
+class Places:
+    """Equally spaced, 2¹⁶ of them over a block: from minus to plus the power of two above its largest number.
+
+    >>> Places().decode(*Places().encode(torch.tensor([[0.0, 0.1, -0.3]])))
+    tensor([[ 0.0000,  0.1000, -0.3000]])
+    """
+
+    draws = False
+
+    def encode(self, blocks: Tensor, draws: Tensor | None = None) -> tuple[Tensor, ...]:
+        narrow = blocks.float()
+        largest = narrow.abs().amax(1, keepdim=True)
+        exponents = torch.frexp(largest).exponent.clamp_(min=-100)
+        exponents.masked_fill_(~largest.isfinite(), LOST)
+        codes = (narrow * _power_of_two(15 - exponents)).round_().clamp_(-32767, 32767)
+        return codes.to(torch.int16), exponents
+
+    def decode(self, *kept: Tensor) -> Tensor:
+        codes, exponents = kept
+        return codes * _power_of_two(exponents - 15)
+
+
+def _power_of_two(exponents: Tensor) -> Tensor:
+    """Exactly, on every device."""
+    return ((exponents + 127) << 23).view(torch.float32)
+
+
+AMOUNT = Floats(torch.uint8, mantissa=3, signed=False)
+SUM = Floats(torch.int16, mantissa=10, signed=True)
+PLACE = Places()
+BY_NAME: dict[str, Code] = {
+    **dict.fromkeys(("fisher", "squares", "score", "importance"), AMOUNT),
+    "path": SUM,
+    **dict.fromkeys(("anchor", "origin"), PLACE),
+}
+
+
+def code_of(name: str) -> Code:
+    """By what our methods call their vectors ("anchor.3" is an anchor); of others nobody knows what they stand."""
+    return BY_NAME.get(name.partition(".")[0], Plain(torch.float32))
+
+
+def phases(name: str, blocks: int, device: torch.device) -> Tensor:
+    """Where the draws of a parameter's blocks begin, [blocks]."""
+    return torch.arange(blocks, dtype=torch.int32, device=device) * _wrapped(ALONG_BLOCKS) + _wrapped(_number(name))
+
+
+def drawn(phases: Tensor, name: str, moment: int) -> Tensor:
+    """Draws for blocks of the vector of this name: integers of 32 bits, [blocks, BLOCK].
+
+    >>> draws = drawn(phases("weight", 4, torch.device("cpu")), "fisher", moment=7)
+    >>> draws.shape, bool((draws.double() / 2**32).mean().abs() < 0.02)
+    (torch.Size([4, 128]), True)
+    """
+    within = torch.arange(BLOCK, dtype=torch.int32, device=phases.device) * _wrapped(ALONG_BLOCK)
+    return phases[:, None] + within + _wrapped(_number(name) + moment * IN_TIME)
+
+
+def _number(name: str) -> int:
+    return zlib.crc32(name.encode())
+
+
+def _wrapped(number: int) -> int:
+    """As a signed integer of 32 bits; sums and products of such wrap around."""
+    return (number + 2**31) % 2**32 - 2**31
