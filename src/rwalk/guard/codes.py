@@ -1,9 +1,9 @@
-"""Codes of 8 and 16 bits for a guard's vectors, block by block: from [blocks, BLOCK] float32 to small numbers and back.
+"""Codes of 8 and 16 bits for a guard's vectors, block by block: from [blocks, BLOCK] float32, and back.
 
 What a vector is used for says how it may be rounded. Importances span decades and are only ever multiplied with
-something: 8 bits, a fixed share of each number's size. Sums to which every step adds a little, of either sign, take
-16 bits of the same kind. Places in parameter space are subtracted from where the parameters are now, and what is
-left must be right: 16 bits, equally spaced over a block.
+something: 8 bits, a fixed share of each number's size. Sums to which every step adds a little, of either sign,
+take 16 bits of the same kind. Places in parameter space are subtracted from where the parameters are now, and what
+is left must be right: 16 bits, equally spaced over a block.
 
 A number that lies on a level is coded as that level, whatever the rest of its block does: what is read and written
 back unchanged is unchanged, so that files need not know of codes. Between two levels a draw decides, in proportion
@@ -147,7 +147,9 @@ def code_of(name: str) -> Code:
 
 def phases(name: str, blocks: int, device: torch.device) -> Tensor:
     """Where the draws of a parameter's blocks begin, [blocks]."""
-    return torch.arange(blocks, dtype=torch.int32, device=device) * _wrapped(ALONG_BLOCKS) + _wrapped(_number(name))
+    return torch.arange(blocks, dtype=torch.int32, device=device) * _wrapped(ALONG_BLOCKS) + _wrapped(
+        _number(name)
+    )
 
 
 def drawn(phases: Tensor, name: str, moment: int) -> Tensor:

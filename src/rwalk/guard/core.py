@@ -23,6 +23,7 @@ from rwalk.guard import files
 from rwalk.guard.anchors import Anchor
 from rwalk.guard.drift import Predict
 from rwalk.guard.keeper import Watching
+from rwalk.guard.lent import Precision
 from rwalk.guard.report import Report
 from rwalk.guard.saved import Saved
 from rwalk.guard.selection import Params
@@ -43,10 +44,11 @@ class Guard(Saved):
     step_back  whoever is found beyond the budget is taken back to it at once; False leaves it to λ alone
     predict    from the model and a batch of probes to logits; calling the model, unless told otherwise
     params     which parameters to guard: patterns such as "*lora_*", or a function of name and parameter; all
-    dtype      what the state is kept in: float32 (float64 for float64 parameters) or torch.bfloat16
+    dtype      what the state is kept in: float32 (float64 for float64 parameters), torch.bfloat16, or "8bit": in
+               codes of 8 bits, block by block, and of 16 where rounding would do harm
     compile    on a CPU, the guard's part of a step as programs: True at once, where it can be; None once training
                has gone on for so long that it repays its time
-    offload    "cpu" keeps the state, and works the equations out, on the CPU
+    offload    "cpu" keeps the state there; it is brought to the parameters' device a portion at a time
     lora       "product": springs hold what an adapter adds to its weight, ΔW = BA; "factors": A and B, each
     hooks      False for a loop that calls `before_step` and `after_step` around `optimizer.step()` itself
 
@@ -76,7 +78,7 @@ class Guard(Saved):
         step_back: bool = True,
         predict: Predict | None = None,
         params: Params | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: Precision | None = None,
         offload: Literal["cpu"] | None = None,
         compile: bool | None = None,
         lora: Literal["product", "factors"] = "product",
@@ -218,7 +220,7 @@ def _method(method: Any) -> Method | Anchor:
 
 
 def _check_arguments(
-    model: Any, optimizer: Any, method: Method | Anchor, dtype: torch.dtype | None, offload: str | None
+    model: Any, optimizer: Any, method: Method | Anchor, dtype: Precision | None, offload: str | None
 ) -> None:
     if not isinstance(model, nn.Module) or not hasattr(optimizer, "param_groups"):
         given = f"{type(model).__name__} and {type(optimizer).__name__}"
@@ -226,7 +228,7 @@ def _check_arguments(
     if isinstance(method, Method) and method.fisher != "batch" and ("square" in method.wants or method.data_pass):
         hint = " and give consolidate() batches of one example" if method.data_pass else ""
         raise InputError(f"Guard sees the gradients of batches, not of examples: use fisher='batch'{hint}")
-    if dtype not in (None, torch.float32, torch.bfloat16):
-        raise InputError(f"dtype must be torch.float32 or torch.bfloat16, not {dtype}")
+    if dtype not in (None, torch.float32, torch.bfloat16, "8bit"):
+        raise InputError(f"dtype must be torch.float32, torch.bfloat16 or '8bit', not {dtype!r}")
     if offload not in (None, "cpu"):
         raise InputError(f"offload must be 'cpu' or None, not {offload!r}")

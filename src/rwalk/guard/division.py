@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from rwalk.guard import compiled, packs
 from rwalk.guard.compiled import CompiledPack
+from rwalk.guard.lending import LentPack
+from rwalk.guard.lent import LentStorage
 from rwalk.guard.packs import Pack
 from rwalk.guard.pieces import Piece
 from rwalk.methods import METHODS, Method
@@ -25,9 +27,9 @@ class Packs:
         self._asked = asked
         self._steps = 0  # so far, of whatever task
         self._programs: Programs | None = None
-        self._known: dict[tuple[Piece, ...], list[Pack]] = {}
+        self._known: dict[tuple[Piece, ...], list[Pack | LentPack]] = {}
 
-    def of(self, pieces: Sequence[Piece]) -> list[Pack]:
+    def of(self, pieces: Sequence[Piece]) -> list[Pack | LentPack]:
         key = tuple(pieces)
         known = self._known.get(key)
         stale = known is not None and not all(pack.is_current() for pack in known)
@@ -61,11 +63,13 @@ class Packs:
             piece.leave_rooms()
         self._known.clear()
 
-    def _divided(self, pieces: Sequence[Piece]) -> Iterator[Pack]:
+    def _divided(self, pieces: Sequence[Piece]) -> Iterator[Pack | LentPack]:
         """Those of a kind together, as many as there is room for."""
         room = max((piece.size for piece in pieces), default=0) // 2
         for alike in _by_kind(pieces):
-            if packs.launches(alike[0].storage.home):
+            if isinstance(alike[0].storage, LentStorage):
+                yield LentPack(alike)
+            elif packs.launches(alike[0].storage.home):
                 yield from map(Pack, portions(alike, room))
             elif self._programs is not None and all(map(compiled.is_possible, alike)):
                 yield CompiledPack(alike, self._programs)

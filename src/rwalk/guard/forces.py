@@ -95,15 +95,17 @@ class Springs:
 def _lengths(piece: Piece, method: Method) -> list[Tensor] | None:
     """The squares of those of the gradient, the pull and the way gone."""
     gradient = piece.gradient
-    with piece.whole() as (state, theta):
-        springs = method.springs(state)
+    found: list[list[Tensor]] = []
+    for part in piece.storage.parts():
+        springs = method.springs(part.state)
         if not springs:
             return None
-        if gradient is None or gradient.shape != theta.shape:
-            gradient = torch.zeros_like(theta)
-        way = theta - springs[-1][2]
-        gradient, pull = piece.storage.wide(gradient), method.pull(state, theta, torch.zeros_like(theta))
-        return [vector.double().square().sum() for vector in (gradient, pull, way)]
+        known = gradient is not None and gradient.shape == piece.storage.theta().shape
+        slope = part.of(gradient) if known and gradient is not None else torch.zeros_like(part.theta)
+        way = part.theta - springs[-1][2]
+        slope, pull = piece.storage.wide(slope), method.pull(part.state, part.theta, torch.zeros_like(part.theta))
+        found.append([vector.double().square().sum() for vector in (slope, pull, way)])
+    return [torch.stack(column).sum() for column in zip(*found, strict=True)]
 
 
 def _added(pieces: list[Piece], lengths: Callable[[Piece], list[Tensor] | None]) -> list[float]:

@@ -12,11 +12,11 @@ from torch.optim import Optimizer
 from rwalk.errors import InputError
 from rwalk.guard import files, measure, watch
 from rwalk.guard.division import Packs
+from rwalk.guard.lent import Precision, storages
 from rwalk.guard.pieces import Piece
 from rwalk.guard.products import Target
 from rwalk.guard.selection import some
 from rwalk.guard.shards import Group
-from rwalk.guard.storage import Storage
 from rwalk.methods import Method
 from rwalk.methods.base import Ranges
 
@@ -27,20 +27,23 @@ class Learned:
     """The state of a guard, whichever optimizer it follows.
 
     method  with the λ of this moment
-    dtype, offload  see `Storage`
+    dtype, offload  see `storages`
     compile         see `Packs`
     """
 
     def __init__(
-        self, method: Method, dtype: torch.dtype | None, offload: torch.device | None, compile: bool | None = False
+        self,
+        method: Method,
+        dtype: Precision | None,
+        offload: torch.device | None,
+        compile: bool | None = False,
     ) -> None:
         self.method = method
         self.pieces: Pieces = {}
         self.packs = Packs(compile)
         self.tasks = 0  # consolidated so far
         self.steps = 0  # observed in the current task
-        self._dtype = dtype
-        self._offload = offload
+        self._storage = storages(dtype, offload, lambda: moment(self.tasks, self.steps))
 
     @property
     def guarded(self) -> list[Piece]:
@@ -61,7 +64,7 @@ class Learned:
         pieces: dict[nn.Parameter, Piece | None] = {}
         known = {piece.name: piece for piece in self.guarded}
         for name, target in chosen.items():
-            piece = known.pop(name, None) or Piece(name, Storage(target, self._dtype, self._offload))
+            piece = known.pop(name, None) or Piece(name, self._storage(name, target))
             piece = piece.of(target, self.method)
             pieces |= dict.fromkeys(piece.storage.trained, piece)
         if held.isdisjoint(pieces):
@@ -130,9 +133,10 @@ class Learned:
         """Where each parameter is held by the last of its springs; only those in full precision, if `exact`."""
         found = {}
         for piece in self.started:
-            springs = self.method.springs(piece.state)
-            if springs and not (exact and springs[-1][2].dtype != piece.storage.worked_in):
-                found[piece.name] = springs[-1][2][0]
+            if exact and not piece.storage.is_exact:
+                continue
+            for _, _, anchor in self.method.springs(piece.storage.read())[-1:]:
+                found[piece.name] = anchor[0].to(piece.storage.home)
         return found
 
     def _ranges(self, fishers: Iterable[Tensor]) -> Ranges:
@@ -180,6 +184,11 @@ class Learned:
         warn_if_moved(
             self, "load its weights before the guard's, or it will be pulled towards weights it never had"
         )
+
+
+def moment(tasks: int, steps: int) -> int:
+    """Another number in every step, the same again in a run that was resumed."""
+    return tasks * 1_000_003 + steps
 
 
 def warn_if_moved(learned: Learned, otherwise: str) -> None:

@@ -51,41 +51,45 @@ def all_of_it(guarded: Sequence[Piece], method: Method, fishers: Iterable[Tensor
 
 def cost(piece: Piece, method: Method) -> float:
     """This piece's part of the penalty."""
-    with piece.whole() as (state, theta):
-        return float(method.cost(state, theta))
+    return sum(float(method.cost(part.state, part.theta)) for part in piece.storage.parts())
 
 
 def is_finite(piece: Piece) -> bool:
     """Whether the parameter and all that is held for it are numbers."""
-    theta = piece.storage.theta()
-    return all(bool(each.isfinite().all()) for each in (theta, *piece.state.values()))
+    parts = piece.storage.parts()
+    return all(bool(each.isfinite().all()) for part in parts for each in (part.theta, *part.state.values()))
 
 
 def extrema(piece: Piece, name: str) -> tuple[float, float]:
     """The smallest and largest value of a state vector; of nothing, those that change no other's."""
-    vector = piece.state[name]
-    if not vector.numel():
-        return math.inf, -math.inf
-    low, high = vector.aminmax()
-    return float(low), float(high)
+    pairs = [part.state[name].aminmax() for part in piece.storage.parts() if part.theta.numel()]
+    return min((float(low) for low, _ in pairs), default=math.inf), max(
+        (float(high) for _, high in pairs), default=-math.inf
+    )
 
 
 def importance(piece: Piece, method: Method) -> tuple[float, int]:
     """The sum of a piece's last importances, and their number."""
-    with piece.whole() as (state, _):
-        springs = method.springs(state)
-        return (float(springs[-1][1].double().sum()), springs[-1][1].numel()) if springs else (0.0, 0)
+    total, count = 0.0, 0
+    for part in piece.storage.parts():
+        for _, last, _ in method.springs(part.state)[-1:]:
+            total, count = total + float(last.double().sum()), count + last.numel()
+    return total, count
 
 
 def is_at_anchor(piece: Piece, method: Method) -> bool:
-    """Whether what is held lies where the last task left it, give or take what rounding to bfloat16 costs."""
-    with piece.whole() as (state, theta):
-        springs = method.springs(state)
-        if not springs:
-            return True
-        _, importance, anchor = springs[-1]
-        there = torch.isclose(theta, anchor, rtol=1e-2, atol=1e-6)
-        return bool((there | (importance == 0)).all())
+    """Whether what is held lies where the last task left it, give or take what rounding the state costs."""
+    return all(
+        bool((part_is_there(part.theta, anchor, piece.storage.rounding) | (importance == 0)).all())
+        for part in piece.storage.parts()
+        for _, importance, anchor in method.springs(part.state)[-1:]
+    )
+
+
+def part_is_there(theta: Tensor, anchor: Tensor, rounding: float) -> Tensor:
+    """Number by number; bfloat16 rounds each by its own size, others by a share of the largest around it."""
+    least = max(1e-6, rounding * float(anchor.abs().amax())) if anchor.numel() else 0.0
+    return torch.isclose(theta, anchor, rtol=1e-2, atol=least)
 
 
 def reduced(numbers: list[float], groups: Iterable[Group], op: Literal["MIN", "SUM"]) -> list[float]:

@@ -97,40 +97,42 @@ class Piece:
     # ── what a method does with it ────────────────────────────────────────────────────────────────────────────
 
     def start(self, method: Method) -> None:
-        self.storage.keep(method.start(self.storage.wide(self.storage.theta())))
+        for part in self.storage.parts(write=True):
+            part.state.update(method.start(part.theta))
         self.started = True
 
     def begin(self, method: Method, fisher: Tensor) -> None:
-        with self.whole(write=True) as (state, _):
-            method.begin(state, fisher)
+        for part in self.storage.parts(write=True):
+            method.begin(part.state, part.of(fisher))
 
     def consolidate(self, method: Method, fisher: Tensor | None, ranges: Ranges) -> None:
-        with self.whole(write=True) as (state, theta):
-            method.consolidate(state, theta, fisher, ranges)
+        for part in self.storage.parts(write=True):
+            method.consolidate(part.state, part.theta, None if fisher is None else part.of(fisher), ranges)
         self._stiffest = None
 
     def score(self, method: Method) -> None:
         """A window of steps ended."""
-        with self.whole(write=True) as (state, theta):
-            method.score(state, theta)
+        for part in self.storage.parts(write=True):
+            method.score(part.state, part.theta)
 
     def hold(self, method: Method, importance: float) -> None:
         """Make every number of it that much more important."""
-        with self.whole(write=True) as (state, _):
-            for _, last, _ in method.springs(state)[-1:]:
+        for part in self.storage.parts(write=True):
+            for _, last, _ in method.springs(part.state)[-1:]:
                 last += importance
         self._stiffest = None
 
     def pull_back(self, method: Method) -> None:
         """A proximal step of length 1, outside of any step of the optimizer's."""
-        with self.whole() as (state, theta):
-            if self.storage.product is not None:
+        if self.storage.product is not None:
+            with self.whole() as (state, theta):
                 self.storage.product.proximal_step(method.springs(state), theta, 1.0)
-                return
-            method.proximal_step(state, theta, 1.0)
-        here = self.storage.theta()
-        if theta.data_ptr() != here.data_ptr():
-            here.copy_(theta)
+            return
+        for part in self.storage.parts():
+            method.proximal_step(part.state, part.theta, 1.0)
+            here = part.of(self.storage.theta())
+            if part.theta.data_ptr() != here.data_ptr():
+                here.copy_(part.theta)
 
     def stiffest(self, method: Method) -> float:
         """The largest second derivative of the penalty, which is linear in λ; looked for once per task.
@@ -140,15 +142,17 @@ class Piece:
         if type(method).pull is not Method.pull:
             return 0.0
         if self._stiffest is None:
-            with self.whole() as (state, theta):
-                self._stiffest = stiffness.stiffest(replace(method, lam=1.0).springs(state), theta)
+            at_one = replace(method, lam=1.0)
+            parts = self.storage.parts()
+            self._stiffest = max(stiffness.stiffest(at_one.springs(part.state), part.theta) for part in parts)
         return self._stiffest * float(method.lam)
 
     # ── files, and parameters that have grown ─────────────────────────────────────────────────────────────────
 
     def whole_state(self) -> dict[str, Tensor]:
         """The state vectors in the parameter's full shape; from all ranks where it is sharded."""
-        return {name: shards.gathered(vector[0], self.parameter) for name, vector in self.state.items()}
+        kept = self.storage.read()
+        return {name: shards.gathered(vector[0], self.parameter) for name, vector in kept.items()}
 
     def restored(self, vectors: Mapping[str, Tensor], target: Target, method: Method) -> Piece:
         """A piece for a parameter, with state vectors of its shape, or of a smaller one if it has grown since.

@@ -7,8 +7,9 @@ larger one (FSDP2), lie on another device than its state, or be narrower than fl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,24 +19,30 @@ from rwalk.guard.shards import local
 from rwalk.methods.base import State
 
 
+class Part(NamedTuple):
+    """Some of a parameter's numbers: its state and θ, as the equations want them."""
+
+    state: State
+    theta: Tensor
+    of: Callable[[Tensor], Tensor]  # the same numbers of another tensor of the parameter's shape, [1, *shape]
+
+
 class Storage:
     """The state of a parameter; or of the product of two, in the place of the weight that they adapt.
 
-    The equations are worked out where the state lies, in float32 at least; `dtype` is the precision it is kept in,
-    `offload` where, if not with the parameter.
+    The equations are worked out where the state lies, in float32 at least; `dtype` is the precision it is kept in.
     """
 
-    def __init__(self, target: Target, dtype: torch.dtype | None, offload: torch.device | None) -> None:
+    def __init__(self, target: Target, dtype: torch.dtype | None = None) -> None:
         self.product = target if isinstance(target, Product) else None
         self.parameter = target.base if isinstance(target, Product) else target
         self.state: State = {}
         self.mark = object()  # another one whenever vectors of the state are replaced
         self._dtype = dtype
-        self._offload = offload
 
     def of(self, target: Target) -> Storage:
         """An empty one, of the same kind, for another parameter."""
-        return Storage(target, self._dtype, self._offload)
+        return Storage(target, self._dtype)
 
     @property
     def trained(self) -> tuple[nn.Parameter, ...]:
@@ -44,7 +51,7 @@ class Storage:
 
     @property
     def home(self) -> torch.device:
-        return self._offload or self.parameter.device
+        return self.parameter.device
 
     @property
     def worked_in(self) -> torch.dtype:
@@ -53,6 +60,8 @@ class Storage:
     @property
     def stored_as(self) -> torch.dtype:
         return self._dtype or self.worked_in
+
+    rounding = 0.0  # the error of a place in parameter space, by the largest around it
 
     @property
     def as_worked_in(self) -> bool:
@@ -91,6 +100,21 @@ class Storage:
                 self.touched()
             return nullcontext(self.state)
         return self._copied_state(rows, write)
+
+    def parts(self, write: bool = False) -> Iterator[Part]:
+        """All of it, in as many parts as there have to be; with `write`, what is changed in states is kept."""
+        self.follow()
+        with self.borrowed(write=write) as state:
+            yield Part(state, self.wide(self.theta()), lambda tensor: tensor)
+
+    def read(self) -> State:
+        """All vectors, whole; those themselves that are kept, if they are kept so."""
+        return self.state
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether that is what they are, in full precision."""
+        return self.stored_as == self.worked_in
 
     @contextmanager
     def _copied_state(self, rows: Tensor | None, write: bool) -> Iterator[State]:

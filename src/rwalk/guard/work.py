@@ -17,6 +17,7 @@ from rwalk.guard.drift import Probes
 from rwalk.guard.forces import Springs
 from rwalk.guard.keeper import Keeper, Watching
 from rwalk.guard.learned import Learned
+from rwalk.guard.lent import Precision
 from rwalk.guard.report import Report, sets_of
 from rwalk.methods import Method, Vanilla
 
@@ -28,7 +29,7 @@ class Work:
         self,
         method: Method | Anchor,
         watching: Watching,
-        dtype: torch.dtype | None,
+        dtype: Precision | None,
         offload: str | None,
         compile: bool | None,
         lora: str,
