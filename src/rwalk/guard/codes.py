@@ -91,14 +91,16 @@ class Floats:
         levels.clamp_(min=0)
         if self.signed:
             levels = torch.where(narrow < 0, -levels, levels)
-        return levels.to(self.kept_in), below
+        return levels.to(self.kept_in), below.to(torch.int32 if self.mantissa > 6 else torch.int16)
 
     def decode(self, *kept: Tensor) -> Tensor:
         codes, below = kept
         levels = codes.to(torch.int32)
-        sizes = levels.abs() if self.signed else levels
-        numbers = ((sizes + below) << (23 - self.mantissa)).view(torch.float32)
-        numbers *= levels.sign() if self.signed else levels.clamp(max=1)
+        bits = levels.abs() if self.signed else levels.clone()
+        bits += below
+        bits <<= 23 - self.mantissa
+        numbers = bits.view(torch.float32)
+        numbers *= levels.sign_() if self.signed else levels.clamp_(max=1)
         return numbers
 
 
@@ -118,7 +120,7 @@ class Places:
         exponents = torch.frexp(largest).exponent.clamp_(min=-100)
         exponents.masked_fill_(~largest.isfinite(), LOST)
         codes = (narrow * _power_of_two(15 - exponents)).round_().clamp_(-32767, 32767)
-        return codes.to(torch.int16), exponents
+        return codes.to(torch.int16), exponents.to(torch.int16)
 
     def decode(self, *kept: Tensor) -> Tensor:
         codes, exponents = kept
@@ -127,7 +129,7 @@ class Places:
 
 def _power_of_two(exponents: Tensor) -> Tensor:
     """Exactly, on every device."""
-    return ((exponents + 127) << 23).view(torch.float32)
+    return ((exponents.to(torch.int32) + 127) << 23).view(torch.float32)
 
 
 AMOUNT = Floats(torch.uint8, mantissa=3, signed=False)

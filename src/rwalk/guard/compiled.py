@@ -46,8 +46,8 @@ def is_worth_it(facts: Facts, compiler_works: Callable[[], bool]) -> bool:
 
 def is_possible(piece: Piece) -> bool:
     """Whether the numbers of a parameter lie where the equations are worked out, and as they want them."""
-    storage = piece.storage
-    return not is_sharded(piece.parameter) and storage.as_worked_in and storage.home == piece.parameter.device
+    parameter, storage = piece.parameter, piece.storage
+    return not is_sharded(parameter) and parameter.dtype == storage.worked_in == storage.stored_as
 
 
 class CompiledPack(Pack):

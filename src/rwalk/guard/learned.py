@@ -133,10 +133,10 @@ class Learned:
         """Where each parameter is held by the last of its springs; only those in full precision, if `exact`."""
         found = {}
         for piece in self.started:
-            if exact and not piece.storage.is_exact:
-                continue
-            for _, _, anchor in self.method.springs(piece.storage.read())[-1:]:
-                found[piece.name] = anchor[0].to(piece.storage.home)
+            springs = self.method.springs(piece.state)
+            if springs and not (exact and springs[-1][2].dtype != piece.storage.worked_in):
+                anchor = self.method.springs(piece.storage.read())[-1][2][0]
+                found[piece.name] = anchor.to(piece.storage.home)
         return found
 
     def _ranges(self, fishers: Iterable[Tensor]) -> Ranges:

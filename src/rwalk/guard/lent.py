@@ -27,6 +27,7 @@ MOST = {"cpu": 2**16}  # numbers of a portion: what a cache has room for
 MOST_ELSEWHERE = 2**22  # so many that launching kernels takes less time than running them
 SHARE, LEAST = 64, 2**14  # the part of all that a portion may be, and what it may be anyway
 Precision = torch.dtype | Literal["8bit"]
+OUTLINE = torch.empty(1, 0, dtype=torch.uint8)  # of a vector: no numbers, and not in full precision
 Kept = tuple[Tensor, ...]  # a vector, as its code keeps it: tensors with a row per block
 
 
@@ -47,8 +48,6 @@ class LentStorage(Storage):
     """The state of a parameter, in codes; `state` is an outline of it: the names of vectors, without numbers."""
 
     rounding = 2.0**-14
-    is_exact = False
-    as_worked_in = False
 
     def __init__(self, target: Target, name: str, lending: Lending) -> None:
         super().__init__(target, lending.dtype if isinstance(lending.dtype, torch.dtype) else None)
@@ -94,7 +93,7 @@ class LentStorage(Storage):
                 )
                 for each in like
             )
-            self.state[name] = torch.empty(1, 0)
+            self.state[name] = OUTLINE
         return self.kept[name]
 
     def keep(self, state: State) -> None:

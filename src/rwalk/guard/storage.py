@@ -63,11 +63,6 @@ class Storage:
 
     rounding = 0.0  # the error of a place in parameter space, by the largest around it
 
-    @property
-    def as_worked_in(self) -> bool:
-        """Whether parameter and state are as the equations want them, and nothing has to be copied."""
-        return self.parameter.dtype == self.worked_in == self.stored_as
-
     def wide(self, tensor: Tensor) -> Tensor:
         """The tensor itself where it already is as the equations want it."""
         return tensor.to(self.home, self.worked_in)
@@ -99,7 +94,7 @@ class Storage:
             if write:
                 self.touched()
             return nullcontext(self.state)
-        return self._copied_state(rows, write)
+        return _copied_state(self, rows, write)
 
     def parts(self, write: bool = False) -> Iterator[Part]:
         """All of it, in as many parts as there have to be; with `write`, what is changed in states is kept."""
@@ -112,24 +107,20 @@ class Storage:
         return self.state
 
     @property
-    def is_exact(self) -> bool:
-        """Whether that is what they are, in full precision."""
-        return self.stored_as == self.worked_in
-
-    @contextmanager
-    def _copied_state(self, rows: Tensor | None, write: bool) -> Iterator[State]:
-        rows = None if rows is None else rows.to(self.home)
-        picked = {name: vector if rows is None else vector[:, rows] for name, vector in self.state.items()}
-        state = {name: vector.to(self.worked_in) for name, vector in picked.items()}
-        yield state
-        if not write:
-            return
-        if rows is None:
-            self.keep(state)
-            return
-        for name, vector in state.items():
-            self.state[name].index_copy_(1, rows, vector.to(self.stored_as))
-
-    @property
     def nbytes(self) -> int:
         return sum(vector.nbytes for vector in self.state.values())
+
+
+@contextmanager
+def _copied_state(storage: Storage, rows: Tensor | None, write: bool) -> Iterator[State]:
+    rows = None if rows is None else rows.to(storage.home)
+    picked = {name: vector if rows is None else vector[:, rows] for name, vector in storage.state.items()}
+    state = {name: vector.to(storage.worked_in) for name, vector in picked.items()}
+    yield state
+    if not write:
+        return
+    if rows is None:
+        storage.keep(state)
+        return
+    for name, vector in state.items():
+        storage.state[name].index_copy_(1, rows, vector.to(storage.stored_as))
