@@ -14,6 +14,7 @@ GUARD = 1.15
 GUARDED_MLP = 1.20
 GUARDED_MODEL = {"RWalk": 1.10, "RWalk, proximal": 1.10, "EWC": 1.06, "PI": 1.06}  # on a GPU
 VECTORS = {"RWalk": 8, "RWalk, proximal": 7}  # beside one tensor
+ALL_VECTORS = {"RWalk, 8 bit": 3.5}  # with all that is passing
 HERDING = 20.0
 BUFFERS = 6.0
 SCALARS = 0.01  # of a vector: counters, biases' corrections and a batch of two are not vectors
@@ -66,12 +67,19 @@ def _fleet(fleet: Mapping[str, Any]) -> Iterator[Row]:
     yield at_most(f"{fleet['runs']} RWalk runs on all cores, wall time a run", fleet["ratio"], FLEET, "×")
 
 
+def vectors(form: str, largest: float) -> float | None:
+    """What a guard may hold at the peak, in parameters; `largest` is the largest tensor's share of them."""
+    return VECTORS[form] + largest if form in VECTORS else ALL_VECTORS.get(form)
+
+
 def _guard(guard: Mapping[str, Any]) -> Iterator[Row]:
     yield at_most("Guard(RWalk), a ResNet-18 step", guard["ratio"], GUARD, "×")
     for moment, ratio in guard["mlp"].items():
         yield at_most(f"Guard(RWalk), a step of a 2 × 256 MLP, {moment}", ratio, GUARDED_MLP, "×")
     for form, peak in guard["vectors"].items():
-        yield at_most(f"{form}: its memory at the peak, in parameters", peak, VECTORS[form] + guard["largest"], "")
+        yield at_most(f"{form}: its memory at the peak, in parameters", peak, vectors(form, guard["largest"]), "")
+    if "ratio_8bit" in guard:  # not measured before there was such a state
+        yield at_most("Guard(RWalk, 8 bit), a ResNet-18 step", guard["ratio_8bit"], None, "×")
 
 
 def _guard_gpu(found: Mapping[str, Any]) -> Iterator[Row]:
@@ -83,7 +91,7 @@ def _guard_gpu(found: Mapping[str, Any]) -> Iterator[Row]:
             if moment in measured:
                 what = f"Guard({name}), a step {moment} something is held"
                 yield at_most(what, measured[moment], GUARDED_MODEL.get(name), "×", digits=3)
-        bar = VECTORS[name] + found["largest"] if name in VECTORS else None
+        bar = vectors(name, found["largest"])
         yield at_most("… its memory at the peak, in parameters", measured["vectors"], bar, "")
         if "kernels" in measured:
             yield Row("… kernels that it adds to a step", f"{measured['kernels']}")

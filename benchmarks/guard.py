@@ -22,16 +22,20 @@ from rwalk.engine.networks import ResNet18
 from rwalk.guard import Guard
 from rwalk.methods import RWalk
 
-FORMS = {"RWalk": RWalk(), "RWalk, proximal": RWalk(penalty="proximal")}
+FORMS: dict[str, dict[str, Any]] = {
+    "RWalk": {"method": RWalk()},
+    "RWalk, proximal": {"method": RWalk(penalty="proximal")},
+    "RWalk, 8 bit": {"method": RWalk(), "dtype": "8bit"},
+}
 Step = Callable[[], None]
 
 
 def training(
-    model: nn.Module, method: RWalk | None, batch: int, *shape: int, held: bool = True, compile: bool = False
+    model: nn.Module, form: str | None, batch: int, *shape: int, held: bool = True, compile: bool = False
 ) -> Step:
     """A step of the second task, when everything is held and observed; of the first, where nothing is held yet."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    guard = None if method is None else Guard(model, optimizer, method, compile=compile)
+    guard = None if form is None else Guard(model, optimizer, compile=compile, **FORMS[form])
     x, y = torch.randn(batch, *shape), torch.randint(10, (batch,))
 
     def step() -> None:
@@ -55,7 +59,7 @@ def peak(form: str | None) -> tuple[int, list[int]]:
     """Of a process of its own: the most memory it ever had, and that of each parameter, in bytes."""
     torch.set_num_threads(1)
     model = ResNet18((3, 32, 32), 100, 64)
-    step = training(model, None if form is None else FORMS[form], 2, 3, 32, 32)
+    step = training(model, form, 2, 3, 32, 32)
     for _ in range(2 * RWalk().dt):
         step()
     # Linux's own mark of this program; getrusage's begins with the size of the process that started it.
@@ -85,7 +89,15 @@ def peaks() -> dict[str, Any]:
     return {"vectors": extra, "largest": max(sizes) / sum(sizes)}
 
 
-def ratio(model: Callable[[], nn.Module], steps: int, rounds: int, batch: int, *shape: int, **how: bool) -> float:
+def ratio(
+    model: Callable[[], nn.Module],
+    steps: int,
+    rounds: int,
+    batch: int,
+    *shape: int,
+    form: str = "RWalk",
+    **how: bool,
+) -> float:
     """A step with a guard by one without, in turns, in the process's own seconds: a busy machine harms little."""
 
     def contender(step: Step) -> Contender:
@@ -99,7 +111,7 @@ def ratio(model: Callable[[], nn.Module], steps: int, rounds: int, batch: int, *
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    plain, guarded = (contender(training(model(), each, batch, *shape, **how)) for each in (None, RWalk()))
+    plain, guarded = (contender(training(model(), each, batch, *shape, **how)) for each in (None, form))
     return beside(plain, {"guarded": guarded}, rounds)[1]["guarded"]
 
 
@@ -107,8 +119,8 @@ def mlp_ratio(held: bool, compile: bool = False) -> float:
     return ratio(mlp, 20, 30, 64, 784, held=held, compile=compile)
 
 
-def resnet_ratio() -> float:
-    return ratio(lambda: ResNet18((3, 32, 32), 100, 20), 1, 20, 64, 3, 32, 32)
+def resnet_ratio(form: str = "RWalk") -> float:
+    return ratio(lambda: ResNet18((3, 32, 32), 100, 20), 1, 20, 64, 3, 32, 32, form=form)
 
 
 def bench() -> dict[str, Any]:
@@ -117,6 +129,7 @@ def bench() -> dict[str, Any]:
     with processes(mmap_threshold=2**30, trim_threshold=2**32) as apart:
         found = {
             "ratio": apart(resnet_ratio),
+            "ratio_8bit": apart(resnet_ratio, "RWalk, 8 bit"),
             "mlp": {
                 "before the first task's end": apart(mlp_ratio, False),
                 "after the first task's end": apart(mlp_ratio, True),

@@ -94,6 +94,9 @@ def guards() -> dict[str, dict[str, Any]]:
         "EWC": {"method": EWC(lam=1e3)},
         "PI": {"method": PI()},
         "RWalk, proximal": {"method": RWalk(penalty="proximal")},
+        "RWalk, 8 bit": {"method": RWalk(), "dtype": "8bit"},
+        "RWalk, offloaded": {"method": RWalk(), "offload": "cpu"},
+        "RWalk, 8 bit, offloaded": {"method": RWalk(), "dtype": "8bit", "offload": "cpu"},
         "RWalk, stiff": {"method": RWalk(lam=1e4)},  # λ beyond what AdamW's steps can follow
         "MAS": {"method": MAS()},
         "Anchor": {"method": Anchor(weight=1.0)},

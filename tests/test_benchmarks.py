@@ -92,6 +92,16 @@ def test_guards_of_a_language_model_are_told_one_by_one() -> None:
     slow = {"before": 1.09, "after": 1.11, "plain_ms": 60.0, "vectors": 8.0}
     rows = list(bars.rows({"guard-gpu": {"tensors": 2, "largest": 0.2, "RWalk": slow}}))
     assert [row.met for row in rows] == [None, True, False, True]
+    coarse = {"after": 1.5, "plain_ms": 60.0, "vectors": 3.6}  # what is passing is no excuse there
+    rows = list(bars.rows({"guard-gpu": {"tensors": 2, "largest": 0.2, "RWalk, 8 bit": coarse}}))
+    assert [row.met for row in rows] == [None, None, False]
+
+
+def test_guards_with_a_state_of_8_bits_can_be_compared() -> None:
+    form = guard_gpu.Form(layers=2, width=128, heads=4, groups=2, inner=256, words=4000, batch=2, length=4)
+    names = ("RWalk, 8 bit", "RWalk, 8 bit, offloaded")
+    found = guard_gpu.bench("cpu", form, rounds=1, steps=1, names=names)
+    assert all(2 < found[name]["vectors"] <= bars.ALL_VECTORS["RWalk, 8 bit"] for name in names)
 
 
 def test_steps_of_losses_are_measured_against_the_same_arithmetic_by_hand() -> None:

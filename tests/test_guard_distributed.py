@@ -19,7 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 from rwalk.guard import Guard
 from rwalk.methods import EWC, Method, RWalk
 
-METHODS: dict[str, Method] = {"rwalk": RWalk(lam=5.0, dt=3), "ewc": EWC(lam=50.0)}
+RWALK, HELD = RWalk(lam=5.0, dt=3), EWC(lam=50.0)
+KINDS: dict[str, tuple[Method, dict[str, Any]]] = {
+    "rwalk": (RWALK, {}),
+    "ewc": (HELD, {}),
+    "rwalk, lent": (RWALK, {"offload": "cpu"}),
+    "ewc, lent": (HELD, {"offload": "cpu"}),
+}
 Wrapper = Callable[[nn.Module], nn.Module]
 Outcome = dict[str, Tensor]
 
@@ -77,14 +83,15 @@ def learn(model: nn.Module, guard: Guard, task: int, rank: int, world: int) -> f
     return penalty
 
 
-def run(wrap: Wrapper, method: Method, file: Path, rank: int = 0, world: int = 1) -> Outcome:
+def run(wrap: Wrapper, kind: str, file: Path, rank: int = 0, world: int = 1) -> Outcome:
     """Two tasks, a file, and a third task with a guard loaded from it into a model that has grown."""
+    method, options = KINDS[kind]
     model = wrap(network(outputs=3))
-    guard = Guard(model, torch.optim.Adam(model.parameters(), lr=0.02), method)
+    guard = Guard(model, torch.optim.Adam(model.parameters(), lr=0.02), method, **options)
     penalties = [learn(model, guard, task, rank, world) for task in range(2)]
     guard.save(file)
     model = wrap(grown(model, outputs=5))
-    guard = Guard.load(file, model, torch.optim.Adam(model.parameters(), lr=0.02))
+    guard = Guard.load(file, model, torch.optim.Adam(model.parameters(), lr=0.02), **options)
     penalties.append(learn(model, guard, 2, rank, world))
     return {
         "penalties": torch.tensor(penalties, dtype=torch.float64),
@@ -120,8 +127,8 @@ def work(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     for wrapper, wrap in WRAPPERS.items():
-        for name, method in METHODS.items():
-            outcome = run(wrap, method, folder / f"{wrapper}-{name}.safetensors", rank, world=2)
+        for name in KINDS:
+            outcome = run(wrap, name, folder / f"{wrapper}-{name}.safetensors", rank, world=2)
             if rank == 0:
                 torch.save(outcome, folder / f"{wrapper}-{name}.outcome")
     torch.save(communication(), folder / f"communication-{rank}")
@@ -136,11 +143,11 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_two_processes_do_what_one_does(wrapper: str, method: str, outcomes: Path, tmp_path: Path) -> None:
-    outcome = torch.load(outcomes / f"{wrapper}-{method}.outcome")
-    expected = run(lambda model: model, METHODS[method], tmp_path / "one.safetensors")
+def test_two_processes_do_what_one_does(wrapper: str, kind: str, outcomes: Path, tmp_path: Path) -> None:
+    outcome = torch.load(outcomes / f"{wrapper}-{kind}.outcome")
+    expected = run(lambda model: model, kind, tmp_path / "one.safetensors")
     assert outcome.keys() == expected.keys()
     assert expected["penalties"][1] > 0 < expected["penalties"][2]
     for name, tensor in expected.items():

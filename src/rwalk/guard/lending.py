@@ -33,6 +33,8 @@ class _Underway:
     saved  copies of those that `given` are the same as
     before θ before the step, portion by portion
     again  works out the gradient that was given anew: of a portion's state, θ before, and gradients
+    marks  of the states at that time
+    out    how many portions the pull was taken out of again
     """
 
     def __init__(self, gradients: list[Tensor]) -> None:
@@ -44,6 +46,8 @@ class _Underway:
         self.before: list[Tensor] = []
         self.beyond: float | None = None
         self.again: Callable[[State, Tensor, Tensor], Tensor] | None = None
+        self.marks: list[object] = []
+        self.out = 0
 
     def give(self, parameters: Sequence[nn.Parameter]) -> None:
         if self.given and self.given is not self.own:
@@ -110,6 +114,7 @@ class LentPack:
         step = self._underway = _Underway([cast(Tensor, parameter.grad) for parameter in self._parameters])
         holds = method.penalty == "gradient" and bool(method.springs(self._pieces[0].state))
         step.beyond = followed if holds else None
+        step.marks = [storage.mark for storage in self._storages]
         remembers = "move" in method.wants
         if holds or pulls or (aside and method.wants):
             self._make_room(step, in_place=remembers and holds and not aside and not pulls)
@@ -118,10 +123,10 @@ class LentPack:
             step.again = pulled if not step.saved and step.given[0] is step.own[0] else None
             for portion, state in self._walk("enter"):
                 theta = portion.gathered(portion.thetas(), copy=remembers)
-                if remembers:
-                    step.before.append(theta)
                 own = self._wide(portion.gathered(self._of(portion, step.own)))
                 portion.written(pulled(state, self._wide(theta), own), self._of(portion, step.given))
+                if remembers:
+                    step.before.append(theta)
         else:
             for own, given in zip(step.own, step.given, strict=bool(step.given)):
                 given.copy_(own)
@@ -157,9 +162,9 @@ class LentPack:
             return
         if step.again is None:
             step.put_back(self._parameters, unless_changed=not at_once)
-        elif at_once or step.is_untouched():
+        elif (at_once or step.is_untouched()) and step.marks == [storage.mark for storage in self._storages]:
             for k, (portion, state) in enumerate(self._walk("enter")):
-                if k < len(step.before):
+                if step.out <= k < len(step.before):
                     self._take_out(step, k, portion, state)
 
     def score(self, method: Method) -> None:
@@ -204,6 +209,7 @@ class LentPack:
         pulled = self._wide(portion.gathered(given))
         pull = step.again(state, self._wide(step.before[k]), torch.zeros_like(pulled))
         portion.written(pulled - pull, given)
+        step.out = k + 1
 
     # ── portions ──────────────────────────────────────────────────────────────────────────────────────────────
 
