@@ -41,6 +41,9 @@ class Borrowed(MutableMapping[str, Tensor]):
     def __delitem__(self, name: str) -> None:
         raise InputError(f"a method may not drop vectors of its state, such as {name!r}")
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
