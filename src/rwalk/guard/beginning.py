@@ -14,7 +14,7 @@ from rwalk.guard import fisher, measure
 from rwalk.guard.drift import Probes
 from rwalk.guard.keeper import Keeper
 from rwalk.guard.learned import Learned
-from rwalk.guard.pieces import Piece
+from rwalk.guard.pieces import Piece, is_trained
 from rwalk.guard.quiet import undisturbed
 
 HELD = 0.1  # of the mean importance, which every parameter has at least where a budget is to be kept
@@ -60,7 +60,7 @@ def begun(
 def _fishers(learned: Learned, model: nn.Module, probes: Probes, keeper: Keeper) -> Mapping[Piece, Tensor]:
     if not learned.method.wants and not learned.method.data_pass:  # nothing it measures
         for piece in learned.guarded:
-            if piece.is_trained and not piece.started:
+            if is_trained(piece) and not piece.started:
                 piece.start(learned.method)
         return {}
     predict = keeper.watching.predict

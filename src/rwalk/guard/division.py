@@ -10,6 +10,7 @@ from rwalk.guard.lending import LentPack
 from rwalk.guard.lent import LentStorage
 from rwalk.guard.packs import Pack
 from rwalk.guard.pieces import Piece
+from rwalk.guard.shards import is_sharded, local
 from rwalk.methods import METHODS, Method
 from rwalk.programs import Programs, compiler_works
 
@@ -50,7 +51,7 @@ class Packs:
             asked=self._asked,
             ours=type(method) in METHODS.values(),
             tensors=len(pieces),
-            numbers=sum(piece.size for piece in pieces),
+            numbers=sum(_size(piece) for piece in pieces),
             steps=self._steps,
         )
         if compiled.is_worth_it(facts, compiler_works):
@@ -65,7 +66,7 @@ class Packs:
 
     def _divided(self, pieces: Sequence[Piece]) -> Iterator[Pack | LentPack]:
         """Those of a kind together, as many as there is room for."""
-        room = max((piece.size for piece in pieces), default=0) // 2
+        room = max((_size(piece) for piece in pieces), default=0) // 2
         for alike in _by_kind(pieces):
             if isinstance(alike[0].storage, LentStorage):
                 yield LentPack(alike)
@@ -78,10 +79,18 @@ class Packs:
 
 
 def _by_kind(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Those that have in common what they must have to be worked on as one."""
     kinds: dict[object, list[Piece]] = {}
     for piece in pieces:
-        kinds.setdefault(piece.kind, []).append(piece)
+        parameter = piece.parameter
+        kind = (parameter.dtype, parameter.device, is_sharded(parameter), tuple(piece.state))
+        kinds.setdefault(kind, []).append(piece)
     return list(kinds.values())
+
+
+def _size(piece: Piece) -> int:
+    """How many numbers it has on this rank."""
+    return local(piece.parameter.detach()).numel()
 
 
 def portions(pieces: Sequence[Piece], room: int) -> Iterator[list[Piece]]:
@@ -91,7 +100,7 @@ def portions(pieces: Sequence[Piece], room: int) -> Iterator[list[Piece]]:
     """
     part: list[Piece] = []
     for piece in pieces:
-        if part and sum(each.size for each in part) + piece.size > room:
+        if part and sum(_size(each) for each in part) + _size(piece) > room:
             yield part
             part = []
         part.append(piece)

@@ -15,6 +15,7 @@ from rwalk.errors import InputError
 from rwalk.guard.anchors import Anchor
 from rwalk.guard.pieces import Piece
 from rwalk.guard.selection import some
+from rwalk.guard.succession import check_fits
 from rwalk.methods import METHODS, Method
 from rwalk.sealed import expect, is_whole, shown
 
@@ -145,7 +146,7 @@ def _by_parameter(tensors: Mapping[Any, Any]) -> Vectors:
 
 
 def _check_numbers(piece: Piece, vectors: Mapping[str, Tensor]) -> None:
-    piece.check_fits(vectors, piece.parameter)
+    check_fits(piece, vectors, piece.parameter)
     shapes = {vector.shape for vector in vectors.values()}
     expect(len(shapes) == 1, f"the shapes of {piece.name}'s vectors")
     empty = 0 in next(iter(shapes))

@@ -22,7 +22,7 @@ from rwalk.guard.attention import PlainAttention
 from rwalk.guard.drift import Predict, device_of
 from rwalk.guard.inputs import Batch
 from rwalk.guard.measure import add_squares
-from rwalk.guard.pieces import Piece
+from rwalk.guard.pieces import Piece, is_trained
 from rwalk.guard.predictions import logits_in
 from rwalk.guard.quiet import undisturbed
 from rwalk.guard.selection import unwrapped
@@ -39,7 +39,7 @@ def of_probes(
     model: nn.Module, guarded: Sequence[Piece], method: Method, batches: Sequence[Batch], predict: Predict | None
 ) -> Squares:
     """Mean squares over all examples; the model is left as it was."""
-    trained = [piece for piece in guarded if piece.is_trained]
+    trained = [piece for piece in guarded if is_trained(piece)]
     if not trained:
         raise InputError("none of the guarded parameters is trained: nothing can be measured of them")
     asked = _Asked(unwrapped(model), predict or inputs.call)

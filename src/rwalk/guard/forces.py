@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rwalk.guard import measure
+from rwalk.guard import measure, shards
 from rwalk.guard.learned import Learned
 from rwalk.guard.old import Old
 from rwalk.guard.pieces import Piece
@@ -115,7 +115,7 @@ def _added(pieces: list[Piece], lengths: Callable[[Piece], list[Tensor] | None])
     for piece in pieces:
         found = lengths(piece)
         if found is not None:
-            alike.setdefault((piece.groups, piece.storage.home), []).append(torch.stack(found))
+            alike.setdefault((shards.groups(piece.parameter), piece.storage.home), []).append(torch.stack(found))
     for (groups, _), sums in alike.items():
         summed = torch.stack(sums).sum(0).tolist()
         totals = [a + b for a, b in zip(totals, measure.reduced(summed, groups, "SUM"), strict=True)]

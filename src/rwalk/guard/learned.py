@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rwalk.errors import InputError
-from rwalk.guard import files, measure, watch
+from rwalk.guard import files, measure, shards, succession, watch
 from rwalk.guard.division import Packs
 from rwalk.guard.lent import Precision, storages
-from rwalk.guard.pieces import Piece
+from rwalk.guard.pieces import Piece, is_trained
 from rwalk.guard.products import Target
 from rwalk.guard.selection import some
 from rwalk.guard.shards import Group
@@ -65,7 +65,7 @@ class Learned:
         known = {piece.name: piece for piece in self.guarded}
         for name, target in chosen.items():
             piece = known.pop(name, None) or Piece(name, self._storage(name, target))
-            piece = piece.of(target, self.method)
+            piece = succession.successor(piece, target, self.method)
             pieces |= dict.fromkeys(piece.storage.trained, piece)
         if held.isdisjoint(pieces):
             raise InputError(
@@ -123,7 +123,7 @@ class Learned:
         is out of any λ's reach.
         """
         sums = {piece: measure.importance(piece, self.method) for piece in self.started}
-        groups = dict.fromkeys(group for piece in sums for group in piece.groups)
+        groups = dict.fromkeys(group for piece in sums for group in shards.groups(piece.parameter))
         added = [float(sum(column)) for column in zip(*sums.values(), strict=True)] or [0.0, 0.0]
         total, count = measure.reduced(added, groups, "SUM")
         for piece in sums:
@@ -155,7 +155,8 @@ class Learned:
         """The penalty's value now; where parameters are sharded, all ranks must ask for it."""
         costs: dict[tuple[Group, ...], float] = {}
         for piece in self.started:
-            costs[piece.groups] = costs.get(piece.groups, 0.0) + measure.cost(piece, self.method)
+            groups = shards.groups(piece.parameter)
+            costs[groups] = costs.get(groups, 0.0) + measure.cost(piece, self.method)
         return sum(measure.reduced([cost], groups, "SUM")[0] for groups, cost in costs.items())
 
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -164,7 +165,7 @@ class Learned:
         tensors = {
             f"{vector}/{piece.name}": tensor
             for piece in self.started
-            for vector, tensor in piece.whole_state().items()
+            for vector, tensor in succession.whole_state(piece).items()
         }
         method = files.description(self.method)
         return {"method": method, "tasks": self.tasks, "steps": self.steps, "tensors": tensors}
@@ -174,11 +175,14 @@ class Learned:
         self.packs.forget()
         pieces = {piece.name: piece for piece in self.guarded}
         restored = [
-            pieces[name].restored(saved, pieces[name].target, self.method) for name, saved in vectors.items()
+            succession.restored(
+                piece := pieces[name], saved, piece.storage.product or piece.parameter, self.method
+            )
+            for name, saved in vectors.items()
         ]
         self.pieces = {**self.pieces, **{each: piece for piece in restored for each in piece.storage.trained}}
         self.tasks, self.steps = state["tasks"], state["steps"]
-        free = [p.name for p in self.guarded if p.is_trained and p.name not in vectors]
+        free = [p.name for p in self.guarded if is_trained(p) and p.name not in vectors]
         if vectors and free:
             watch.warn(f"nothing was saved for {some(free)}: they start free")
         warn_if_moved(

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rwalk.errors import InputError
+from rwalk.guard import shards
 from rwalk.guard.pieces import Piece
 from rwalk.guard.quiet import undisturbed
 from rwalk.guard.shards import Group, local
@@ -42,7 +43,7 @@ def all_of_it(guarded: Sequence[Piece], method: Method, fishers: Iterable[Tensor
     for name in method.scales:
         pairs = [extrema(piece, name) for piece in pieces]
         minima += [min(low for low, _ in pairs), min(-high for _, high in pairs)]
-    groups = dict.fromkeys(group for piece in guarded for group in piece.groups)
+    groups = dict.fromkeys(group for piece in guarded for group in shards.groups(piece.parameter))
     finite_everywhere, negated_penalty, *bounds = reduced(minima, groups, "MIN")
     low, negated_high = (torch.tensor(each, dtype=torch.float64) for each in (bounds[::2], bounds[1::2]))
     ranges = dict(zip(method.scales, zip(low, -negated_high, strict=True), strict=True))

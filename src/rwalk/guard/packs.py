@@ -26,17 +26,47 @@ def launches(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-class _Underway:
-    """What is remembered of a pack from before the step."""
+def on_this_rank(tensors: Sequence[Any], sharded: bool) -> Sequence[Any]:
+    return [local(each) for each in tensors] if sharded else tensors
 
-    def __init__(self, gradients: list[Any], own: Any) -> None:
-        self.gradients = gradients  # the user's, of the task's loss alone
-        self.own = own  # their numbers on this rank, as one
-        self.given: list[Tensor] = []  # what the optimizer reads in their place, where that is not they
+
+class _Underway:
+    """What is remembered of a pack from before the step, and what the optimizer reads for its gradients."""
+
+    def __init__(self, parameters: list[nn.Parameter], sharded: bool) -> None:
+        self.parameters, self.sharded = parameters, sharded
+        self.gradients: list[Any] = [parameter.grad for parameter in parameters]  # the user's, of the task alone
+        self.own = together([each.unsqueeze(0) for each in on_this_rank(self.gradients, sharded)])
+        self.given: list[Tensor] = []  # what the optimizer reads, where that is not they
         self.versions: list[int] = []  # torch's count of changes to what was given
         self.saved: Any = None  # of sharded gradients, which the pull is added to in place: what they were
         self.negated: Any = None  # −θ before the step
         self.beyond: float | None = None  # the stiffness beyond which springs pull after the step
+
+    def give(self, pulled: Any, shaped: list[Tensor]) -> None:
+        """To the optimizer; the user's own gradients are put aside untouched, unless they are sharded."""
+        if self.sharded:
+            self.saved = self.own.clone()
+            self.given = apart(self.own.copy_(pulled))
+        else:
+            self.given = shaped
+            for parameter, each in zip(self.parameters, shaped, strict=True):
+                parameter.grad = each
+        self.versions = [each._version for each in self.given]
+
+    def give_back(self, unless_changed: bool = False) -> list[int]:
+        """The gradients as they were; which ones are not, because what was given is the user's now."""
+        lost = []
+        for i, (parameter, given) in enumerate(zip(self.parameters, self.given, strict=bool(self.given))):
+            is_there = self.sharded or parameter.grad is given
+            if unless_changed and not (is_there and given._version == self.versions[i]):
+                lost.append(i)
+            elif self.sharded:
+                given.copy_(apart(self.saved)[i])
+            else:
+                parameter.grad = self.gradients[i]
+        self.given = []
+        return lost
 
 
 class Pack:
@@ -82,9 +112,8 @@ class Pack:
         pulls     from elsewhere, shaped like the gradients: of all parameters of the pack, or of none
         aside     the optimizer may change gradients: it gets a copy
         """
-        gradients = [parameter.grad for parameter in self._parameters]
-        own = together([each.unsqueeze(0) for each in self._local(gradients)])
-        step = self._underway = _Underway(gradients, own)
+        step = self._underway = _Underway(self._parameters, self._sharded)
+        own = step.own
         holds = method.penalty == "gradient" and bool(method.springs(self._state))
         if holds:
             step.beyond = followed
@@ -94,13 +123,13 @@ class Pack:
         elif pulled is None and aside and method.wants:
             pulled = own.clone()
         if pulled is not None:
-            self._give(step, pulled)
+            step.give(pulled, [] if self._sharded else self._without_row(pulled))
 
     def leave(self, method: Method, lr: float) -> None:
         """Give the gradients back as they were, pull after the step where that is due, and observe."""
         step = self._underway
         assert step is not None
-        self._give_back(step)
+        step.give_back()
         self._look()
         if method.penalty == "proximal" and method.springs(self._state):
             self._take_proximal_step(method, lr, beyond=None)
@@ -116,7 +145,8 @@ class Pack:
         Unless this is done `at_once`, gradients may have been zeroed or added to since: those are left alone.
         """
         if self._underway is not None:
-            self._give_back(self._underway, unless_changed=not at_once)
+            for lost in self._underway.give_back(unless_changed=not at_once):
+                self._pieces[lost].leave_rooms()
             self._underway = None
 
     def score(self, method: Method) -> None:
@@ -128,16 +158,15 @@ class Pack:
     def _prepared(self, method: Method, own: Any, followed: float | None, holds: bool) -> tuple[Any, Any]:
         """−θ, where the method asks for moves, and the gradient with the pull, where anything holds."""
         negated = torch.neg(self._theta, out=self._room("before")) if "move" in method.wants else None
-        return negated, self._pulled(method, own, followed) if holds else None
-
-    def _pulled(self, method: Method, own: Any, beyond: float | None) -> Any:
-        alone, theta = self._wide(own), self._wide(self._theta)
+        if not holds:
+            return negated, None
+        alone, theta, state = self._wide(own), self._wide(self._theta), self._lent()
         out = self._room("pulled") if alone is own else None
-        if beyond is None:
-            pulled: Any = method.pull(self._lent(), theta, alone, out=out)
+        if followed is None:
+            pulled: Any = method.pull(state, theta, alone, out=out)
         else:
-            pulled = stiffness.soft_pull(method.springs(self._lent()), theta, alone, beyond, out=out)
-        return pulled if alone is own else pulled.to(own.device, own.dtype)
+            pulled = stiffness.soft_pull(method.springs(state), theta, alone, followed, out=out)
+        return negated, pulled if alone is own else pulled.to(own.device, own.dtype)
 
     def _observe(self, method: Method, own: Any, negated: Any) -> None:
         gradient = move = square = self._wide(own)
@@ -158,18 +187,28 @@ class Pack:
         if near is not self._theta:
             self._theta.copy_(near)
 
-    # ── gradients, given and taken back ───────────────────────────────────────────────────────────────────────
+    # ── numbers, as the equations want them ───────────────────────────────────────────────────────────────────
 
-    def _give(self, step: _Underway, pulled: Any) -> None:
-        """To the optimizer; the user's own gradients are put aside untouched, unless they are sharded."""
-        if self._sharded:
-            step.saved = step.own.clone()
-            step.given = apart(step.own.copy_(pulled))
-        else:
-            step.given = self._without_row(pulled)
-            for parameter, each in zip(self._parameters, step.given, strict=True):
-                parameter.grad = each
-        step.versions = [each._version for each in step.given]
+    def _look(self) -> None:
+        """The parameters' numbers, which may lie elsewhere than before: moved, or replaced by the optimizer."""
+        addresses = [parameter.data_ptr() for parameter in on_this_rank(self._parameters, self._sharded)]
+        if addresses != self._addresses:
+            self._addresses = addresses
+            self._look_again()
+
+    def _look_again(self) -> None:
+        self._theta = together([piece.storage.theta() for piece in self._pieces])
+        self._rooms, self._given = {}, None
+        self._is_wide, *kept = (self._storage.wide(each) is each for each in (self._theta, *self._state.values()))
+        self._keeps_wide = all(kept)
+
+    def _room(self, name: str) -> Any:
+        """Room for as many numbers as the parameter has; None where it costs nothing to come by."""
+        if launches(self._storage.home):
+            return None
+        if name not in self._rooms:
+            self._rooms[name] = together([piece.room(name) for piece in self._pieces])
+        return self._rooms[name]
 
     def _without_row(self, pulled: Any) -> list[Tensor]:
         """Shaped like gradients; made once of room that is kept."""
@@ -180,50 +219,9 @@ class Pack:
             self._given = [each[0] for each in apart(kept)]
         return self._given
 
-    def _give_back(self, step: _Underway, unless_changed: bool = False) -> None:
-        for i, (parameter, given) in enumerate(zip(self._parameters, step.given, strict=bool(step.given))):
-            is_there = self._sharded or parameter.grad is given
-            if unless_changed and not (is_there and given._version == step.versions[i]):
-                self._pieces[i].leave_rooms()  # what was given is the user's now
-            elif self._sharded:
-                given.copy_(apart(step.saved)[i])
-            else:
-                parameter.grad = step.gradients[i]
-        step.given = []
-
-    # ── numbers, as the equations want them ───────────────────────────────────────────────────────────────────
-
-    def _look(self) -> None:
-        """The parameters' numbers, which may lie elsewhere than before: moved, or replaced by the optimizer."""
-        addresses = [parameter.data_ptr() for parameter in self._local(self._parameters)]
-        if addresses != self._addresses:
-            self._addresses = addresses
-            self._look_again()
-
-    def _look_again(self) -> None:
-        self._theta = together([piece.storage.theta() for piece in self._pieces])
-        self._rooms, self._given = {}, None
-        self._is_wide = self._wide_enough(self._theta)
-        self._keeps_wide = all(map(self._wide_enough, self._state.values()))
-
-    def _room(self, name: str) -> Any:
-        """Room for as many numbers as the parameter has; None where it costs nothing to come by."""
-        if launches(self._storage.home):
-            return None
-        if name not in self._rooms:
-            self._rooms[name] = together([piece.room(name) for piece in self._pieces])
-        return self._rooms[name]
-
     def _wide(self, tensors: Any) -> Any:
         """Themselves where they already are as the equations want them."""
         return tensors if self._is_wide else self._storage.wide(tensors)
-
-    def _wide_enough(self, tensors: Any) -> bool:
-        return bool(self._storage.wide(tensors) is tensors)
-
-    def _local(self, tensors: list[Any]) -> list[Tensor]:
-        """The parts on this rank."""
-        return [local(each) for each in tensors] if self._sharded else tensors
 
     def _lent(self) -> State:
         """The state as the equations want it."""

@@ -1,18 +1,16 @@
-"""One parameter of somebody else's model, and what a method has learned of it; it may grow, or be replaced."""
+"""One parameter of somebody else's model, and what a method has learned of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from rwalk.errors import InputError
-from rwalk.guard import shards, stiffness
-from rwalk.guard.products import Target
-from rwalk.guard.shards import Group, is_sharded, local
+from rwalk.guard import stiffness
+from rwalk.guard.shards import local
 from rwalk.guard.storage import Storage
 from rwalk.methods.base import Method, Ranges, State
 
@@ -32,37 +30,12 @@ class Piece:
         return self.storage.parameter
 
     @property
-    def target(self) -> Target:
-        """What it is the piece of: a parameter, or the product of two."""
-        return self.storage.product or self.parameter
-
-    @property
-    def is_trained(self) -> bool:
-        return any(parameter.requires_grad for parameter in self.storage.trained)
-
-    @property
     def state(self) -> State:
         return self.storage.state
 
     @property
-    def groups(self) -> tuple[Group, ...]:
-        """The process groups that share this parameter out among them, and the device they talk on."""
-        return shards.groups(self.parameter)
-
-    @property
     def nbytes(self) -> int:
         return self.storage.nbytes + sum(room.nbytes for room in self._rooms.values())
-
-    @property
-    def size(self) -> int:
-        """How many numbers it has on this rank."""
-        return local(self.parameter.detach()).numel()
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """What parameters have to have in common to be worked on as one."""
-        parameter = self.parameter
-        return parameter.dtype, parameter.device, is_sharded(parameter), tuple(self.state)
 
     def room(self, name: str) -> Tensor:
         """Room for as many numbers as it has, at home, from step to step."""
@@ -147,58 +120,6 @@ class Piece:
             self._stiffest = max(stiffness.stiffest(at_one.springs(part.state), part.theta) for part in parts)
         return self._stiffest * float(method.lam)
 
-    # ── files, and parameters that have grown ─────────────────────────────────────────────────────────────────
 
-    def whole_state(self) -> dict[str, Tensor]:
-        """The state vectors in the parameter's full shape; from all ranks where it is sharded."""
-        kept = self.storage.read()
-        return {name: shards.gathered(vector[0], self.parameter) for name, vector in kept.items()}
-
-    def restored(self, vectors: Mapping[str, Tensor], target: Target, method: Method) -> Piece:
-        """A piece for a parameter, with state vectors of its shape, or of a smaller one if it has grown since.
-
-        What is new starts free: as `start` begins it, and with zeros (no importance) in all other vectors. This
-        piece stays as it is.
-        """
-        piece = Piece(self.name, self.storage.of(target))
-        parameter = piece.parameter
-        theta = piece.storage.wide(piece.storage.theta())
-        fresh = method.start(theta)
-        state = {}
-        for name, vector in vectors.items():
-            vector = vector.to(theta.dtype, copy=True)
-            state[name] = shards.fitted(vector, parameter).to(theta.device)[None]
-            if vector.shape != parameter.shape:
-                known = shards.fitted(torch.ones(vector.shape, dtype=torch.bool), parameter).to(theta.device)[None]
-                state[name] = torch.where(known, state[name], fresh.get(name, torch.zeros_like(theta)))
-        piece.storage.keep(state)
-        piece.started = True
-        return piece
-
-    def of(self, target: Target, method: Method) -> Piece:
-        """The piece for what the model has under this name now; what was learned goes with it."""
-        if self.is_of(target):
-            return self
-        storage = self.storage.of(target)
-        parameter = storage.parameter
-        if not self.started:
-            return Piece(self.name, storage)
-        if is_sharded(parameter) != is_sharded(self.parameter):
-            raise InputError(f"{self.name} was sharded after its Guard was made: make the Guard after fully_shard")
-        vectors = self.whole_state()
-        self.check_fits(vectors, parameter)
-        return self.restored(vectors, target, method)
-
-    def is_of(self, target: Target) -> bool:
-        """Whether nothing was replaced since."""
-        product = self.storage.product
-        return target is self.parameter if product is None else product.is_that_of(target)
-
-    def check_fits(self, vectors: Mapping[str, Tensor], parameter: nn.Parameter) -> None:
-        for vector in vectors.values():
-            smaller = all(a <= b for a, b in zip(vector.shape, parameter.shape, strict=False))
-            if vector.ndim != parameter.ndim or not smaller:
-                raise InputError(
-                    f"{self.name} has shape {tuple(parameter.shape)} but its importance {tuple(vector.shape)}: "
-                    "a parameter may grow, not shrink or change: give it its old shape, or exclude it by params="
-                )
+def is_trained(piece: Piece) -> bool:
+    return any(parameter.requires_grad for parameter in piece.storage.trained)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rwalk.guard import files
+from rwalk.guard import files, shards
 from rwalk.guard.attached import Attached
 
 
@@ -34,7 +34,7 @@ class Saved(Attached):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one checked file, all of it or nothing; the model's weights are yours to save."""
         state = self.state_dict()
-        sharded = any(piece.groups for piece in self._work.learned.guarded)
+        sharded = any(shards.groups(piece.parameter) for piece in self._work.learned.guarded)
         try:
             if not sharded or dist.get_rank() == 0:
                 files.write(Path(path), state)
