@@ -182,10 +182,10 @@ def test_a_methods_page_shows_its_figures_and_settings() -> None:
     """Every row of our tables that a method has, and none of another's; a method without any says so."""
     from method_pages import NOT_YET, measured, settings
 
-    rows = [line.split(" | ") for line in (DOCS / "yardsticks.md").read_text().splitlines() if "| der++ |" in line]
-    paper = [line.split(" | ") for line in (ROOT / "RESULTS.md").read_text().splitlines() if "| der++ |" in line]
+    rows = [line.split(" | ") for line in (DOCS / "yardsticks.md").read_text().splitlines() if "| er |" in line]
+    paper = [line.split(" | ") for line in (ROOT / "RESULTS.md").read_text().splitlines() if "| er |" in line]
     figures = [each for each in ([row[3] for row in rows] + [row[5] for row in paper]) if each != "–"]
-    shown = [line.split(" | ")[1] for line in measured("der++").splitlines() if "](" in line]
+    shown = [line.split(" | ")[1] for line in measured("er").splitlines() if "](" in line]
     assert sorted(shown) == sorted(figures) and len(shown) > 5
     assert measured("er-tasks") == NOT_YET or "| er-tasks |" in (DOCS / "yardsticks.md").read_text()
     assert "| `lam` | 1 (proximal: 1000) | λ |" in settings("rwalk")

@@ -146,12 +146,12 @@ def _of_the_paper(name: str) -> list[Figure]:
 
 
 def _of_the_yardsticks(name: str) -> list[Figure]:
-    """All of them but those that repeat the paper's tables."""
+    """All of them but those that repeat the paper's tables, which have the paper's methods only."""
     out = []
-    page = DOCS / "yardsticks.md"
+    page, repeated = DOCS / "yardsticks.md", bool(_of_the_paper(name))
     for title in re.findall(r"^## (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE):
         for row in _rows(page, title):
-            if row[1] == name and _was_run(row[3]) and "RWalk's table 1" not in title:
+            if row[1] == name and _was_run(row[3]) and not (repeated and "RWalk's table 1" in title):
                 setting = re.sub(r"^(class|task), (\d+)$", r"\1-incremental, \2 kept", row[0])
                 where = f"[{title.partition(' (')[0]}: {setting}](../yardsticks.md#{_slug(title)})"
                 out.append(Figure(where, row[3], row[2], row[6]))
