@@ -25,7 +25,9 @@ KINDS: dict[str, tuple[Method, dict[str, Any]]] = {
     "ewc": (HELD, {}),
     "rwalk, lent": (RWALK, {"offload": "cpu"}),
     "ewc, lent": (HELD, {"offload": "cpu"}),
+    "rwalk, 8 bit": (RWALK, {"dtype": "8bit"}),
 }
+ROUNDED = 0.25  # shards have blocks of their own, and with 3 bits of mantissa, levels are up to an eighth apart
 Wrapper = Callable[[nn.Module], nn.Module]
 Outcome = dict[str, Tensor]
 
@@ -151,7 +153,9 @@ def test_two_processes_do_what_one_does(wrapper: str, kind: str, outcomes: Path,
     assert outcome.keys() == expected.keys()
     assert expected["penalties"][1] > 0 < expected["penalties"][2]
     for name, tensor in expected.items():
-        torch.testing.assert_close(outcome[name], tensor, rtol=1e-9, atol=1e-12)
+        rounded = "8 bit" in kind
+        rtol, atol = (ROUNDED, 0.02 * float(tensor.abs().max())) if rounded else (1e-9, 1e-12)
+        torch.testing.assert_close(outcome[name], tensor, rtol=rtol, atol=atol)
 
 
 def test_ranks_talk_once_a_task(outcomes: Path) -> None:

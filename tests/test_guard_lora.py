@@ -333,3 +333,21 @@ def test_a_budget_is_held_on_the_product(method: str) -> None:
     guard = rwalk.Guard(model, optimizer, method, budget=0.02, every=1, probes=INPUTS)
     step(model, optimizer, NEW, 60)
     assert 0.8 * 0.02 <= guard.drift() <= 1.2 * 0.02
+
+
+@pytest.mark.parametrize("method", ["ewc", "rwalk", "pi", "l2"])
+@pytest.mark.parametrize("options", [{"dtype": "8bit"}, {"offload": "cpu"}], ids=str)
+def test_the_product_is_held_by_a_state_that_is_lent(method: str, options: Any, tmp_path: Path) -> None:
+    """In codes, or elsewhere: the budget is held, and a file brings it all back."""
+    model = adapted(network())
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.02)
+    step(model, optimizer, OLD, 40)
+    guard = rwalk.Guard(model, optimizer, method, budget=0.02, every=1, probes=INPUTS, **options)
+    step(model, optimizer, NEW, 60)
+    assert 0.8 * 0.02 <= guard.drift() <= 1.2 * 0.02
+    guard.consolidate(losses(model, NEW) if guard.method.data_pass else None)
+    guard.save(tmp_path / "guard.safetensors")
+    guard.detach()
+    again = rwalk.Guard.load(tmp_path / "guard.safetensors", model, optimizer, **options)
+    for name, vector in guard.state_dict()["tensors"].items():
+        torch.testing.assert_close(again.state_dict()["tensors"][name], vector, rtol=0, atol=0)

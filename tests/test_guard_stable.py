@@ -28,7 +28,7 @@ OPTIMIZERS: dict[str, Make] = {
     "Nesterov": lambda parameters: SGD(parameters, lr=0.05, momentum=0.9, nesterov=True),
     "AdamW": lambda parameters: AdamW(parameters, lr=0.01),
 }
-LAMBDAS = (1e-2, 1.0, 1e2, 1e4, 1e6, 1e8)
+LAMBDAS = (1e-2, 1.0, 1e3, 1e8)
 SEEDS, STEPS = range(3), 60
 
 
@@ -118,7 +118,7 @@ def test_a_steady_gradient_rests_where_the_whole_spring_holds_it(options: dict[s
     slopes = torch.tensor([1.0, 0.5, 2.0, 0.0], dtype=torch.float64)  # importances: their squares
     guard.consolidate([(theta * slopes).sum()])
     gradient = torch.tensor([1.0, -2.0, 3.0, 0.0], dtype=torch.float64)
-    for _ in range(4000):
+    for _ in range(1600):
         theta.grad = gradient.clone()
         optimizer.step()
     expected = -gradient[:3] / (lam * slopes[:3].square())

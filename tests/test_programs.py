@@ -93,7 +93,16 @@ def programs_of(fleet: Fleet) -> list[Any]:
 
 
 @needs_compiler
-@pytest.mark.parametrize(("name", "runs"), [*((name, 1) for name in LEARNERS), ("rwalk-S", 3)])
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [
+        ("ewc", 1),
+        ("rwalk-S", 1),
+        ("rwalk-S", 3),
+        # One step of each is compared by the contract's tests.
+        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("vanilla", "pi", "icarl")),
+    ],
+)
 def test_compiled_runs_are_the_eager_ones(stream: Stream, name: str, runs: int) -> None:
     random = torch.get_rng_state()
     eager, compiled = (trained(stream, WithBuffers, LEARNERS[name](), fuse, runs=runs) for fuse in (False, True))
