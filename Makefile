@@ -17,7 +17,7 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile  # one process per core, one thread each
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal  # one process per core, one thread each
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow -s
