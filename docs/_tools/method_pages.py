@@ -154,6 +154,7 @@ def _of_the_yardsticks(name: str) -> list[Figure]:
             if row[1] == name and _was_run(row[3]) and not (repeated and "RWalk's table 1" in title):
                 setting = re.sub(r"^(class|task), (\d+)$", r"\1-incremental, \2 kept", row[0])
                 where = f"[{title.partition(' (')[0]}: {setting}](../yardsticks.md#{_slug(title)})"
+                where += " (defaults, not tuned)" if "not tuned" in row[-1] else ""
                 out.append(Figure(where, row[3], row[2], row[6]))
     return out
 
