@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -60,13 +60,14 @@ class CpuMeter:
         results = self._profile.kineto_results
         assert results is not None
         live = peak = 0
-        events: list[Any] = sorted(results.events(), key=lambda event: event.start_ns())
-        for event in events:
-            live += event.nbytes() if event.name() == "[memory]" else 0
-            peak = max(peak, live)
+        told = [each for each in results.events() if each.name() == "[memory]" or each.name().startswith(PREFIX)]
+        for event in sorted(told, key=lambda event: event.start_ns()):
             if event.name().startswith(PREFIX):
                 self.readings[event.name().removeprefix(PREFIX)] = Reading(live, peak)
                 peak = live
+            else:
+                live += event.nbytes()
+                peak = max(peak, live)
 
 
 class CudaMeter:

@@ -97,8 +97,8 @@ def test_guards_of_a_language_model_are_told_one_by_one() -> None:
     assert [row.met for row in rows] == [None, None, False]
 
 
-@pytest.mark.slow
-def test_guards_with_a_state_of_8_bits_can_be_compared() -> None:
+def test_guards_with_a_state_of_8_bits_can_be_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard_gpu, "STEPS", 2)
     form = guard_gpu.Form(layers=2, width=128, heads=4, groups=2, inner=256, words=1500, batch=2, length=4)
     names = ("RWalk, 8 bit", "RWalk, 8 bit, offloaded")
     found = guard_gpu.bench("cpu", form, rounds=1, steps=1, names=names)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.meter import meter
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+import guard_memory
 from rwalk import EWC, PI, Guard, InputError, RWalk
 from rwalk.guard import packs
 from rwalk.guard.many import Many
@@ -220,26 +220,9 @@ def test_torchs_own_optimizers_leave_gradients_as_they_are(foreach: bool) -> Non
 
 @pytest.mark.parametrize(("method", "vectors"), [(RWalk(), 8), (RWalk(penalty="proximal"), 7), (PI(), 6)], ids=str)
 def test_memory_at_the_peak_is_as_documented(method: Method, vectors: int) -> None:
-    """As many vectors as that, and one tensor: of a model whose parameters take more than anything else."""
-    peaks = []
-    for guarded in (False, True):
-        with meter("cpu") as readings:
-            torch.manual_seed(0)
-            model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(12)), nn.Linear(64, 128))
-            optimizer = sgd(model)
-            guard = Guard(model, optimizer, method) if guarded else None
-            for _ in range(2):
-                for _ in range(11):
-                    model(torch.ones(1, 64)).square().sum().backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                if guard is not None:
-                    guard.consolidate()
-            readings.mark("all")
-        peaks.append(readings.readings["all"].peak)
-        del guard, optimizer
-    sizes = [p.nbytes for p in model.parameters()]
-    assert peaks[1] - peaks[0] <= vectors * sum(sizes) + 1.5 * max(sizes)
+    """As many vectors as that, and one tensor."""
+    more, sizes = guard_memory.extra(method, layers=12, width=64, outputs=128, steps=11)
+    assert more <= vectors * sum(sizes) + 1.5 * max(sizes)
 
 
 @dataclass(frozen=True)
