@@ -214,7 +214,7 @@ class Seed:
         lab, given = self.lab, {} if way.strength is None else {"lam": way.strength}
         options: dict[str, Any] = {"predict": lab.predict}
         if way.budget is not None:
-            options |= {"budget": way.budget, "probes": self.probes, "every": lab.options.every}
+            options |= {"budget": way.budget, "probes": self.probes, "every": lab.options.every or None}
         if way.method in ("plain", "replay", "lora"):
             return None
         if way.method in self.files:
@@ -223,7 +223,7 @@ class Seed:
         if way.method == "lora+ewc":  # of the weights that the adapters make, from own samples
             return Guard(lab.model, optimizer, EWC(**given), **{"probes": self.probes, **options})
         if way.method.endswith("anchor"):
-            options |= {"probes": self.probes, "every": lab.options.every}
+            options |= {"probes": self.probes, "every": lab.options.every or None}
             batch = max(1, lab.options.anchor_tokens // lab.options.probe_tokens)
             return Guard(lab.model, optimizer, Anchor(weight=way.strength or 1.0, batch=batch), **options)
         return Guard(lab.model, optimizer, L2SP(**given), **{"probes": self.probes, **options})
@@ -252,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--test", type=int, default=32, help="sequences to test on")
     parser.add_argument("--probes", type=int, default=64, help="own samples to measure drift on")
     parser.add_argument("--probe-tokens", type=int, default=256)
-    parser.add_argument("--every", type=int, default=2, help="steps between two readings of the drift")
+    parser.add_argument("--every", type=int, default=2, help="steps between two readings; 0: as a guard chooses")
     parser.add_argument("--anchor-tokens", type=int, default=2048, help="of probes in each pull of Anchor")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as passing:
