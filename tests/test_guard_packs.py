@@ -156,6 +156,39 @@ def test_packs_of_one_do_the_same(method: Method, monkeypatch: pytest.MonkeyPatc
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("method", [RWALK, RWalk(lam=1e4, dt=3), RWalk(penalty="proximal", dt=3)], ids=str)
+def test_on_a_gpu_small_parameters_go_together(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether springs are stiff or not, and whether the largest parameter is among them or not."""
+    monkeypatch.setattr(packs, "launches", lambda device: True)
+    sizes: list[int] = []
+    enter = packs.Pack.enter
+
+    def counted(pack: packs.Pack, *args: Any, **how: Any) -> None:
+        sizes.append(len(pack._pieces))
+        enter(pack, *args, **how)
+
+    monkeypatch.setattr(packs.Pack, "enter", counted)
+    torch.manual_seed(0)
+    layers = nn.ModuleList([nn.Linear(80, 40), *(nn.Linear(4, 4) for _ in range(30))])
+    optimizer = torch.optim.SGD(layers.parameters(), lr=1e-3)
+    guard = Guard(layers, optimizer, method)
+    x = torch.randn(8, 80)
+
+    def step() -> None:
+        losses = [layer(x[:, : layer.in_features] * i).square().mean() for i, layer in enumerate(layers, 1)]
+        sum(losses[1:], losses[0]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(method.window):
+        step()
+    guard.consolidate()
+    sizes.clear()
+    step()
+    assert sum(sizes) == 62
+    assert len(sizes) <= 4  # the largest alone and all others, or both once more for those that are stiff
+
+
 class Changing(torch.optim.SGD):
     """Clips the gradients themselves, as some people's optimizers do."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rwalk.guard import compiled, packs
 from rwalk.guard.compiled import CompiledPack
@@ -10,7 +10,7 @@ from rwalk.guard.lending import LentPack
 from rwalk.guard.lent import LentStorage
 from rwalk.guard.packs import Pack
 from rwalk.guard.pieces import Piece
-from rwalk.guard.shards import is_sharded, local
+from rwalk.guard.shards import is_sharded
 from rwalk.methods import METHODS, Method
 from rwalk.programs import Programs, compiler_works
 
@@ -21,11 +21,12 @@ LOOK = 1000  # steps after which it is asked again whether compiling is worth it
 class Packs:
     """Parameters divided into packs: once, and again when any of them has changed.
 
-    asked  whether steps on a CPU are to be compiled; None: where that is worth it
+    asked     whether steps on a CPU are to be compiled; None: where that is worth it
+    everyone  all that are guarded, the largest of which decides how many others there is room for at once
     """
 
-    def __init__(self, asked: bool | None) -> None:
-        self._asked = asked
+    def __init__(self, asked: bool | None, everyone: Callable[[], Iterable[Piece]]) -> None:
+        self._asked, self._everyone = asked, everyone
         self._steps = 0  # so far, of whatever task
         self._programs: Programs | None = None
         self._known: dict[tuple[Piece, ...], list[Pack | LentPack]] = {}
@@ -51,7 +52,7 @@ class Packs:
             asked=self._asked,
             ours=type(method) in METHODS.values(),
             tensors=len(pieces),
-            numbers=sum(_size(piece) for piece in pieces),
+            numbers=sum(piece.size for piece in pieces),
             steps=self._steps,
         )
         if compiled.is_worth_it(facts, compiler_works):
@@ -66,7 +67,7 @@ class Packs:
 
     def _divided(self, pieces: Sequence[Piece]) -> Iterator[Pack | LentPack]:
         """Those of a kind together, as many as there is room for."""
-        room = max((_size(piece) for piece in pieces), default=0) // 2
+        room = max((piece.size for piece in self._everyone()), default=0) // 2
         for alike in _by_kind(pieces):
             if isinstance(alike[0].storage, LentStorage):
                 yield LentPack(alike)
@@ -88,20 +89,17 @@ def _by_kind(pieces: Sequence[Piece]) -> list[list[Piece]]:
     return list(kinds.values())
 
 
-def _size(piece: Piece) -> int:
-    """How many numbers it has on this rank."""
-    return local(piece.parameter.detach()).numel()
-
-
 def portions(pieces: Sequence[Piece], room: int) -> Iterator[list[Piece]]:
     """Of so many numbers at most, if one piece is not more by itself.
 
     With room for half as many as the largest has, the two passing copies of a pack are no more than one of that.
     """
     part: list[Piece] = []
+    filled = 0
     for piece in pieces:
-        if part and sum(_size(each) for each in part) + _size(piece) > room:
+        if part and filled + piece.size > room:
             yield part
-            part = []
+            part, filled = [], 0
         part.append(piece)
+        filled += piece.size
     yield part

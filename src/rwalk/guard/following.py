@@ -180,7 +180,8 @@ class Following:
                 step.passages.append((factors, lr))
                 factors.enter(method, size)
                 continue
-            followed = stiffness.followed(size, piece.stiffest(method))
+            springy = method.penalty == "gradient"  # a proximal step may be as stiff as it likes
+            followed = stiffness.followed(size, piece.stiffest(method)) if springy else None
             pull = pulls.get(piece.parameter) if pulls else None
             if gradient.is_sparse:
                 rows = Rows(piece)

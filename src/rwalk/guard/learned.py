@@ -40,7 +40,7 @@ class Learned:
     ) -> None:
         self.method = method
         self.pieces: Pieces = {}
-        self.packs = Packs(compile)
+        self.packs = Packs(compile, lambda: self.guarded)
         self.tasks = 0  # consolidated so far
         self.steps = 0  # observed in the current task
         self._storage = storages(dtype, offload, lambda: moment(self.tasks, self.steps))

@@ -34,6 +34,11 @@ class Piece:
         return self.storage.state
 
     @property
+    def size(self) -> int:
+        """How many numbers it has on this rank."""
+        return local(self.parameter.detach()).numel()
+
+    @property
     def nbytes(self) -> int:
         return self.storage.nbytes + sum(room.nbytes for room in self._rooms.values())
 
