@@ -58,6 +58,10 @@ class Lab:
         loaded = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
         self.model: nn.Module = loaded.to(self.device)
         self.beginning = deepcopy(self.model.state_dict())
+        if options.compile:
+            torch.compiler.set_stance("force_eager")  # all but training steps
+            for block in (each for each in self.model.modules() if type(each).__name__.endswith("DecoderLayer")):
+                block.compile()
         self.texts = {name: self._tokens(path) for name, path in self._paths().items()}
 
     @property
@@ -109,11 +113,12 @@ class Lab:
         start = time.perf_counter()
         for _ in range(steps):
             batch = rows[torch.randint(len(rows), (self.options.batch,), generator=generator).to(rows.device)]
-            if replayed is not None:
-                drawn = torch.randint(len(replayed), (self.options.batch // 2,), generator=generator)
-                loss = (self.loss(batch[: len(batch) // 2]) + self.loss(replayed[drawn.to(rows.device)])) / 2
-            else:
-                loss = self.loss(batch)
+            with self.compiled():
+                if replayed is not None:
+                    drawn = torch.randint(len(replayed), (self.options.batch // 2,), generator=generator)
+                    loss = (self.loss(batch[: len(batch) // 2]) + self.loss(replayed[drawn.to(rows.device)])) / 2
+                else:
+                    loss = self.loss(batch)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -121,6 +126,11 @@ class Lab:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - start
+
+    def compiled(self) -> AbstractContextManager[Any]:
+        """Within it the model's blocks are one program, if that was asked for; but not with adapters in them."""
+        adapted = any("lora" in name for name, _ in self.model.named_parameters())
+        return nullcontext() if adapted else torch.compiler.set_stance("default")
 
     def adamw(self, rate: float) -> torch.optim.Optimizer:
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -245,6 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", choices=("held", "frontier"), help="these rows alone; both, without")
     parser.add_argument("--folder", type=Path, help="for what seeds have prepared, and processes share")
     parser.add_argument("--precision", choices=("autocast", "float32"), default="autocast", help="on a GPU")
+    parser.add_argument("--compile", action="store_true", help="the blocks of the model, for training steps")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no row after so long")
     parser.add_argument("--steps", type=int, default=150, help="per text")
     parser.add_argument("--batch", type=int, default=16, help="sequences per step")
