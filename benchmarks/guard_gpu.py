@@ -28,7 +28,7 @@ from benchmarks.rounds import Contender, Missing, beside
 from rwalk import EWC, PI, Anchor, Guard, RWalk
 from rwalk.methods.mas import MAS
 
-ROUNDS, STEPS = 3, 10  # a round is a window of RWalk's path score
+ROUNDS, STEPS = 5, 10  # a round is a window of RWalk's path score
 OBSERVING = ("RWalk", "PI")  # before a task's end the others do the same as these, or nothing
 Made = tuple[Callable[[], None], Guard | None]
 

@@ -44,21 +44,32 @@ def held() -> list[Way]:
     return plain + [Way(name, rate, budget=b) for b in BUDGETS for rate in RATES for name in HOLDING]
 
 
-def frontier() -> list[Way]:
+def core() -> list[Way]:
+    """Of the frontier, what says the most: for seeds that time may not be enough for all of."""
     plain = [Way("plain", rate) for rate in (*RATES, GENTLE)]
-    replay = [Way("replay", rate) for rate in (RATES[0], RATES[-1])]
-    budgets = [Way(name, rate, budget=b) for rate in RATES[:2] for b in (0.05, 0.1) for name in STRENGTHS]
+    budgets = [Way(name, rate, budget=BUDGETS[0]) for rate in RATES[:2] for name in STRENGTHS]
+    strengths = [Way(name, RATES[0], each[-1]) for name, each in STRENGTHS.items()]
+    adapters = [Way("lora", LORA_RATE), Way("lora+anchor", LORA_RATE, budget=BUDGETS[0])]
+    return [*plain, *budgets, *strengths, Way("replay", RATES[0]), *(adapters if find_spec("peft") else [])]
+
+
+def frontier() -> list[Way]:
+    """The core first."""
+    budgets = [Way(name, rate, budget=0.1) for rate in RATES[:2] for name in STRENGTHS]
     strengths = [Way(name, RATES[0], s) for name, each in STRENGTHS.items() for s in each]
-    adapters = [Way("lora", LORA_RATE), Way("lora", RATES[1])]
+    adapters = [Way("lora", RATES[1])]
     adapters += [Way(f"lora+{name}", LORA_RATE, budget=b) for b in (0.05, 0.1) for name in ("ewc", "anchor")]
-    return [*plain, *budgets, *replay, *strengths, *(adapters if find_spec("peft") else [])]
+    rest = [*budgets, *strengths, Way("replay", RATES[-1]), *(adapters if find_spec("peft") else [])]
+    return list(dict.fromkeys([*core(), *rest]))
 
 
 def plan(seeds: int, only: str | None) -> list[tuple[int, Way]]:
     """The telling ones first, for a run that time ends."""
     first = [(0, way) for way in (held() if only != "frontier" else [])]
-    rest = [(seed, way) for seed in range(seeds) for way in (frontier() if only != "held" else [])]
-    return list(dict.fromkeys([*first[:12], *rest[: len(frontier())], *first, *rest]))
+    if only != "held":
+        first += [(0, way) for way in frontier()]
+        first += [(seed, way) for ways in (core(), frontier()) for seed in range(1, seeds) for way in ways]
+    return list(dict.fromkeys(first))
 
 
 class Rows:

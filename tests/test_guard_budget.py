@@ -365,6 +365,15 @@ def test_one_batch_stands_for_all_once_their_proportions_are_known() -> None:
     assert reading == pytest.approx(probes.drift(model), rel=0.15)
 
 
+@pytest.mark.parametrize("classes", [4, 2000], ids=["all classes kept", "the most probable kept"])
+def test_what_was_predicted_follows_the_model_to_another_device(classes: int) -> None:
+    """As it must where a file was read, whose tensors are a CPU's."""
+    model = nn.Linear(8, classes)
+    probes = Probes(task(0)[0])
+    probes.keep(model)
+    assert probes.pull(model.to("meta"), 0).device.type == "meta"
+
+
 # Files, and the way back
 
 

@@ -92,7 +92,9 @@ class Probes:
 
     def pull(self, model: nn.Module, number: int) -> Tensor:
         """The drift of one batch, with its graph: for those who descend it."""
-        return divergence(self.kept[number], self._logits(model, number)).mean()
+        logits = self._logits(model, number)
+        self.kept[number] = self.kept[number].to(logits.device)  # those from a file, or of a model that was moved
+        return divergence(self.kept[number], logits).mean()
 
     def _logits(self, model: nn.Module, number: int) -> Tensor:
         batch = inputs.to(self.batches[number], device_of(model))

@@ -55,6 +55,12 @@ class Kept(NamedTuple):
     def __len__(self) -> int:
         return len(self.logs)
 
+    def to(self, device: torch.device) -> Kept:
+        """Itself where it already is there."""
+        if self.logs.device == device:
+            return self
+        return Kept(self.logs.to(device), None if self.classes is None else self.classes.to(device))
+
 
 def kept(logits: Tensor) -> Kept:
     logs = _logs(logits)
