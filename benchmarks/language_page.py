@@ -1,6 +1,6 @@
 """What the rows of `language_model` say: tables, a picture, and which settings are on the frontier.
 
-python -m benchmarks.language_page rows.jsonl [--names German French] [--picture docs/language-models.svg]
+    python -m benchmarks.language_page rows.jsonl [--seed 0] [--names German French] [--picture frontier.svg]
 """
 
 from __future__ import annotations
@@ -202,8 +202,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("rows", type=Path, nargs="+", help="files of rows")
     parser.add_argument("--names", nargs=2, default=("first text", "second text"), help="of the two texts")
     parser.add_argument("--picture", type=Path, help="where to draw the frontiers, an SVG")
+    parser.add_argument("--seed", type=int, help="rows of this seed alone")
     options = parser.parse_args(arguments)
     rows = [json.loads(line) for file in options.rows for line in file.read_text().splitlines()]
+    if options.seed is not None:
+        rows = [row for row in rows if row["seed"] == options.seed]
     print(summary(rows, options.names))
     if options.picture is not None:
         from benchmarks.language_picture import draw

@@ -28,6 +28,7 @@ STYLE = {
     "lora+l2": ("#CC79A7", "^"),
 }
 ROOM = 0.15  # nats that the worst of plain training may be exceeded by, and still be drawn to scale
+LINEAR = 0.02  # nats up to which the scale of what was forgotten is linear
 COSTS = {"rise": "rise of the loss on {}, nats", "held_out": "drift on its own samples, nats"}
 
 
@@ -45,10 +46,12 @@ def draw(ways: Sequence[Found], names: Sequence[str], path: Path) -> None:
         panels[0].set_ylabel(f"loss on {names[1]}, nats per token")
         panels[0].set_title(f"{names[1]} learned against {names[0]} forgotten")
         panels[1].set_title(f"{names[1]} learned against drift")
+        panels[0].set_xscale("symlog", linthresh=LINEAR)  # what was forgotten may be less than nothing
         panels[1].set_xscale("log")
-        panels[1].xaxis.set_major_locator(FixedLocator([0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]))
-        panels[1].xaxis.set_minor_locator(NullLocator())
-        panels[1].xaxis.set_major_formatter("{x:g}")
+        for axes, first in zip(panels, ([-0.01, 0], []), strict=True):
+            axes.xaxis.set_major_locator(FixedLocator([*first, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.xaxis.set_major_formatter("{x:g}")
         figure.legend(handles=_legend(ways), loc="outside lower center", ncols=4, frameon=False)
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, facecolor="white")
         plt.close(figure)
@@ -64,7 +67,8 @@ def _points(axes: Axes, ways: Sequence[Found], cost: str, highest: float) -> Non
         axes.plot(x, y, marker, color=colour, markerfacecolor=filled, markersize=8, zorder=3, clip_on=False)
         if beyond:
             _say(axes, f"↑ {each.learned:.2f}", (x, y), (7, -4), "left")
-    axes.set_ylim(top=highest)
+    lowest = min(each.learned for each in ways)
+    axes.set_ylim(lowest - 0.08 * (highest - lowest), highest)  # with room for a frontier's marks
 
 
 def _frontier(axes: Axes, best: Sequence[Found], cost: str) -> None:
