@@ -1,6 +1,6 @@
 """What the rows of `language_model` say: tables, a picture, and which settings are on the frontier.
 
-    python -m benchmarks.language_page rows.jsonl [--seed 0] [--names German French] [--picture frontier.svg]
+python -m benchmarks.language_page rows.jsonl [--seed 0] [--names German French] [--picture frontier.svg]
 """
 
 from __future__ import annotations

@@ -34,11 +34,6 @@ class Piece:
         return self.storage.state
 
     @property
-    def size(self) -> int:
-        """How many numbers it has on this rank."""
-        return local(self.parameter.detach()).numel()
-
-    @property
     def nbytes(self) -> int:
         return self.storage.nbytes + sum(room.nbytes for room in self._rooms.values())
 
@@ -124,6 +119,11 @@ class Piece:
             parts = self.storage.parts()
             self._stiffest = max(stiffness.stiffest(at_one.springs(part.state), part.theta) for part in parts)
         return self._stiffest * float(method.lam)
+
+
+def size(piece: Piece) -> int:
+    """How many numbers it has on this rank."""
+    return local(piece.parameter.detach()).numel()
 
 
 def is_trained(piece: Piece) -> bool:
