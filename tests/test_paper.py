@@ -472,6 +472,27 @@ def test_reproduce_runs_what_is_missing_and_writes_the_page(
     assert said.startswith("tableS1: 2 of 6 runs to do, 30 steps, about 1 min"), "seeds 0 and 1 are known"
 
 
+def test_what_an_experiment_was_before_is_set_aside_and_its_rows_are_reused(
+    tiny: Experiment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As when one of its methods was tuned since."""
+    assert reproduce(monkeypatch, "tableS1") == 0
+    rows = Path("results/tableS1/runs.jsonl").read_text().splitlines()
+    vanilla, rwalk = tiny.entries()
+    stronger = replace(rwalk, run=replace(rwalk.run, numbers={"lam": 5.0}))
+    changed = replace(tiny, entries=lambda: iter([vanilla, stronger]))
+    monkeypatch.setitem(EXPERIMENTS, "tableS1", changed)
+    capsys.readouterr()
+    assert reproduce(monkeypatch, "tableS1") == 0
+    (before,) = Path("results").glob("tableS1-*")
+    assert f"{before} now, and rows of it are reused" in capsys.readouterr().out
+    assert (before / "runs.jsonl").read_text().splitlines() == rows
+    now = Path("results/tableS1/runs.jsonl").read_text().splitlines()
+    assert len(now) == 4 and len(set(now) & set(rows)) == 2
+    assert reproduce(monkeypatch, "tableS1") == 0
+    assert len(list(Path("results").glob("tableS1*"))) == 2, "nothing is set aside that has not changed"
+
+
 def test_part_of_an_experiment_can_be_joined_and_the_rest_later(
     tiny: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,9 @@ def reproduce(
             if not study.missing(study.current(store.rows()), wanted):  # then the data are not needed
                 return store.rows()
             known = paper.known_rows(out)
+            before = None if join else store.set_aside(study.describe())  # who joins may not be alone with it
+            if before:
+                print(f"{folder} held what {name} was before: that is {before} now, and rows of it are reused")
             with clock.lap(name, len(study.missing(study.current(known.values()), wanted))):
                 return execute(study, store, show=not quiet, known=known, only=wanted, go_on=SAME_COMMAND)
 

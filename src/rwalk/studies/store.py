@@ -78,6 +78,16 @@ class Store:
         elif self.folder.is_dir() and not all(_is_litter(path) for path in self.folder.iterdir()):
             raise InputError(f"{self.folder} is not empty and holds no study: choose another --out")
 
+    def set_aside(self, study: Mapping[str, Any]) -> Path | None:
+        """Make room for a study where the folder holds another one; the name which that has from now on."""
+        there = self.study() if self.study_file.exists() else study
+        if there["hash"] == study["hash"] or _contains(study, there):
+            return None
+        with self._writing():
+            with self._locked():
+                pass  # nobody is working on it
+            return self.folder.rename(self.folder.with_name(f"{self.folder.name}-{there['hash'][:8]}"))
+
     @contextmanager
     def _locked(self, patience: float = 0.0) -> Iterator[None]:
         """The system releases the lock when its holder ends, however it ends."""
