@@ -110,10 +110,12 @@ class Lab:
         falling = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: 0.1 + 0.45 * (1 + math.cos(math.pi * step / steps))
         )
+        adapted = any("lora" in name for name, _ in self.model.named_parameters())
+        compiled = self.options.compile and not adapted  # adapters would be compiled anew for every row
         start = time.perf_counter()
         for _ in range(steps):
             batch = rows[torch.randint(len(rows), (self.options.batch,), generator=generator).to(rows.device)]
-            with self.compiled():
+            with torch.compiler.set_stance("default") if compiled else nullcontext():
                 if replayed is not None:
                     drawn = torch.randint(len(replayed), (self.options.batch // 2,), generator=generator)
                     loss = (self.loss(batch[: len(batch) // 2]) + self.loss(replayed[drawn.to(rows.device)])) / 2
@@ -126,11 +128,6 @@ class Lab:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - start
-
-    def compiled(self) -> AbstractContextManager[Any]:
-        """Within it the model's blocks are one program, if that was asked for; but not with adapters in them."""
-        adapted = any("lora" in name for name, _ in self.model.named_parameters())
-        return nullcontext() if adapted else torch.compiler.set_stance("default")
 
     def adamw(self, rate: float) -> torch.optim.Optimizer:
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]

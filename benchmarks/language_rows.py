@@ -65,11 +65,11 @@ def frontier() -> list[Way]:
 
 def plan(seeds: int, only: str | None) -> list[tuple[int, Way]]:
     """The telling ones first, for a run that time ends."""
-    first = [(0, way) for way in (held() if only != "frontier" else [])]
+    planned = [(0, way) for way in held()] if only != "frontier" else []
     if only != "held":
-        first += [(0, way) for way in frontier()]
-        first += [(seed, way) for ways in (core(), frontier()) for seed in range(1, seeds) for way in ways]
-    return list(dict.fromkeys(first))
+        planned += [(0, way) for way in frontier()]
+        planned += [(seed, way) for ways in (core(), frontier()) for seed in range(1, seeds) for way in ways]
+    return list(dict.fromkeys(planned))
 
 
 class Rows:

@@ -9,8 +9,8 @@ from rwalk.guard.compiled import CompiledPack
 from rwalk.guard.lending import LentPack
 from rwalk.guard.lent import LentStorage
 from rwalk.guard.packs import Pack
-from rwalk.guard.pieces import Piece, size
-from rwalk.guard.shards import is_sharded
+from rwalk.guard.pieces import Piece
+from rwalk.guard.shards import is_sharded, local
 from rwalk.methods import METHODS, Method
 from rwalk.programs import Programs, compiler_works
 
@@ -52,7 +52,7 @@ class Packs:
             asked=self._asked,
             ours=type(method) in METHODS.values(),
             tensors=len(pieces),
-            numbers=sum(size(piece) for piece in pieces),
+            numbers=sum(_size(piece) for piece in pieces),
             steps=self._steps,
         )
         if compiled.is_worth_it(facts, compiler_works):
@@ -67,7 +67,7 @@ class Packs:
 
     def _divided(self, pieces: Sequence[Piece]) -> Iterator[Pack | LentPack]:
         """Those of a kind together, as many as there is room for."""
-        room = max((size(piece) for piece in self._everyone()), default=0) // 2
+        room = max((_size(piece) for piece in self._everyone()), default=0) // 2
         for alike in _by_kind(pieces):
             if isinstance(alike[0].storage, LentStorage):
                 yield LentPack(alike)
@@ -89,6 +89,11 @@ def _by_kind(pieces: Sequence[Piece]) -> list[list[Piece]]:
     return list(kinds.values())
 
 
+def _size(piece: Piece) -> int:
+    """How many numbers it has on this rank."""
+    return local(piece.parameter.detach()).numel()
+
+
 def portions(pieces: Sequence[Piece], room: int) -> Iterator[list[Piece]]:
     """Of so many numbers at most, if one piece is not more by itself.
 
@@ -97,9 +102,9 @@ def portions(pieces: Sequence[Piece], room: int) -> Iterator[list[Piece]]:
     part: list[Piece] = []
     filled = 0
     for piece in pieces:
-        if part and filled + size(piece) > room:
+        if part and filled + _size(piece) > room:
             yield part
             part, filled = [], 0
         part.append(piece)
-        filled += size(piece)
+        filled += _size(piece)
     yield part

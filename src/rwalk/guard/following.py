@@ -170,7 +170,8 @@ class Following:
         """Parameters of a group of the optimizer's take part in the step."""
         method = self.learned.method
         size = stiffness.step_size(self.optimizer, group)
-        lr = (size if method.penalty == "gradient" else group.get("lr")) or 0.0
+        pulls_gradients = method.penalty == "gradient"  # a proximal step may be as stiff as it likes
+        lr = (size if pulls_gradients else group.get("lr")) or 0.0
         alike: dict[tuple[float | None, bool], list[Piece]] = {}
         for piece, gradient in moving:
             if not piece.started:
@@ -180,8 +181,7 @@ class Following:
                 step.passages.append((factors, lr))
                 factors.enter(method, size)
                 continue
-            springy = method.penalty == "gradient"  # a proximal step may be as stiff as it likes
-            followed = stiffness.followed(size, piece.stiffest(method)) if springy else None
+            followed = stiffness.followed(size, piece.stiffest(method)) if pulls_gradients else None
             pull = pulls.get(piece.parameter) if pulls else None
             if gradient.is_sparse:
                 rows = Rows(piece)

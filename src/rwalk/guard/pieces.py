@@ -121,10 +121,5 @@ class Piece:
         return self._stiffest * float(method.lam)
 
 
-def size(piece: Piece) -> int:
-    """How many numbers it has on this rank."""
-    return local(piece.parameter.detach()).numel()
-
-
 def is_trained(piece: Piece) -> bool:
     return any(parameter.requires_grad for parameter in piece.storage.trained)
