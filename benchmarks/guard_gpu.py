@@ -1,6 +1,6 @@
 """What a Guard costs around a language model on a GPU: the time of a step, kernels, memory.
 
-    python -m benchmarks.guard_gpu                  # all of them, in about a minute and a half
+    python -m benchmarks.guard_gpu                  # all of them, in about five minutes
     python -m benchmarks.guard_gpu RWalk EWC        # only these
 
 A model of SmolLM2-135M's form, with random weights: 272 tensors, of which the smallest have 576 numbers and the
@@ -28,7 +28,7 @@ from benchmarks.rounds import Contender, Missing, beside
 from rwalk import EWC, PI, Anchor, Guard, RWalk
 from rwalk.methods.mas import MAS
 
-ROUNDS, STEPS = 5, 10  # a round is a window of RWalk's path score
+ROUNDS, STEPS = 9, 10  # a round is a window of RWalk's path score
 OBSERVING = ("RWalk", "PI")  # before a task's end the others do the same as these, or nothing
 Made = tuple[Callable[[], None], Guard | None]
 

@@ -112,7 +112,10 @@ def permuted_mnist() -> Iterator[Cell]:
         "ewc": ("ewc", {"lam": 100.0, "fisher": "exact"}, f"λ {source}"),
         "si": ("pi", {"lam": 10.0, "xi": 0.1}, f"c and ξ {source}"),
     }
+    chosen = _chosen("permuted-mnist")
     for label, (method, numbers, tuned) in learners.items():
+        if method in chosen:
+            numbers, tuned = chosen[method], "validation"
         run = replace(base, method=method, numbers=numbers)
         others = (("Avalanche", PERMUTED_MNIST_AVALANCHE[label]),) if label in PERMUTED_MNIST_AVALANCHE else ()
         yield Cell(label, run, "single", "domain", None, PERMUTED_MNIST.get(label), others, tuned)
