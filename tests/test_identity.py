@@ -120,9 +120,6 @@ def test_a_study_written_before_a_setting_existed_is_read(tmp_path: Path) -> Non
     assert [run.hash() for run in study.runs] == [run.hash() for run in little.study().runs]
 
 
-BEGUN = {"cifar100-methods"}  # not all of its methods have been trained yet
-
-
 @pytest.mark.parametrize("folder", sorted(path.parent.name for path in RESULTS.glob("*/study.json")))
 def test_results_of_the_first_schema_are_read_whole_and_nothing_is_trained_anew(folder: str) -> None:
     store = Store(RESULTS / folder)
@@ -130,7 +127,7 @@ def test_results_of_the_first_schema_are_read_whole_and_nothing_is_trained_anew(
     told: list[str] = []
     done = study.current(store.rows(), told.append)
     assert told == [] and len(done) == len(store.rows())
-    assert bool(study.missing(done)) == (folder in BEGUN)
+    assert not study.missing(done)
     first = [row["made"] for row in done.values() if "numerics" not in row["made"]]
     assert all(made["gpu"] == "NVIDIA H200" for made in first)
 

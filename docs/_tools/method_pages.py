@@ -41,6 +41,7 @@ PAPER = {
     "Table S1: ResNet-18, 20 tasks, GEM and iCaRL": "CIFAR-100, 20 tasks, ResNet-18",
 }
 BLOCKS = {"multi": "multi-head", "single": "single-head", "samples": "single-head, with exemplars"}
+OTHERWISE_CALLED = {"none": "vanilla", "si": "pi"}  # in the tables of others
 FROM_MEMORY = "Quoted from memory: we could not check it against its source."
 NOT_YET = "None of the tables has this method yet."
 
@@ -137,7 +138,7 @@ def measured(name: str) -> str:
 def _of_the_paper(name: str) -> list[Figure]:
     out = []
     for title, data in PAPER.items():
-        for row in _rows(ROOT / "RESULTS.md", title):
+        for row in _table(ROOT / "RESULTS.md", title)[1]:
             block, method, ours, published, seeds = row[0], row[1], row[5], row[6], row[4]
             if method in (name, f"{name}-S") and _was_run(ours):
                 where = f"[{data}, {BLOCKS.get(block, block)}](../../RESULTS.md#{_slug(title)})"
@@ -150,12 +151,14 @@ def _of_the_yardsticks(name: str) -> list[Figure]:
     out = []
     page, repeated = DOCS / "yardsticks.md", bool(_of_the_paper(name))
     for title in re.findall(r"^## (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE):
-        for row in _rows(page, title):
-            if row[1] == name and _was_run(row[3]) and not (repeated and "RWalk's table 1" in title):
-                setting = re.sub(r"^(class|task), (\d+)$", r"\1-incremental, \2 kept", row[0])
+        head, rows = _table(page, title)
+        for row in (dict(zip(head, cells, strict=True)) for cells in rows):
+            method = OTHERWISE_CALLED.get(row["method"], row["method"])
+            if method == name and _was_run(row["ours"]) and not (repeated and "RWalk's table 1" in title):
+                setting = re.sub(r"^(class|task), (\d+)$", r"\1-incremental, \2 kept", row[""])
                 where = f"[{title.partition(' (')[0]}: {setting}](../yardsticks.md#{_slug(title)})"
-                where += " (defaults, not tuned)" if "not tuned" in row[-1] else ""
-                out.append(Figure(where, row[3], row[2], row[6]))
+                where += " (defaults, not tuned)" if "not tuned" in row["tuned"] else ""
+                out.append(Figure(where, row["ours"], row["published"], row["seeds"]))
     return out
 
 
@@ -163,12 +166,13 @@ def _was_run(ours: str) -> bool:
     return ours not in ("", "–")
 
 
-def _rows(page: Path, title: str) -> list[list[str]]:
-    """The cells of the tables in a section, without their heads."""
+def _table(page: Path, title: str) -> tuple[list[str], list[list[str]]]:
+    """The head of the table in a section, and its rows; nothing where there is none yet."""
     _, _, rest = page.read_text(encoding="utf-8").partition(f"\n## {title}\n")
     section = re.split(r"^## ", rest, maxsplit=1, flags=re.MULTILINE)[0]
-    lines = [line for line in section.splitlines() if line.startswith("|")][2:]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    head, _, *rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines] or [[], []]
+    return head, rows
 
 
 def _slug(title: str) -> str:

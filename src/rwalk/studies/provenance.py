@@ -7,6 +7,7 @@ noticed and can say what has changed.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -90,9 +91,14 @@ def machine_of(row_made: Mapping[str, Any]) -> str:
 def _maker(row_made: Mapping[str, Any]) -> str:
     if "numerics" not in row_made:
         return f"an earlier rwalk (its rows do not name the version) on {machine_of(row_made)}"
-    at = f" ({row_made['commit']})" if row_made.get("commit") else ""
+    at = f" ({_short(row_made['commit'])})" if row_made.get("commit") else ""
     code = "".join(f", {name} {digest[:8]}" for name, digest in row_made.get("code", {}).items())
     return f"rwalk {row_made['rwalk']}{at}{code} on {machine_of(row_made)}"
+
+
+def _short(commit: str) -> str:
+    """Ten digits name a commit as well as forty do."""
+    return re.sub(r"^([0-9a-f]{10})[0-9a-f]{30}", r"\1", commit)
 
 
 def code_of(run: RunSpec) -> dict[str, str]:
