@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import guard_memory
 from rwalk import EWC, PI, Guard, InputError, RWalk
@@ -208,6 +209,43 @@ class Replacing(torch.optim.SGD):
             for p in group["params"]:
                 if p.grad is not None:
                     p.data = p.data - group["lr"] * p.grad
+
+
+@pytest.mark.parametrize("method", [RWALK, PI(lam=0.1), EWC(lam=0.1)], ids=str)
+def test_a_step_makes_no_views(method: Method) -> None:
+    """Of hundreds of parameters each would take the host as long as a kernel takes it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=True)
+    guard = Guard(model, optimizer, method)
+    x = torch.randn(8, 4)
+
+    def backward() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+
+    for _ in range(2):
+        backward()
+        optimizer.step()
+    guard.consolidate((model(x).square().mean() for _ in range(2)) if method.data_pass else None)
+    backward()
+    optimizer.step()
+    backward()
+    with Seen() as seen:
+        optimizer.step()
+    assert seen.names and not seen.names & {"unsqueeze", "select", "view", "reshape", "squeeze", "detach"}
+
+
+class Seen(TorchDispatchMode):
+    """The names of all operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("kind", [Changing, Replacing])

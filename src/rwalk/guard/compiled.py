@@ -92,7 +92,7 @@ class CompiledPack(Pack):
     def _run(self, moment: str, method: Method, function: Callable[..., None], own: Any) -> bool:
         """Do this to every parameter, if a program can."""
         gradients = apart(own)
-        if any(each.stride()[1:] != stride for each, stride in zip(gradients, self._strides, strict=True)):
+        if any(each.stride() != stride for each, stride in zip(gradients, self._strides, strict=True)):
             return False
         if (moment, method) not in self._ready:
             self._ready[moment, method] = self._program(moment, method, function, gradients)

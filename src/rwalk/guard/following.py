@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
+from operator import is_
+from typing import Any, TypeVar
 from weakref import WeakSet, ref
 
 import torch
@@ -22,6 +23,12 @@ from rwalk.guard.pieces import Piece
 from rwalk.guard.rows import Rows
 from rwalk.guard.steps import Step, Uninterrupted, contain
 from rwalk.guard.work import Work
+from rwalk.methods import Method
+
+Moving = tuple[Piece, Tensor]  # a parameter that takes part in a step, and its gradient
+Pulls = Mapping[nn.Parameter, Tensor]
+V = TypeVar("V")
+Alike = Iterator[tuple[V, list[Piece]]]
 
 
 class Following:
@@ -41,6 +48,7 @@ class Following:
         self._model = model
         self._work = work
         self._match = match
+        self._rosters: dict[int, Roster] = {}  # by group of the optimizer's
         self._step: Step | None = None  # under way, or failed without anybody saying so
         self._release: list[Callable[[], None]] = []
 
@@ -146,33 +154,36 @@ class Following:
             self.forget_failed_step(at_once=True)
             raise
 
-    def _moving(self) -> list[tuple[dict[str, Any], list[tuple[Piece, Tensor]]]]:
-        """By group of the optimizer's: those parameters that are guarded and take part in the step, and gradients.
+    def _moving(self) -> list[tuple[dict[str, Any], list[Moving]]]:
+        """By group of the optimizer's: those parameters that are guarded and take part in the step.
 
         Without a gradient the optimizer leaves a parameter alone, and so does the guard.
         """
-        pieces = self.learned.pieces
         found = []
         adapted: set[Piece] = set()
-        for group in self.optimizer.param_groups:
-            known = [(pieces[parameter], parameter.grad) for parameter in group["params"]]
-            moving = [(piece, grad) for piece, grad in known if piece and grad is not None]
-            found.append((group, [each for each in moving if _comes_first(each[0], adapted)]))
+        for number, group in enumerate(self.optimizer.param_groups):
+            roster = self._rosters.get(number)
+            if roster is None or not roster.is_of(group["params"], self.learned.pieces):
+                roster = self._rosters[number] = Roster(group["params"], self.learned.pieces)
+            moving = [(piece, grad) for parameter, piece in roster.guarded if (grad := parameter.grad) is not None]
+            if roster.has_adapters:
+                moving = [each for each in moving if _comes_first(each[0], adapted)]
+            found.append((group, moving))
         return found
 
     def _join(
         self,
         step: Step,
         group: dict[str, Any],
-        moving: list[tuple[Piece, Tensor]],
-        pulls: Mapping[nn.Parameter, Tensor],
+        moving: list[Moving],
+        pulls: Pulls,
     ) -> None:
         """Parameters of a group of the optimizer's take part in the step."""
         method = self.learned.method
         size = stiffness.step_size(self.optimizer, group)
         pulls_gradients = method.penalty == "gradient"  # a proximal step may be as stiff as it likes
         lr = (size if pulls_gradients else group.get("lr")) or 0.0
-        alike: dict[tuple[float | None, bool], list[Piece]] = {}
+        dense: list[Piece] = []
         for piece, gradient in moving:
             if not piece.started:
                 piece.start(method)
@@ -180,19 +191,18 @@ class Following:
                 factors = Factors(piece, piece.storage.product)
                 step.passages.append((factors, lr))
                 factors.enter(method, size)
-                continue
-            followed = stiffness.followed(size, piece.stiffest(method)) if pulls_gradients else None
-            pull = pulls.get(piece.parameter) if pulls else None
-            if gradient.is_sparse:
+            elif gradient.is_sparse:
                 rows = Rows(piece)
                 step.passages.append((rows, lr))
-                rows.enter(method, followed, pull)
+                followed = stiffness.followed(size, piece.stiffest(method)) if pulls_gradients else None
+                rows.enter(method, followed, pulls.get(piece.parameter))
             else:
-                alike.setdefault((followed, pull is not None), []).append(piece)
-        for (followed, pulled), pieces in alike.items():
-            for pack in self.learned.packs.of(pieces):
-                step.passages.append((pack, lr))
-                pack.enter(method, followed, pulls if pulled else {}, aside=not _leaves_gradients(self.optimizer))
+                dense.append(piece)
+        for followed, alike in _by_stiffness(dense, method, size if pulls_gradients else None):
+            for pulled, pieces in _by_pull(alike, pulls):
+                for pack in self.learned.packs.of(pieces):
+                    step.passages.append((pack, lr))
+                    pack.enter(method, followed, pulled, aside=not _leaves_gradients(self.optimizer))
 
     @torch.no_grad()
     def _after_step(self, step: Step) -> None:
@@ -205,6 +215,42 @@ class Following:
         except BaseException:
             step.abandon(at_once=True)
             raise
+
+
+class Roster:
+    """Which parameters of a group of the optimizer's are guarded: asked in every step, nearly always the same."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], pieces: Pieces) -> None:
+        self._parameters, self._pieces = list(parameters), pieces
+        self.guarded = [(each, piece) for each in parameters if (piece := pieces[each]) is not None]
+        self.has_adapters = any(piece.storage.product is not None for _, piece in self.guarded)
+
+    def is_of(self, parameters: Sequence[nn.Parameter], pieces: Pieces) -> bool:
+        same = self._pieces is pieces and len(self._parameters) == len(parameters)
+        return same and all(map(is_, self._parameters, parameters))
+
+
+def _by_stiffness(pieces: list[Piece], method: Method, size: float | None) -> Alike[float | None]:
+    """By what steps of this size can follow: None for those that have no spring that is stiffer."""
+    return _divided(
+        pieces, [stiffness.followed(size, piece.stiffest(method)) if size else None for piece in pieces]
+    )
+
+
+def _by_pull(pieces: list[Piece], pulls: Pulls) -> Alike[Pulls]:
+    """Those that something pulls beside their springs, and the others."""
+    for pulled, alike in _divided(pieces, [piece.parameter in pulls for piece in pieces] if pulls else [False]):
+        yield pulls if pulled else {}, alike
+
+
+def _divided(pieces: list[Piece], by: list[Any]) -> Alike[Any]:
+    """By a value of each; all of them as they are where it is the same, as nearly always."""
+    if not pieces or by.count(by[0]) == len(by):
+        return iter([(by[0], pieces)] if pieces else [])
+    found: dict[Any, list[Piece]] = {}
+    for value, piece in zip(by, pieces, strict=True):
+        found.setdefault(value, []).append(piece)
+    return iter(found.items())
 
 
 def _comes_first(piece: Piece, adapted: set[Piece]) -> bool:

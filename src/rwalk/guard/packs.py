@@ -30,36 +30,48 @@ def on_this_rank(tensors: Sequence[Any], sharded: bool) -> Sequence[Any]:
     return [local(each) for each in tensors] if sharded else tensors
 
 
+def exchange(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+
+
 class _Underway:
     """What is remembered of a pack from before the step, and what the optimizer reads for its gradients."""
 
     def __init__(self, parameters: list[nn.Parameter], sharded: bool) -> None:
         self.parameters, self.sharded = parameters, sharded
         self.gradients: list[Any] = [parameter.grad for parameter in parameters]  # the user's, of the task alone
-        self.own = together([each.unsqueeze(0) for each in on_this_rank(self.gradients, sharded)])
+        self.own = together(on_this_rank(self.gradients, sharded))
         self.given: list[Tensor] = []  # what the optimizer reads, where that is not they
         self.versions: list[int] = []  # torch's count of changes to what was given
         self.saved: Any = None  # of sharded gradients, which the pull is added to in place: what they were
         self.negated: Any = None  # −θ before the step
         self.beyond: float | None = None  # the stiffness beyond which springs pull after the step
 
-    def give(self, pulled: Any, shaped: list[Tensor]) -> None:
+    def give(self, pulled: Any) -> None:
         """To the optimizer; the user's own gradients are put aside untouched, unless they are sharded."""
         if self.sharded:
             self.saved = self.own.clone()
             self.given = apart(self.own.copy_(pulled))
         else:
-            self.given = shaped
-            for parameter, each in zip(self.parameters, shaped, strict=True):
-                parameter.grad = each
+            self.given = apart(pulled)
+            exchange(self.parameters, self.given)
         self.versions = [each._version for each in self.given]
 
-    def give_back(self, unless_changed: bool = False) -> list[int]:
+    def give_back(self) -> None:
+        """The gradients as they were."""
+        if self.given and self.sharded:
+            self.own.copy_(self.saved)
+        elif self.given:
+            exchange(self.parameters, self.gradients)
+        self.given = []
+
+    def give_back_unless_changed(self) -> list[int]:
         """The gradients as they were; which ones are not, because what was given is the user's now."""
         lost = []
         for i, (parameter, given) in enumerate(zip(self.parameters, self.given, strict=bool(self.given))):
             is_there = self.sharded or parameter.grad is given
-            if unless_changed and not (is_there and given._version == self.versions[i]):
+            if not (is_there and given._version == self.versions[i]):
                 lost.append(i)
             elif self.sharded:
                 given.copy_(apart(self.saved)[i])
@@ -70,7 +82,11 @@ class _Underway:
 
 
 class Pack:
-    """Parameters of a kind, as one."""
+    """Parameters of a kind, as one.
+
+    Tensors have the parameters' own shapes here, without the row of a network: a step goes over hundreds of them,
+    and a view of each costs more than any kernel does.
+    """
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = list(pieces)
@@ -81,11 +97,12 @@ class Pack:
         self._home = self._storage.home
         self._marks = [piece.storage.mark for piece in pieces]
         self._sharded = is_sharded(self._parameters[0])
-        self._state: State = {name: together([piece.state[name] for piece in pieces]) for name in pieces[0].state}
+        self._state: State = {
+            name: together([piece.state[name][0] for piece in pieces]) for name in pieces[0].state
+        }
         self._addresses: list[int] = []
         self._theta: Any = None
         self._rooms: dict[str, Any] = {}
-        self._given: list[Tensor] | None = None
         self._underway: _Underway | None = None
         self._look()
 
@@ -119,11 +136,11 @@ class Pack:
             step.beyond = followed
         step.negated, pulled = self._prepared(method, own, followed, holds)
         if pulls:
-            pulled = (own if pulled is None else pulled) + together([pulls[each] for each in self._parameters])
+            pulled = (own if pulled is None else pulled) + together([pulls[each][0] for each in self._parameters])
         elif pulled is None and aside and method.wants:
             pulled = own.clone()
         if pulled is not None:
-            step.give(pulled, [] if self._sharded else self._without_row(pulled))
+            step.give(pulled)
 
     def leave(self, method: Method, lr: float) -> None:
         """Give the gradients back as they were, pull after the step where that is due, and observe."""
@@ -144,10 +161,14 @@ class Pack:
 
         Unless this is done `at_once`, gradients may have been zeroed or added to since: those are left alone.
         """
-        if self._underway is not None:
-            for lost in self._underway.give_back(unless_changed=not at_once):
-                self._pieces[lost].leave_rooms()
-            self._underway = None
+        step, self._underway = self._underway, None
+        if step is None:
+            return
+        if at_once:
+            step.give_back()
+            return
+        for lost in step.give_back_unless_changed():
+            self._pieces[lost].leave_rooms()
 
     def score(self, method: Method) -> None:
         """A window of steps ended."""
@@ -197,8 +218,8 @@ class Pack:
             self._look_again()
 
     def _look_again(self) -> None:
-        self._theta = together([piece.storage.theta() for piece in self._pieces])
-        self._rooms, self._given = {}, None
+        self._theta = together([piece.storage.theta()[0] for piece in self._pieces])
+        self._rooms = {}
         self._is_wide, *kept = (self._storage.wide(each) is each for each in (self._theta, *self._state.values()))
         self._keeps_wide = all(kept)
 
@@ -207,17 +228,8 @@ class Pack:
         if launches(self._storage.home):
             return None
         if name not in self._rooms:
-            self._rooms[name] = together([piece.room(name) for piece in self._pieces])
+            self._rooms[name] = together([piece.room(name)[0] for piece in self._pieces])
         return self._rooms[name]
-
-    def _without_row(self, pulled: Any) -> list[Tensor]:
-        """Shaped like gradients; made once of room that is kept."""
-        kept = self._rooms.get("pulled")
-        if kept is None or pulled is not kept:
-            return [each[0] for each in apart(pulled)]
-        if self._given is None:
-            self._given = [each[0] for each in apart(kept)]
-        return self._given
 
     def _wide(self, tensors: Any) -> Any:
         """Themselves where they already are as the equations want them."""
