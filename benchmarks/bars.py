@@ -94,7 +94,8 @@ def _guard_gpu(found: Mapping[str, Any]) -> Iterator[Row]:
         bar = vectors(name, found["largest"])
         yield at_most("… its memory at the peak, in parameters", measured["vectors"], bar, "")
         if "kernels" in measured:
-            yield Row("… kernels that it adds to a step", f"{measured['kernels']}")
+            yield Row("… kernels that it adds to a step", f"{measured['kernels']:.0f}")
+            yield Row("… the device's own time for a step, by that without it", f"{measured['busy']:.3f}×")
             waits = measured["waits"]
             yield Row("… whether the host waits for the device", "yes" if waits else "no", "no", not waits)
 
