@@ -5,7 +5,7 @@
 
 A model of SmolLM2-135M's form, with random weights: 272 tensors, of which the smallest have 576 numbers and the
 largest has 28 million. Steps with and without a guard take turns, in bfloat16 by autocast, on 16 × 512 tokens with
-AdamW. Where launching kernels takes the host longer than running them takes the device, that measures the host; the
+AdamW. Where the host takes longer to launch kernels than the device takes to run them, that measures the host; the
 device's own time is given beside it. Memory is measured on a few tokens, so that it is that of the parameters and
 what is held for them. Each guard is measured by itself, and printed as soon as it is known.
 """
