@@ -256,7 +256,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         Experiment(
             "permuted-mnist",
             "Permuted MNIST, ten tasks (what Avalanche does not reproduce)",
-            "2 min on an H200",
+            "7 min on an H200 that is shared by seven processes",
             permuted_mnist,
             seeds=5,
             reference="none",
@@ -274,7 +274,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         Experiment(
             "cifar100-methods",
             "CIFAR-100 in ten tasks, under the budgets of RWalk's table 1",
-            "12 min on an H200, less what table1-cifar100 has trained",
+            "estimated: 12 min on an H200, less what table1-cifar100 has trained",
             cifar100_methods,
             reference="none",
             note=NOTE_CIFAR,

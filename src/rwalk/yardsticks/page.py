@@ -119,10 +119,7 @@ def _section(experiment: Experiment, results: Sequence[Result], rows: dict[str, 
         yield f"Not run yet: `rwalk reproduce {experiment.name}`."
         yield ""
         return
-    maker = provenance.mixture(made_here) or "".join(
-        f"Trained by {each}." for each in provenance.makers(made_here)
-    )
-    yield f"{maker} {experiment.note}"
+    yield experiment.note
     yield ""
     others = list(dict.fromkeys(name for each in results for name, _ in each.cell.others))
     heads = ("", "method", "published", *others, "ours", "Δ", "held", "seeds", "hyper-parameters", "tuned")
@@ -132,6 +129,8 @@ def _section(experiment: Experiment, results: Sequence[Result], rows: dict[str, 
         yield "| " + " | ".join(_cells(each, others)) + " |"
     yield ""
     yield from _explained(experiment, results)
+    yield provenance.mixture(made_here) or "".join(f"Trained by {each}." for each in provenance.makers(made_here))
+    yield ""
 
 
 def _cells(each: Result, others: Sequence[str]) -> Iterator[str]:
