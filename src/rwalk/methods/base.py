@@ -3,8 +3,8 @@
 All vectors are [R, P], all hyper-parameters floats or [R, 1]; state is a plain dict of named vectors, so that
 checkpoints need no method-specific code. Nothing here reduces over runs, and only two things reduce over
 parameters: the penalty's value, and the normalisation at a task's end. Everything else is elementwise, so that a
-network may also come in pieces of any shape [R, ...], where `ranges` says what no piece can know by itself; around a
-step of somebody's own model, which is one run, in pieces of its parameters' shapes.
+network may also come in pieces of any shape [R, ...], where `ranges` says what no piece can know by itself; or,
+around a step of somebody's own model, which is one run, in pieces of its parameters' shapes.
 
 Every penalty in the paper is a set of springs, Σ_i w_i (θ_i − θ*_i)². A method says how stiff they are;
 their cost, their pull and their proximal step are written once, below.
