@@ -301,9 +301,10 @@ def test_an_unknown_setting_is_named() -> None:
 def test_the_budgets_are_what_the_rule_chooses_of_what_was_tried() -> None:
     """Its numbers follow from its scores; that a grid has grown since is said on the page, not here."""
 
-    def training(how_long: str) -> dict[str, Any]:
+    def training(known: tuned.Setting, how_long: str) -> dict[str, Any]:
         count, unit = how_long.split()
-        return asdict(Training(steps=int(count)) if unit == "steps" else tuned.GEMS_TRAINING)
+        in_steps = [each for each in known.trainings if each.steps]
+        return asdict(replace(in_steps[0], steps=int(count)) if unit == "steps" else tuned.GEMS_TRAINING)
 
     for name, chosen in budgets.load().items():
         known = tuned.SETTINGS[name]
@@ -312,7 +313,7 @@ def test_the_budgets_are_what_the_rule_chooses_of_what_was_tried() -> None:
                 "method": method,
                 "spec": {
                     "network": "".join(network) or known.run.network,
-                    "training": training(length),
+                    "training": training(known, length),
                     "numbers": numbers,
                     "seed": seed,
                 },

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from operator import is_
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakSet, ref
 
 import torch
@@ -27,8 +27,6 @@ from rwalk.methods import Method
 
 Moving = tuple[Piece, Tensor]  # a parameter that takes part in a step, and its gradient
 Pulls = Mapping[nn.Parameter, Tensor]
-V = TypeVar("V")
-Alike = Iterator[tuple[V, list[Piece]]]
 
 
 class Following:
@@ -198,11 +196,12 @@ class Following:
                 rows.enter(method, followed, pulls.get(piece.parameter))
             else:
                 dense.append(piece)
-        for followed, alike in _by_stiffness(dense, method, size if pulls_gradients else None):
-            for pulled, pieces in _by_pull(alike, pulls):
-                for pack in self.learned.packs.of(pieces):
-                    step.passages.append((pack, lr))
-                    pack.enter(method, followed, pulled, aside=not _leaves_gradients(self.optimizer))
+        aside = not _leaves_gradients(self.optimizer)
+        alike = _alike(dense, method, size if pulls_gradients else None, pulls)
+        for (followed, pulled), pieces in alike.items():
+            for pack in self.learned.packs.of(pieces):
+                step.passages.append((pack, lr))
+                pack.enter(method, followed, pulls if pulled else {}, aside)
 
     @torch.no_grad()
     def _after_step(self, step: Step) -> None:
@@ -230,27 +229,15 @@ class Roster:
         return same and all(map(is_, self._parameters, parameters))
 
 
-def _by_stiffness(pieces: list[Piece], method: Method, size: float | None) -> Alike[float | None]:
-    """By what steps of this size can follow: None for those that have no spring that is stiffer."""
-    return _divided(
-        pieces, [stiffness.followed(size, piece.stiffest(method)) if size else None for piece in pieces]
-    )
-
-
-def _by_pull(pieces: list[Piece], pulls: Pulls) -> Alike[Pulls]:
-    """Those that something pulls beside their springs, and the others."""
-    for pulled, alike in _divided(pieces, [piece.parameter in pulls for piece in pieces] if pulls else [False]):
-        yield pulls if pulled else {}, alike
-
-
-def _divided(pieces: list[Piece], by: list[Any]) -> Alike[Any]:
-    """By a value of each; all of them as they are where it is the same, as nearly always."""
-    if not pieces or by.count(by[0]) == len(by):
-        return iter([(by[0], pieces)] if pieces else [])
-    found: dict[Any, list[Piece]] = {}
-    for value, piece in zip(by, pieces, strict=True):
-        found.setdefault(value, []).append(piece)
-    return iter(found.items())
+def _alike(
+    pieces: list[Piece], method: Method, size: float | None, pulls: Pulls
+) -> dict[tuple[float | None, bool], list[Piece]]:
+    """By the stiffness that steps of this size can follow (see `followed`), and by whether anything else pulls."""
+    found: dict[tuple[float | None, bool], list[Piece]] = {}
+    for piece in pieces:
+        followed = stiffness.followed(size, piece.stiffest(method)) if size else None
+        found.setdefault((followed, bool(pulls) and piece.parameter in pulls), []).append(piece)
+    return found
 
 
 def _comes_first(piece: Piece, adapted: set[Piece]) -> bool:
