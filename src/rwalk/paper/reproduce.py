@@ -140,9 +140,9 @@ def dry_run(plan: Sequence[Planned], known: Collection[str], only: Collection[st
         seconds /= _steps_per_second(study, missing[0])
         total += seconds
         with_them = f" and {len(references)} reference models" if references else ""
-        yield f"{line}{with_them}, {steps:,} steps, about {_minutes(seconds)} of training ({cost})"
+        yield f"{line}{with_them}, {steps:,} steps, about {_duration(seconds)} of training ({cost})"
     if len(plan) > 1 and total:
-        yield f"together: about {_minutes(total)} of training"
+        yield f"together: about {_duration(total)} of training"
     for reason in dict.fromkeys(filter(None, absent.values())):
         yield f"no estimate: {reason}"
 
@@ -158,7 +158,14 @@ def _absence(dataset: str, study: Study, known: dict[str, str | None]) -> str | 
     return known[dataset]
 
 
-def _minutes(seconds: float) -> str:
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(20), _duration(7000), _duration(20_000), _duration(3_400_000)
+    ('1 min', '117 min', '6 hours', '39 days')
+    """
+    for unit, length, least in (("days", 86_400, 2), ("hours", 3600, 2)):
+        if seconds >= least * length:
+            return f"{round(seconds / length)} {unit}"
     return f"{max(1, round(seconds / 60))} min"
 
 
@@ -174,18 +181,25 @@ def _weight(study: Study, run: RunSpec) -> float:
     return 1.0 + constraints * kept / run.training.batch
 
 
-def _steps_per_second(study: Study, run: RunSpec, steps: int = 40) -> float:
+TRIALS = (2, 40, 40)  # steps; the first ones are cold
+PATIENCE = 1.0  # seconds: where a trial takes longer, it says enough
+
+
+def _steps_per_second(study: Study, run: RunSpec) -> float:
     """Steps per second of the whole machine: a run's first task measured, times the runs that train at once."""
     width = 5 if study.device != "cpu" else 1
-    short = replace(run, training=replace(run.training, steps=steps))
-    fleet = fleet_of(study.device, study.stream(run.stream), [replace(short, seed=seed) for seed in range(width)])
-    marks = []
-    with few_threads(1):
-        for _ in range(2):  # the second time is warm
-            fleet.step = 0
+    at_once = width if study.device != "cpu" else study.workers or available_cores()
+    rate = 0.0
+    for steps in TRIALS:
+        short = replace(run, training=replace(run.training, steps=steps))
+        runs = [replace(short, seed=seed) for seed in range(width)]
+        fleet = fleet_of(study.device, study.stream(run.stream), runs)
+        with few_threads(1):
             began = time.perf_counter()
             fleet.begin_task()
             fleet.train_task()
-            marks.append(time.perf_counter() - began)
-    at_once = width if study.device != "cpu" else study.workers or available_cores()
-    return at_once * steps / marks[-1]
+            took = time.perf_counter() - began
+        rate = at_once * steps / took
+        if took > PATIENCE:
+            break
+    return rate
