@@ -100,7 +100,7 @@ def test_a_study_in_this_process_has_one_thread_and_gives_it_back(monkeypatch: p
     study.execute()
     assert (1, True) in SEEN and (torch.get_num_threads(), flushes_denormals()) == (3, False)
     SEEN.clear()
-    _steps_per_second(study, study.runs[0], steps=1)
+    _steps_per_second(study, study.runs[0])
     assert (1, True) in SEEN and (torch.get_num_threads(), flushes_denormals()) == (3, False)
 
 
