@@ -157,7 +157,6 @@ def _of_the_yardsticks(name: str) -> list[Figure]:
             if method == name and _was_run(row["ours"]) and not (repeated and "RWalk's table 1" in title):
                 setting = re.sub(r"^(class|task), (\d+)$", r"\1-incremental, \2 kept", row[""])
                 where = f"[{title.partition(' (')[0]}: {setting}](../yardsticks.md#{_slug(title)})"
-                where += " (defaults, not tuned)" if "not tuned" in row["tuned"] else ""
                 out.append(Figure(where, row["ours"], row["published"], row["seeds"]))
     return out
 

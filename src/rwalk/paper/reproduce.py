@@ -163,8 +163,8 @@ def _duration(seconds: float) -> str:
     >>> _duration(20), _duration(7000), _duration(20_000), _duration(3_400_000)
     ('1 min', '117 min', '6 hours', '39 days')
     """
-    for unit, length, least in (("days", 86_400, 2), ("hours", 3600, 2)):
-        if seconds >= least * length:
+    for unit, length in (("days", 86_400), ("hours", 3600)):
+        if seconds >= 2 * length:
             return f"{round(seconds / length)} {unit}"
     return f"{max(1, round(seconds / 60))} min"
 

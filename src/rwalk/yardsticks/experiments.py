@@ -106,17 +106,10 @@ def permuted_mnist() -> Iterator[Cell]:
     """Ten tasks, as van de Ven et al. train: 5000 steps of 128, Adam at 0.0001 that goes on from task to task."""
     training = Training(steps=5000, batch=128, lr=1e-4, keep_optimizer=True)
     base = RunSpec(StreamSpec("mnist-32", permuted=10), "mlp-1000", training=training)
-    source = "of van de Ven et al.'s code for Permuted MNIST"
-    learners: dict[str, tuple[str, dict[str, Any], str]] = {
-        "none": ("vanilla", {}, "nothing to tune"),
-        "ewc": ("ewc", {"lam": 100.0, "fisher": "exact"}, f"λ {source}"),
-        "si": ("pi", {"lam": 10.0, "xi": 0.1}, f"c and ξ {source}"),
-    }
     chosen = _chosen("permuted-mnist")
-    for label, (method, numbers, tuned) in learners.items():
-        if method in chosen:
-            numbers, tuned = chosen[method], "validation"
-        run = replace(base, method=method, numbers=numbers)
+    for label, method in {"none": "vanilla", "ewc": "ewc", "si": "pi"}.items():
+        run = replace(base, method=method, numbers=chosen.get(method, {}))
+        tuned = "validation" if method in chosen else "nothing to tune"
         others = (("Avalanche", PERMUTED_MNIST_AVALANCHE[label]),) if label in PERMUTED_MNIST_AVALANCHE else ()
         yield Cell(label, run, "single", "domain", None, PERMUTED_MNIST.get(label), others, tuned)
 
@@ -209,25 +202,20 @@ def cifar100_methods() -> Iterator[Cell]:
     size = settings.EXEMPLARS["cifar100"]
     for method in (*settings.METHODS, *REPLAYING):
         run = budgets.budgeted("cifar100", method, "samples", size)
-        if method in replayed:
-            run = replace(run, numbers=replayed[method])
+        run = replace(run, numbers=replayed.get(method, run.numbers))
         # iCaRL stands in the table's block without samples, though it has as many.
         theirs = _of_table1("single" if method == "icarl" else "samples", method)
-        tuned = rule if method in settings.METHODS else "validation" if run.numbers else _untuned(method)
+        tuned = rule if method in settings.METHODS else "validation" if run.numbers else "nothing to tune"
         yield Cell(method, run, "single", f"{size} exemplars per class, single-head", None, theirs, (), tuned)
     joint = budgets.budgeted("cifar100", "joint", "samples")
     for head in ("single", "multi"):
-        yield Cell("joint", joint, head, f"all data, {head}-head", None, None, (), _untuned("joint"))
+        yield Cell("joint", joint, head, f"all data, {head}-head", None, None, (), "nothing to tune")
 
 
 def _chosen(setting: str) -> Mapping[str, Any]:
     """The hyper-parameters that validation chose, by method; nothing where it has not been asked."""
     numbers: Mapping[str, Any] = budgets.load().get(setting, {"numbers": {}})["numbers"]
     return numbers
-
-
-def _untuned(method: str) -> str:
-    return "defaults, not tuned" if method in settings.SETTINGS["cifar100-replay"].grid else "nothing to tune"
 
 
 def _of_table1(block: str, method: str) -> Value | None:
