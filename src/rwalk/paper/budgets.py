@@ -15,7 +15,7 @@ say). What counts is the validation A_K under the setting's own head.
    beyond its edge. And the best of each method with a network that begins otherwise; and for twice or half as
    long, if the length that suits the methods best on average is the longest or the shortest so far. This is
    repeated until nothing is left to try, for a few rounds.
-2. Finalists: the best four scouts of every method, trained in the two ways (network and length) that suit the
+2. Finalists: the best three scouts of every method, trained in the two ways (network and length) that suit the
    methods best on average, get three seeds or more.
 3. The neighbours of the best finalist are trained with all seeds too, until none of them is better.
 

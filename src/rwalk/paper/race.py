@@ -21,7 +21,7 @@ from rwalk.studies.store import Row
 from rwalk.training import Training
 
 SCOUT = 0  # the seed of scouts
-FINALISTS = 4  # per method and way of training
+FINALISTS = 3  # per method and way of training
 WAYS = 2  # in which finalists are trained
 SCOUTING = 4  # rounds, at most
 ROUNDS = 8  # in all, at most
