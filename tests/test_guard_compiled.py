@@ -64,7 +64,7 @@ def trained(method: Method, compile: bool) -> tuple[Guard, list[Tensor]]:
 
 def packs_of(guard: Guard) -> list[Any]:
     learned = guard._work.learned
-    return learned.packs.of(learned.started)
+    return learned.packs.of(learned.started, learned.method)
 
 
 @needs_compiler

@@ -75,6 +75,15 @@ def fused_adam() -> Callable[..., None] | None:
     return kernel
 
 
+def unflattened(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Parts of a flat vector, shaped like these tensors, in one call. Without it: a view after the other."""
+    views = getattr(torch._utils, "_unflatten_dense_tensors", None)
+    if views is not None:
+        return list(views(flat, like))
+    parts = flat.split([each.numel() for each in like])
+    return [part.view(each.shape) for part, each in zip(parts, like, strict=True)]
+
+
 def foreach(name: str) -> Callable[..., Any] | None:
     """The kernel that does an operation to a list of tensors at once. Without it: one kernel per tensor."""
     kernel: Callable[..., Any] | None = getattr(torch, f"_foreach_{name}", None)

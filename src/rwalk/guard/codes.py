@@ -149,9 +149,7 @@ def code_of(name: str) -> Code:
 
 def phases(name: str, blocks: int, device: torch.device) -> Tensor:
     """Where the draws of a parameter's blocks begin, [blocks]."""
-    return torch.arange(blocks, dtype=torch.int32, device=device) * _wrapped(ALONG_BLOCKS) + _wrapped(
-        _number(name)
-    )
+    return torch.arange(blocks, dtype=torch.int32, device=device) * wrapped(ALONG_BLOCKS) + wrapped(number(name))
 
 
 def drawn(phases: Tensor, name: str, moment: int) -> Tensor:
@@ -161,14 +159,19 @@ def drawn(phases: Tensor, name: str, moment: int) -> Tensor:
     >>> draws.shape, bool((draws.double() / 2**32).mean().abs() < 0.02)
     (torch.Size([4, 128]), True)
     """
-    within = torch.arange(BLOCK, dtype=torch.int32, device=phases.device) * _wrapped(ALONG_BLOCK)
-    return phases[:, None] + within + _wrapped(_number(name) + moment * IN_TIME)
+    within = torch.arange(BLOCK, dtype=torch.int32, device=phases.device) * wrapped(ALONG_BLOCK)
+    return phases[:, None] + within + moved(name, moment)
 
 
-def _number(name: str) -> int:
+def moved(name: str, moment: int) -> int:
+    """By how much the draws of a vector are moved, in time."""
+    return wrapped(number(name) + moment * IN_TIME)
+
+
+def number(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
-def _wrapped(number: int) -> int:
+def wrapped(integer: int) -> int:
     """As a signed integer of 32 bits; sums and products of such wrap around."""
-    return (number + 2**31) % 2**32 - 2**31
+    return (integer + 2**31) % 2**32 - 2**31

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from rwalk.guard import compiled, packs
+from rwalk.guard import compiled, fused, fused_lent, packs
 from rwalk.guard.compiled import CompiledPack
+from rwalk.guard.fused import FusedPack
+from rwalk.guard.fused_lent import FusedLentPack
 from rwalk.guard.lending import LentPack
 from rwalk.guard.lent import LentStorage
 from rwalk.guard.packs import Pack
@@ -31,14 +33,14 @@ class Packs:
         self._programs: Programs | None = None
         self._known: dict[tuple[Piece, ...], list[Pack | LentPack]] = {}
 
-    def of(self, pieces: Sequence[Piece]) -> list[Pack | LentPack]:
+    def of(self, pieces: Sequence[Piece], method: Method) -> list[Pack | LentPack]:
         key = tuple(pieces)
         known = self._known.get(key)
         stale = known is not None and not all(pack.is_current() for pack in known)
         if stale or len(self._known) > KEPT:
             self._known.clear()  # along with the vectors that nobody else may hold any more
         if known is None or stale:
-            known = self._known[key] = list(self._divided(pieces))
+            known = self._known[key] = list(self._divided(pieces, method))
         return known
 
     def stepped(self) -> bool:
@@ -65,12 +67,14 @@ class Packs:
             piece.leave_rooms()
         self._known.clear()
 
-    def _divided(self, pieces: Sequence[Piece]) -> Iterator[Pack | LentPack]:
+    def _divided(self, pieces: Sequence[Piece], method: Method) -> Iterator[Pack | LentPack]:
         """Those of a kind together, as many as there is room for."""
         room = max((_size(piece) for piece in self._everyone()), default=0) // 2
         for alike in _by_kind(pieces):
             if isinstance(alike[0].storage, LentStorage):
-                yield LentPack(alike)
+                yield FusedLentPack(alike) if fused_lent.is_possible(alike, method) else LentPack(alike)
+            elif fused.is_possible(alike, method):
+                yield FusedPack(alike)
             elif packs.launches(alike[0].storage.home):
                 yield from map(Pack, portions(alike, room))
             elif self._programs is not None and all(map(compiled.is_possible, alike)):

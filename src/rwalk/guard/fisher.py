@@ -29,7 +29,10 @@ from rwalk.guard.selection import unwrapped
 from rwalk.guard.shards import is_sharded
 from rwalk.methods import Method
 
-ROOM = 2**31  # bytes that gradients of single examples may take at a time; on a GPU, a quarter of what is free
+ROOM = (
+    2**31
+)  # bytes that gradients and logits of single examples may take at a time; on a GPU, a quarter of what is free
+COPIES = 8  # of an example's logits, on the way to its loss and back
 logger = logging.getLogger(__name__)
 
 Squares = dict[Piece, Tensor]
@@ -47,8 +50,8 @@ def of_probes(
     examples = 0
     draws = torch.Generator().manual_seed(0)
     with undisturbed(model):
-        for batch in batches:
-            batch = inputs.to(_without_idle_mask(batch), device_of(model))
+        for batch in inputs.joined(map(_without_idle_mask, batches)):
+            batch = inputs.to(batch, device_of(model))
             for part, luck in _cut(batch, trained, asked, draws):
                 _add(total, _squares(asked, trained, part, luck, method), method)
                 examples += len(luck)
@@ -71,12 +74,13 @@ def _cut(
     batch: Batch, trained: Sequence[Piece], asked: _Asked, draws: torch.Generator
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Parts whose gradients fit into memory, with a random number for each prediction of each example."""
-    largest = sum(piece.parameter.numel() * 4 for piece in trained)
-    at_once = max(1, _room(device_of(asked)) // largest)
     length = inputs.length_of(batch)
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     with torch.no_grad():
-        each = len(asked(inputs.part(batch, 0, 1))) if mask is None else mask[0].numel()
+        logits = asked(inputs.part(batch, 0, 1))
+    each = len(logits) if mask is None else mask[0].numel()
+    slopes = sum(piece.parameter.numel() for piece in trained)
+    at_once = max(1, _room(device_of(asked)) // (4 * (slopes + COPIES * each * logits.shape[-1])))
     for start in range(0, length, at_once):
         part = inputs.part(batch, start, start + at_once)
         yield part, torch.rand(min(at_once, length - start), each, generator=draws).to(device_of(asked))

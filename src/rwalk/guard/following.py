@@ -199,7 +199,7 @@ class Following:
         aside = not _leaves_gradients(self.optimizer)
         alike = _alike(dense, method, size if pulls_gradients else None, pulls)
         for (followed, pulled), pieces in alike.items():
-            for pack in self.learned.packs.of(pieces):
+            for pack in self.learned.packs.of(pieces, method):
                 step.passages.append((pack, lr))
                 pack.enter(method, followed, pulls if pulled else {}, aside)
 

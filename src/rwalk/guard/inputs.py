@@ -44,6 +44,32 @@ def batches(inputs: Any, rows: int | None = None) -> list[Batch]:
     return found
 
 
+def joined(batches: Iterable[Batch]) -> list[Batch]:
+    """Those that follow each other and differ in nothing but their rows, as one.
+
+    >>> [len(batch) for batch in joined([torch.zeros(2, 3), torch.ones(4, 3), torch.ones(1, 5)])]
+    [6, 1]
+    """
+    found: list[list[Batch]] = []
+    for batch in batches:
+        if found and _form(found[-1][0]) == _form(batch):
+            found[-1].append(batch)
+        else:
+            found.append([batch])
+    return [
+        alike[0] if len(alike) == 1 else filled(alike[0], map(torch.cat, zip(*map(tensors, alike), strict=True)))
+        for alike in found
+    ]
+
+
+def _form(batch: Batch) -> object:
+    """What batches must have in common to be one; its own, of one that has more than rows of tensors in it."""
+    outline = mapped(
+        batch, lambda tensor: (tensor.shape[1:], tensor.dtype, tensor.device) if tensor.ndim else tensor
+    )
+    return outline if all(tensor.ndim for tensor in tensors(batch)) else object()
+
+
 def length_of(batch: Batch) -> int:
     """The number of examples, which all its tensors must have."""
     lengths = {len(tensor) for tensor in tensors(batch) if tensor.ndim}

@@ -92,7 +92,8 @@ class Learned:
 
     def _score(self) -> None:
         if self.method.window:
-            for pack in self.packs.of([piece for piece in self.started if piece.storage.product is None]):
+            plain = [piece for piece in self.started if piece.storage.product is None]
+            for pack in self.packs.of(plain, self.method):
                 pack.score(self.method)
             for piece in self.started:
                 if piece.storage.product is not None:

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from rwalk.errors import InputError
-from rwalk.guard import stiffness
 from rwalk.guard.borrowed import Borrowed
 from rwalk.guard.carriers import Carrier, Coming, carrier_of
 from rwalk.guard.lent import LentStorage, Portion, portions
 from rwalk.guard.pieces import Piece
 from rwalk.guard.shards import is_sharded, local
+from rwalk.guard.stiffness import pulled, step_late
 from rwalk.methods.base import Method, State
 
 Lent = Iterator[tuple[Portion, State]]
 
 
-class _Underway:
+class Underway:
     """What is remembered of a step from before it.
 
     own    the user's gradients on this rank, of the task's loss alone
@@ -92,7 +92,7 @@ class LentPack:
         self._portions = list(portions(self._storages))
         self._carrier: Carrier = carrier_of(self._storages[0])
         self._asked: dict[str, tuple[str, ...]] = {}  # at what moment which vectors were wanted the last time
-        self._underway: _Underway | None = None
+        self._underway: Underway | None = None
 
     def is_current(self) -> bool:
         """Whether portions are still those of its parameters, where they are now."""
@@ -111,7 +111,7 @@ class LentPack:
         aside: bool = False,
     ) -> None:
         """As `Pack.enter`."""
-        step = self._underway = _Underway([cast(Tensor, parameter.grad) for parameter in self._parameters])
+        step = self._underway = Underway([cast(Tensor, parameter.grad) for parameter in self._parameters])
         holds = method.penalty == "gradient" and bool(method.springs(self._pieces[0].state))
         step.beyond = followed if holds else None
         step.marks = [storage.mark for storage in self._storages]
@@ -119,19 +119,9 @@ class LentPack:
         if holds or pulls or (aside and method.wants):
             self._make_room(step, in_place=remembers and holds and not aside and not pulls)
         if holds:
-            pulled = partial(_pulled, method, step.beyond)
-            step.again = pulled if not step.saved and step.given[0] is step.own[0] else None
-            for portion, state in self._walk("enter"):
-                theta = portion.gathered(portion.thetas(), copy=remembers)
-                own = self._wide(portion.gathered(self._of(portion, step.own)))
-                portion.written(pulled(state, self._wide(theta), own), self._of(portion, step.given))
-                if remembers:
-                    step.before.append(theta)
-        else:
-            for own, given in zip(step.own, step.given, strict=bool(step.given)):
-                given.copy_(own)
-            if remembers:
-                step.before = [each.gathered(each.thetas(), copy=True) for each in self._portions]
+            again = partial(pulled, method, step.beyond)
+            step.again = again if not step.saved and step.given[0] is step.own[0] else None
+        self._pull_all(method, step, holds)
         for given, parameter in zip(step.given if pulls else (), self._parameters, strict=bool(pulls)):
             given += pulls[parameter][0]
         step.give(self._parameters)
@@ -146,13 +136,7 @@ class LentPack:
         proximal = method.penalty == "proximal" and bool(method.springs(self._pieces[0].state))
         late = proximal or step.beyond is not None
         if taken_out or late or method.wants:
-            for k, (portion, state) in enumerate(self._walk("leave")):
-                if taken_out:
-                    self._take_out(step, k, portion, state)
-                if late:
-                    self._take_proximal_step(method, portion, state, lr, None if proximal else step.beyond)
-                if method.wants:
-                    self._observe(method, step, k, portion, state)
+            self._finish_all(method, step, lr, late, None if proximal else step.beyond)
         self._underway = None
 
     def abandon(self, at_once: bool) -> None:
@@ -163,26 +147,43 @@ class LentPack:
         if step.again is None:
             step.put_back(self._parameters, unless_changed=not at_once)
         elif (at_once or step.is_untouched()) and step.marks == [storage.mark for storage in self._storages]:
-            for k, (portion, state) in enumerate(self._walk("enter")):
-                if step.out <= k < len(step.before):
-                    self._take_out(step, k, portion, state)
+            self._take_all_out(step)
 
     def score(self, method: Method) -> None:
         """A window of steps ended."""
         for portion, state in self._walk("score"):
             method.score(state, self._wide(portion.gathered(portion.thetas())))
 
-    def _take_proximal_step(
-        self, method: Method, portion: Portion, state: State, lr: float, beyond: float | None
-    ) -> None:
-        near = self._wide(portion.gathered(portion.thetas()))
-        if beyond is None:
-            method.proximal_step(state, near, lr)
-        else:
-            stiffness.proximal_step(method.springs(state), near, lr, beyond)
-        portion.written(near, portion.thetas())
+    def _pull_all(self, method: Method, step: Underway, holds: bool) -> None:
+        """Remember where θ is, if a method asks for moves, and make the gradients that the optimizer reads."""
+        remembers = "move" in method.wants
+        if holds:
+            for portion, state in self._walk("enter"):
+                theta = portion.gathered(portion.thetas(), copy=remembers)
+                own = self._wide(portion.gathered(self._of(portion, step.own)))
+                with_it = pulled(method, step.beyond, state, self._wide(theta), own)
+                portion.written(with_it, self._of(portion, step.given))
+                if remembers:
+                    step.before.append(theta)
+            return
+        for own, given in zip(step.own, step.given, strict=bool(step.given)):
+            given.copy_(own)
+        if remembers:
+            step.before = [each.gathered(each.thetas(), copy=True) for each in self._portions]
 
-    def _observe(self, method: Method, step: _Underway, k: int, portion: Portion, state: State) -> None:
+    def _finish_all(self, method: Method, step: Underway, lr: float, late: bool, beyond: float | None) -> None:
+        """After the optimizer's step."""
+        for k, (portion, state) in enumerate(self._walk("leave")):
+            if step.again is not None:
+                self._take_out(step, k, portion, state)
+            if late:
+                near = self._wide(portion.gathered(portion.thetas()))
+                step_late(method, beyond, state, near, lr)
+                portion.written(near, portion.thetas())
+            if method.wants:
+                self._observe(method, step, k, portion, state)
+
+    def _observe(self, method: Method, step: Underway, k: int, portion: Portion, state: State) -> None:
         gradient = move = square = self._wide(portion.gathered(self._of(portion, step.own)))
         if "move" in method.wants:
             move = self._wide(portion.gathered(portion.thetas())) - self._wide(step.before[k])
@@ -193,7 +194,7 @@ class LentPack:
 
     # ── gradients, given and taken back ───────────────────────────────────────────────────────────────────────
 
-    def _make_room(self, step: _Underway, in_place: bool) -> None:
+    def _make_room(self, step: Underway, in_place: bool) -> None:
         """For what the optimizer reads; sharded gradients cannot be exchanged for others."""
         thetas = [local(parameter.detach()) for parameter in self._parameters]
         pairs = zip(step.own, thetas, strict=True)
@@ -202,7 +203,13 @@ class LentPack:
             step.saved = [each.clone() for each in step.own]
         step.given = step.own if self._sharded or (in_place and alike) else list(map(torch.empty_like, thetas))
 
-    def _take_out(self, step: _Underway, k: int, portion: Portion, state: State) -> None:
+    def _take_all_out(self, step: Underway) -> None:
+        """The pull, of all gradients that it is still in."""
+        for k, (portion, state) in enumerate(self._walk("enter")):
+            if step.out <= k < len(step.before):
+                self._take_out(step, k, portion, state)
+
+    def _take_out(self, step: Underway, k: int, portion: Portion, state: State) -> None:
         """The pull, of gradients that it was added to."""
         assert step.again is not None
         given = self._of(portion, step.own)
@@ -236,10 +243,3 @@ class LentPack:
     def _of(self, portion: Portion, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Those of a portion's spans, of tensors in the order of the parameters."""
         return [tensors[self._at[id(storage)]] for storage, _ in portion.spans]
-
-
-def _pulled(method: Method, beyond: float | None, state: State, theta: Tensor, grad: Tensor) -> Tensor:
-    """The gradient with the pull of all springs; of what the optimizer can follow, where they are stiffer."""
-    if beyond is None:
-        return method.pull(state, theta, grad)
-    return stiffness.soft_pull(method.springs(state), theta, grad, beyond)

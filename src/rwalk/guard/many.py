@@ -14,24 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rwalk.guard.operands import Operand
 from rwalk.private_torch import foreach
 
 KERNELS = {
     *("add", "sub", "mul", "div", "addcmul", "addcdiv", "lerp", "neg", "abs", "sqrt", "reciprocal"),
     *("maximum", "minimum", "clamp_min", "clamp_max", "copy", "zero"),
 }
-OPERATORS = {
-    **{f"__{name}__": name for name in ("add", "sub", "mul", "neg", "abs")},
-    **{f"__i{name}__": f"{name}_" for name in ("add", "sub", "mul")},
-    **{f"__{name}__": name for name in ("rsub", "rtruediv", "pow", "gt", "ge", "lt", "le")},
-    "__radd__": "add",
-    "__rmul__": "mul",
-    "__truediv__": "div",
-    "__itruediv__": "div_",
-}
 
 
-class Many:
+class Many(Operand):
     """Tensors that every operation goes over.
 
     >>> pair = Many([torch.ones(1, 2), torch.zeros(1, 3)])
@@ -42,17 +34,19 @@ class Many:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = list(tensors)
 
-    @classmethod
-    def __torch_function__(
-        cls, function: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        return _done(function.__name__, function, args, {} if kwargs is None else kwargs)
+    @staticmethod
+    def done(name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        out = kwargs.pop("out", None)
+        results = _in_one_call(name, args, kwargs)
+        if results is None:
+            columns = [each.tensors if type(each) is Many else repeat(each) for each in args]
+            results = [function(*row, **kwargs) for row in zip(*columns, strict=False)]
+        if out is not None:
+            return out.copy_(Many(results))
+        return args[0] if name[-1] == "_" else Many(results)
 
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(Tensor, name)
-        if not callable(function):
-            return getattr(self.tensors[0], name)  # such as the device, which is the same of all
-        return lambda *args, **kwargs: _done(name, function, (self, *args), kwargs)
+    def attribute(self, name: str) -> Any:
+        return getattr(self.tensors[0], name)  # the same of all
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Many:
         """Itself where it already is as asked for."""
@@ -70,26 +64,6 @@ def together(tensors: Sequence[Tensor]) -> Any:
 
 def apart(one: Any) -> list[Tensor]:
     return one.tensors if isinstance(one, Many) else [one]
-
-
-def _operator(name: str) -> Callable[..., Any]:
-    function = getattr(Tensor, name)
-    return lambda self, *args: _done(OPERATORS[name], function, (self, *args), {})
-
-
-for _name in OPERATORS:
-    setattr(Many, _name, _operator(_name))
-
-
-def _done(name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    out = kwargs.pop("out", None)
-    results = _in_one_call(name, args, kwargs)
-    if results is None:
-        columns = [each.tensors if type(each) is Many else repeat(each) for each in args]
-        results = [function(*row, **kwargs) for row in zip(*columns, strict=False)]
-    if out is not None:
-        return out.copy_(Many(results))
-    return args[0] if name[-1] == "_" else Many(results)
 
 
 def _in_one_call(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Tensor] | None:

@@ -35,7 +35,7 @@ def exchange(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) ->
         parameter.grad = gradient
 
 
-class _Underway:
+class Underway:
     """What is remembered of a pack from before the step, and what the optimizer reads for its gradients."""
 
     def __init__(self, parameters: list[nn.Parameter], sharded: bool) -> None:
@@ -103,7 +103,7 @@ class Pack:
         self._addresses: list[int] = []
         self._theta: Any = None
         self._rooms: dict[str, Any] = {}
-        self._underway: _Underway | None = None
+        self._underway: Underway | None = None
         self._look()
 
     def is_current(self) -> bool:
@@ -129,7 +129,7 @@ class Pack:
         pulls     from elsewhere, shaped like the gradients: of all parameters of the pack, or of none
         aside     the optimizer may change gradients: it gets a copy
         """
-        step = self._underway = _Underway(self._parameters, self._sharded)
+        step = self._underway = Underway(self._parameters, self._sharded)
         own = step.own
         holds = method.penalty == "gradient" and bool(method.springs(self._state))
         if holds:
@@ -148,12 +148,7 @@ class Pack:
         assert step is not None
         step.give_back()
         self._look()
-        if method.penalty == "proximal" and method.springs(self._state):
-            self._take_proximal_step(method, lr, beyond=None)
-        elif step.beyond is not None:
-            self._take_proximal_step(method, lr, step.beyond)
-        if method.wants:
-            self._observe(method, step.own, step.negated)
+        self._finish(method, step, lr)
         self._underway = None
 
     def abandon(self, at_once: bool) -> None:
@@ -183,11 +178,17 @@ class Pack:
             return negated, None
         alone, theta, state = self._wide(own), self._wide(self._theta), self._lent()
         out = self._room("pulled") if alone is own else None
-        if followed is None:
-            pulled: Any = method.pull(state, theta, alone, out=out)
-        else:
-            pulled = stiffness.soft_pull(method.springs(state), theta, alone, followed, out=out)
+        pulled: Any = stiffness.pulled(method, followed, state, theta, alone, out=out)
         return negated, pulled if alone is own else pulled.to(own.device, own.dtype)
+
+    def _finish(self, method: Method, step: Underway, lr: float) -> None:
+        """After the optimizer's step."""
+        if method.penalty == "proximal" and method.springs(self._state):
+            self._take_proximal_step(method, lr, beyond=None)
+        elif step.beyond is not None:
+            self._take_proximal_step(method, lr, step.beyond)
+        if method.wants:
+            self._observe(method, step.own, step.negated)
 
     def _observe(self, method: Method, own: Any, negated: Any) -> None:
         gradient = move = square = self._wide(own)
@@ -201,10 +202,7 @@ class Pack:
 
     def _take_proximal_step(self, method: Method, lr: float, beyond: float | None) -> None:
         near = self._wide(self._theta)
-        if beyond is None:
-            method.proximal_step(self._lent(), near, lr)
-        else:
-            stiffness.proximal_step(method.springs(self._lent()), near, lr, beyond)
+        stiffness.step_late(method, beyond, self._lent(), near, lr)
         if near is not self._theta:
             self._theta.copy_(near)
 

@@ -75,18 +75,12 @@ class Rows:
     def _add_springs(self, method: Method) -> None:
         theta = self._storage.wide(self._storage.theta(self._rows))
         with self._storage.borrowed(self._rows) as state:
-            if self._beyond is None:
-                pulled = method.pull(state, theta, self._alone)
-            else:
-                pulled = stiffness.soft_pull(method.springs(state), theta, self._alone, self._beyond)
+            pulled = stiffness.pulled(method, self._beyond, state, theta, self._alone)
         self._seen.copy_(pulled)
 
     def _take_proximal_step(self, method: Method, lr: float, beyond: float | None) -> None:
         theta = self._storage.theta(self._rows)
         near = self._storage.wide(theta)
         with self._storage.borrowed(self._rows) as state:
-            if beyond is None:
-                method.proximal_step(state, near, lr)
-            else:
-                stiffness.proximal_step(method.springs(state), near, lr, beyond)
+            stiffness.step_late(method, beyond, state, near, lr)
         local(self._storage.parameter.detach()).index_copy_(0, self._rows, near[0].to(theta))

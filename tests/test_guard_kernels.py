@@ -1,0 +1,289 @@
+"""Kernels: what a guard's equations say when they are written down, and what is computed by it.
+
+Kernels run where there is Triton: on a GPU, or anywhere in Triton's interpreter (`make test-kernels`).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rwalk import EWC, PI, EWCpp, Guard, RWalk
+from rwalk.guard import codes, fused, fused_lent, fusion, packs, stiffness
+from rwalk.guard.kernels import Coded, Layout
+from rwalk.guard.lending import LentPack
+from rwalk.guard.scripts import Script, Unwritten
+from rwalk.methods import METHODS, Method
+from rwalk.methods.l2 import L2SP
+from rwalk.methods.mas import MAS
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
+by_kernels = pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton: make test-kernels")
+
+# What the lines of a script mean, in torch.
+MEANING = SimpleNamespace(
+    where=lambda when, a, b: torch.where(torch.as_tensor(when), torch.as_tensor(a), torch.as_tensor(b)),
+    abs=torch.abs,
+    sqrt=torch.sqrt,
+    maximum=lambda a, b, propagate_nan: torch.maximum(torch.as_tensor(a), torch.as_tensor(b)),
+    minimum=lambda a, b, propagate_nan: torch.minimum(torch.as_tensor(a), torch.as_tensor(b)),
+    full=lambda shape, number, dtype: torch.full((), number),
+    float32=torch.float32,
+    PropagateNan=SimpleNamespace(ALL=True),
+)
+
+
+def said(script: Script, words: dict[str, str], columns: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What a script makes of numbers in its columns."""
+    space: dict[str, Any] = {"tl": MEANING, **columns, **{f"c{i}": n for i, n in enumerate(script.numbers)}}
+    space |= {"ROWS": 0, "BLOCK": 0}
+    for line in script.lines:
+        exec(line, space)
+    shape = columns["theta"].shape
+    return {name: torch.as_tensor(space[word]).expand(shape) for name, word in words.items()}
+
+
+def lived(method: Method) -> tuple[dict[str, Tensor], Tensor]:
+    """A state after two tasks, and where θ is now."""
+    torch.manual_seed(0)
+    theta = torch.randn(1, 300)
+    state = method.start(theta)
+    for _ in range(2):
+        for _ in range(4):
+            move, grad = 0.1 * torch.randn_like(theta), torch.randn_like(theta)
+            theta = theta + move
+            method.observe(state, grad, move, grad.square())
+        method.consolidate(state, theta, torch.rand_like(theta) if method.data_pass else None)
+        method.observe(state, grad, move, grad.square())
+    return state, theta + 0.3
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_equations_that_are_written_down_say_the_same(name: str) -> None:
+    method = replace(METHODS[name](), lam=0.7)
+    state, theta = lived(method)
+    grad, before = torch.randn_like(theta), torch.randn_like(theta)
+    columns = {"theta": theta, "grad": grad, "before": before}
+    columns |= {fusion._column(key): vector for key, vector in state.items()}
+    assert fusion.can_be_written(method, tuple(state))
+
+    def pull(beyond: float | None, at: Any, state: Any) -> None:
+        at("before").copy_(stiffness.pulled(method, beyond, state, at("theta"), at("grad")))
+
+    moments = {
+        "pull": lambda at, state: pull(None, at, state),
+        "soft": lambda at, state: pull(0.2, at, state),
+        "late": lambda at, state: stiffness.step_late(method, None, state, at("theta"), 0.3),
+        "rest": lambda at, state: stiffness.step_late(method, 0.2, state, at("theta"), 0.3),
+        "observe": lambda at, state: method.observe(state, at("grad"), at("before"), at("grad") * at("grad")),
+        "score": lambda at, state: method.score(state, at("theta")),
+    }
+    for moment, equations in moments.items():
+        if moment in ("soft", "rest") and not method.springs(state):
+            continue
+        script, words = fusion._script(equations, tuple(state))
+        got = said(script, words, columns)
+        real = {key: vector.clone() for key, vector in columns.items()}
+        kept = {key: real[fusion._column(key)] for key in state}
+        equations(real.__getitem__, kept)
+        real |= {fusion._column(key): vector for key, vector in kept.items()}
+        changed = {key for key, vector in real.items() if not torch.equal(vector, columns[key])}
+        assert changed <= got.keys(), moment
+        for key, vector in got.items():
+            torch.testing.assert_close(vector, real[key], rtol=1e-5, atol=1e-6, msg=f"{moment}: {key}")
+
+
+def test_what_no_kernel_is_written_for_is_left_to_torch() -> None:
+    class Sorting(Method):
+        def observe(self, state: Any, grad: Tensor, move: Tensor, square: Tensor) -> None:
+            state["order"].copy_(grad.sort().values)
+
+    assert not fusion.can_be_written(Sorting(), ("order",))
+    with pytest.raises(Unwritten):
+        Script().column("theta").sort()
+
+    class Making(Method):
+        def observe(self, state: Any, grad: Tensor, move: Tensor, square: Tensor) -> None:
+            state["new"] = grad * 2
+
+    assert not fusion.can_be_written(Making(), ())
+
+
+# ── by kernels ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Network(nn.Module):
+    """Parameters of one number and of several blocks, one of them with channels last, one without a gradient."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(2, 5, 2)
+        self.wide = nn.Linear(5, 700)
+        self.gain = nn.Parameter(torch.ones(1))
+        self.idle = nn.Parameter(torch.ones(3))
+        self.head = nn.Linear(700, 4)
+        self.to(DEVICE, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head((self.gain * self.wide(self.first(x).mean((2, 3)))).tanh())
+        return logits
+
+
+Trained = tuple[Guard, Tensor]
+
+
+def trained(method: Method, wide: torch.dtype = torch.float32, steps: int = 5, **options: Any) -> Trained:
+    """Two tasks and half of a third; the guard, and all gradients as they were left."""
+    model = Network(wide)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+    guard = Guard(model, optimizer, method, **options)
+    draw = torch.Generator().manual_seed(0)
+    left = []
+    for task in range(3):
+        x = torch.randn(steps, 8, 2, 3, 3, generator=draw).to(DEVICE, wide)
+        y = torch.randint(4, (steps, 8), generator=draw).to(DEVICE)
+        for i in range(steps if task < 2 else steps // 2):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[i]).float(), y[i]).backward()
+            optimizer.step()
+            left += [p.grad.flatten().float() for p in model.parameters() if p.grad is not None]
+        if task < 2:
+            losses = (F.cross_entropy(model(x[i]).float(), y[i]) for i in range(2))
+            guard.consolidate(losses) if method.data_pass else guard.consolidate()
+    return guard, torch.cat(left)
+
+
+def apart_from_kernels(monkeypatch: pytest.MonkeyPatch, *args: Any, **options: Any) -> Trained:
+    with monkeypatch.context() as patch:
+        for module in (fused, fused_lent):
+            patch.setattr(module, "is_possible", lambda pieces, method: False)
+        return trained(*args, **options)
+
+
+def with_kernels(monkeypatch: pytest.MonkeyPatch, *args: Any, **options: Any) -> Trained:
+    """Every step by kernels, or the test fails."""
+
+    def never(*args: Any) -> None:
+        pytest.fail("this was not done by a kernel")
+
+    with monkeypatch.context() as patch:
+        for module in (fused, fused_lent):
+            patch.setattr(module, "is_possible", lambda pieces, method: True)
+        patch.setattr(packs, "launches", lambda device: True)
+        for name in ("_observe", "_take_proximal_step", "score"):
+            patch.setattr(packs.Pack, name, never)
+        patch.setattr(LentPack, "_walk", never)
+        launches = []
+        launch = Layout.launch
+        patch.setattr(Layout, "launch", lambda *args: launches.append(args) or launch(*args))
+        found = trained(*args, **options)
+        assert launches and not fusion._broken, fusion._broken
+        return found
+
+
+def assert_alike(ours: Trained, theirs: Trained, near: float) -> None:
+    for mine, other in zip(ours[0].model.parameters(), theirs[0].model.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=near, atol=near)
+    mine, other = (guard.state_dict()["tensors"] for guard, _ in (ours, theirs))
+    assert mine.keys() == other.keys()
+    for key, vector in mine.items():
+        # Paths are sums of products with moves, differences of rounded parameters; scores are made of them.
+        least = 0.05 if key.startswith(("path", "score")) else 1e-6
+        scale = max(float(other[key].abs().max()), least)
+        torch.testing.assert_close(vector, other[key], rtol=near, atol=near * scale, msg=key)
+    torch.testing.assert_close(ours[1], theirs[1], rtol=near, atol=near)
+
+
+WAYS = [
+    RWalk(lam=0.1, dt=3),
+    RWalk(lam=1e4, dt=3),
+    RWalk(lam=10.0, dt=2, penalty="proximal"),
+    PI(lam=0.1),
+    EWCpp(lam=1.0),
+    EWC(lam=0.1),
+    EWC(lam=1e6),
+    MAS(lam=0.1),
+    L2SP(lam=0.1),
+]
+
+
+@by_kernels
+@pytest.mark.parametrize("method", WAYS, ids=str)
+def test_kernels_walk_as_operations_do(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = (way(monkeypatch, method) for way in (with_kernels, apart_from_kernels))
+    assert_alike(ours, theirs, 2e-5)
+
+
+@by_kernels
+@pytest.mark.parametrize(("wide", "options"), [(torch.bfloat16, {}), (torch.float32, {"dtype": torch.bfloat16})])
+def test_narrow_parameters_and_a_narrow_state_go_through_kernels_too(
+    wide: torch.dtype, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = RWalk(lam=0.1, dt=3)
+    ours, theirs = (way(monkeypatch, method, wide, **options) for way in (with_kernels, apart_from_kernels))
+    assert_alike(ours, theirs, 0.02)
+
+
+@by_kernels
+@pytest.mark.parametrize("name", ["fisher", "path", "anchor"])
+def test_codes_are_the_same_bit_by_bit(name: str) -> None:
+    """Written by a kernel, read by a kernel, and both without one."""
+    torch.manual_seed(0)
+    code = codes.code_of(name)
+    thetas = [torch.randn(size) * 10.0 ** torch.randint(-9, 9, (size,)) for size in (1, 128, 300, 5000)]
+    thetas[1].zero_()
+    thetas[2][5], thetas[3][200] = float("nan"), float("inf")
+    thetas = [theta.to(DEVICE) for theta in thetas]
+    padded = [F.pad(theta, (0, -len(theta) % codes.BLOCK)).view(-1, codes.BLOCK) for theta in thetas]
+    phases = [codes.phases(f"p{i}", len(each), each.device) for i, each in enumerate(padded)]
+    draws = [codes.drawn(phase, name, moment=7) if code.draws else None for phase in phases]
+    expected = [code.encode(each, draw) for each, draw in zip(padded, draws, strict=True)]
+    rooms = [tuple(torch.zeros_like(each) for each in kept) for kept in expected]
+    columns = [list(column) for column in zip(*rooms, strict=True)]
+    kept = fusion.Kept(partial(Coded, code=code, kept_in=tuple(c[0].dtype for c in columns)), columns)
+    names = [codes.wrapped(codes.number(f"p{i}")) for i in range(len(thetas))]
+    fused_ = fusion.Fusion(thetas, {name: kept}, names)
+
+    def write(at: Any, state: Any) -> None:
+        state[name].copy_(at("theta"))
+
+    def read(at: Any, state: Any) -> None:
+        at("out").copy_(state[name])
+
+    assert fused_.run("write", write, draws=lambda vector: codes.moved(vector, 7)), fusion._broken
+    for room, wanted in zip(rooms, expected, strict=True):
+        for mine, other in zip(room, wanted, strict=True):
+            assert torch.equal(mine, other)
+    out = fused_.flat(torch.float32)
+    assert fused_.run("read", read, flats={"out": out})
+    decoded = [code.decode(*each).flatten()[: len(theta)] for each, theta in zip(expected, thetas, strict=True)]
+    torch.testing.assert_close(out, torch.cat(decoded), rtol=0, atol=0, equal_nan=True)
+
+
+@by_kernels
+@pytest.mark.parametrize("method", WAYS, ids=str)
+def test_kernels_keep_a_state_of_8_bits(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As operations do, but for draws that rounding decides otherwise: a level is an eighth of a number."""
+    ours, theirs = (way(monkeypatch, method, dtype="8bit") for way in (with_kernels, apart_from_kernels))
+    for mine, other in zip(ours[0].model.parameters(), theirs[0].model.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-3)
+    mine, other = (guard.state_dict()["tensors"] for guard, _ in (ours, theirs))
+    for key, vector in mine.items():
+        far = (vector - other[key]).abs() > 1e-5 + 1e-4 * other[key].abs()
+        assert far.float().mean() <= 0.02 or vector.numel() < 100, key
+        torch.testing.assert_close(
+            vector, other[key], rtol=0.13, atol=1e-3 * float(other[key].abs().max()), msg=key
+        )
+    torch.testing.assert_close(ours[1], theirs[1], rtol=1e-3, atol=1e-3)
