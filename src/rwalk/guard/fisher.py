@@ -8,7 +8,6 @@ drift is the mean over single predictions.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.func import functional_call, grad, vmap
 from rwalk.errors import InputError
 from rwalk.guard import inputs
 from rwalk.guard.attention import PlainAttention
+from rwalk.guard.by_example import ByExample, Unknown, all_trained
 from rwalk.guard.drift import Predict, device_of
 from rwalk.guard.inputs import Batch
 from rwalk.guard.measure import add_squares
@@ -32,6 +32,7 @@ from rwalk.methods import Method
 ROOM = (
     2**31
 )  # bytes that gradients and logits of single examples may take at a time; on a GPU, a quarter of what is free
+FEW, NEAR = 2, 0.02  # examples that two ways are compared by, and how near they must be
 COPIES = 8  # of an example's logits, on the way to its loss and back
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class _Asked(nn.Module):
     def __init__(self, model: nn.Module, predict: Predict) -> None:
         super().__init__()
         self.model = model
+        self.in_layers: bool | None = None  # whether layers can tell examples apart; None: not tried yet
         self._predict = predict
 
     def forward(self, batch: Batch) -> Tensor:
@@ -90,31 +92,87 @@ def _room(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) // 4 if device.type == "cuda" else ROOM
 
 
-def _loss(logits: Tensor, luck: Tensor, method: Method) -> Tensor:
+def _loss(logits: Tensor, luck: Tensor, method: Method, lengths: Sequence[int] | None = None) -> Tensor:
     """−log p of labels drawn from the predictions themselves, for a Fisher of single predictions.
 
-    For a method that looks at outputs (MAS), their squared length.
+    For a method that looks at outputs (MAS), their squared length. Of several examples, with `lengths`, the sum.
     """
+    lengths = [len(logits)] if lengths is None else lengths
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if method.of_outputs:
-        return wide.square().sum(-1).mean()
+        return (wide.square().sum(-1) / _repeated(lengths, wide)).sum()
     logs = wide.log_softmax(-1)
-    below = logs.detach().exp().cumsum(-1) < luck[: len(logs), None]
+    below = logs.detach().exp().cumsum(-1) < luck[:, None]
     labels = below.sum(-1).clamp(max=logs.shape[-1] - 1)
-    likely: Tensor = logs.gather(-1, labels[:, None]).sum()
-    return -likely / math.sqrt(len(logs))
+    likely = logs.gather(-1, labels[:, None])[:, 0] / _repeated(lengths, wide).sqrt()
+    return -likely.sum()
+
+
+def _repeated(lengths: Sequence[int], like: Tensor) -> Tensor:
+    """For each prediction, how many its example has."""
+    each = torch.tensor(lengths)
+    return each.repeat_interleave(each).to(like.device, like.dtype)
 
 
 def _squares(asked: _Asked, trained: Sequence[Piece], batch: Batch, luck: Tensor, method: Method) -> Squares:
-    if not any(is_sharded(piece.parameter) for piece in trained):
-        try:
-            return _all_at_once(asked, trained, batch, luck, method)
-        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
-            logger.warning(
-                "the Fisher is measured one example at a time, for vmap cannot batch this model: %s",
-                str(error).partition("\n")[0][:200],
-            )
+    """Sums over the examples of a batch, in the fastest way that this model allows."""
+    if any(is_sharded(piece.parameter) for piece in trained):
+        return _one_by_one(asked, trained, batch, luck, method)
+    if asked.in_layers is None:
+        asked.in_layers = _agree(asked, trained, batch, luck, method)
+    if asked.in_layers:
+        return _in_layers(asked, trained, batch, luck, method)
+    try:
+        return _all_at_once(asked, trained, batch, luck, method)
+    except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+        logger.warning(
+            "the Fisher is measured one example at a time, for vmap cannot batch this model: %s",
+            str(error).partition("\n")[0][:200],
+        )
     return _one_by_one(asked, trained, batch, luck, method)
+
+
+def _agree(asked: _Asked, trained: Sequence[Piece], batch: Batch, luck: Tensor, method: Method) -> bool:
+    """Whether layers tell examples apart: a few examples, both ways. Models may do anything with a batch."""
+    few = min(len(luck), FEW)
+    some = inputs.part(batch, 0, few), luck[:few], method
+    try:
+        found = _in_layers(asked, trained, *some)
+        with all_trained([piece.parameter for piece in trained]):
+            expected = _one_by_one(asked, trained, *some)
+    except (Unknown, RuntimeError, NotImplementedError, ValueError, TypeError):
+        return False
+    finally:
+        _drop_gradients(asked)
+    pairs = [(found[piece], expected.get(piece, torch.zeros_like(found[piece]))) for piece in trained]
+    off, whole = (
+        sum(float(each.norm()) for each in column) for column in ([a - b for a, b in pairs], expected.values())
+    )
+    return off <= NEAR * whole
+
+
+def _in_layers(asked: _Asked, trained: Sequence[Piece], batch: Batch, luck: Tensor, method: Method) -> Squares:
+    """One pass over the batch, in which every layer has a look at single examples."""
+    parameters = [piece.parameter for piece in trained]
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    mode = ByExample(parameters, len(luck), method)
+    with torch.enable_grad(), all_trained(parameters):
+        with mode:
+            logits = asked(batch)
+        lengths = [len(logits) // len(luck)] * len(luck) if mask is None else mask.sum(1).tolist()
+        flat = torch.cat([row[:length] for row, length in zip(luck, lengths, strict=True)])
+        _loss(logits, flat, method, lengths).backward()
+        mode.check()
+    _drop_gradients(asked)
+    return {
+        piece: piece.storage.wide(mode.squares.get(piece.parameter, torch.zeros_like(piece.parameter)))[None]
+        for piece in trained
+    }
+
+
+def _drop_gradients(asked: _Asked) -> None:
+    for parameter in asked.parameters():
+        parameter.grad = None
 
 
 def _all_at_once(asked: _Asked, trained: Sequence[Piece], batch: Batch, luck: Tensor, method: Method) -> Squares:
@@ -127,7 +185,7 @@ def _all_at_once(asked: _Asked, trained: Sequence[Piece], batch: Batch, luck: Te
     def loss(parameters: Mapping[str, Tensor], tensors: list[Tensor], luck: Tensor) -> Tensor:
         rows = [tensor[None] if axis == 0 else tensor for tensor, axis in zip(tensors, along, strict=True)]
         logits = functional_call(asked, dict(parameters), (inputs.filled(batch, rows),))
-        return _loss(logits, luck, method)
+        return _loss(logits, luck[: len(logits)], method)
 
     each: Callable[..., Any] = vmap(grad(loss), in_dims=(None, along, 0))
     with PlainAttention():
@@ -142,10 +200,10 @@ def _one_by_one(asked: _Asked, trained: Sequence[Piece], batch: Batch, luck: Ten
     total: Squares = {}
     for row in range(len(luck)):
         with torch.enable_grad():
-            _loss(asked(inputs.part(batch, row, row + 1)), luck[row], method).backward()
+            logits = asked(inputs.part(batch, row, row + 1))
+            _loss(logits, luck[row, : len(logits)], method).backward()
         add_squares(total, trained, method)
-        for parameter in asked.parameters():
-            parameter.grad = None
+        _drop_gradients(asked)
     return total
 
 
