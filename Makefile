@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 RUNNABLE := .venv/.runnable
 READY := .venv/.ready
 
-.PHONY: run test test-slow test-report test-trackers test-ray test-everywhere test-faults docs fuzz bench release-check clean
+.PHONY: run test test-slow test-report test-trackers test-kernels test-ray test-everywhere test-faults docs fuzz bench release-check clean
 
 run: $(RUNNABLE)
 	$(BIN)/rwalk run
@@ -38,6 +38,12 @@ docs: $(RUNNABLE)
 	$(INSTALL) -e '.[docs]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going --nitpicky --quiet -b html docs build/docs
 	@echo "open build/docs/index.html"
+
+# A guard's kernels in Triton's interpreter, on a CPU; Triton is installed for this alone. With a GPU: on that.
+test-kernels: $(READY)
+	$(INSTALL) triton
+	$(BIN)/python -m pytest -n 0 tests/test_guard_kernels.py; failed=$$?; \
+		$(BIN)/python -m pip uninstall --quiet --yes triton; exit $$failed
 
 # Clusters of two and three Ray nodes, all on this machine; Ray is installed for this alone.
 test-ray: $(READY)
