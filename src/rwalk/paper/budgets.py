@@ -12,11 +12,11 @@ say). What counts is the validation A_K under the setting's own head.
 
 1. Scouts: every combination of a coarse grid (every other α and ε) is trained with one seed, the same for all.
    Then the neighbours of the best in each form of the penalty: one step along each axis of the full grid, or
-   beyond its edge. And the best of each method with a network that begins otherwise; and for twice or half as
-   long, if the length that suits the methods best on average is the longest or the shortest so far. This is
-   repeated until nothing is left to try, for a few rounds.
-2. Finalists: the best three scouts of every method, trained in the two ways (network and length) that suit the
-   methods best on average, get three seeds or more.
+   beyond its edge. And the best few of each method (three; on MNIST six) with a network that begins otherwise;
+   and the best for twice or half as long, if the length that suits the methods best on average is the longest or
+   the shortest so far. This is repeated until nothing is left to try, for a few rounds.
+2. Finalists: as many of the best scouts of every method, trained in the two ways (network and length) that suit
+   the methods best on average, get three seeds or more.
 3. The neighbours of the best finalist are trained with all seeds too, until none of them is better.
 
 A method's hyper-parameters are those with the highest mean over all seeds; the training time and the network are

@@ -21,7 +21,6 @@ from rwalk.studies.store import Row
 from rwalk.training import Training
 
 SCOUT = 0  # the seed of scouts
-FINALISTS = 3  # per method and way of training
 WAYS = 2  # in which finalists are trained
 SCOUTING = 4  # rounds, at most
 ROUNDS = 8  # in all, at most
@@ -75,7 +74,7 @@ def next_runs(setting: Setting, rows: Iterable[Row], scouting: bool = True) -> l
     everyone = tuple(range(setting.seeds))
     return (
         (_untrained(setting, tried, _scouts(setting, tried), (SCOUT,)) if scouting else [])
-        or _untrained(setting, tried, _finalists(tried), everyone)
+        or _untrained(setting, tried, _finalists(setting, tried), everyone)
         or _untrained(setting, tried, _around_the_best(setting, tried), everyone)
     )
 
@@ -88,15 +87,19 @@ def _scouts(setting: Setting, tried: Tried) -> Iterator[Combination]:
         best_in_form = {json.loads(each).get("penalty"): each for each in reversed(_ranked(means))}
         for numbers in best_in_form.values():
             yield from ((how, method, each) for each in _neighbours(setting, method, numbers))
-        yield from ((other, method, _ranked(means)[0]) for other in _otherwise(setting, how, tried))
+        ranked = _ranked(means)
+        yield from ((other, method, ranked[0]) for other in _other_lengths(setting, how, tried))
+        # What is best with one network need not be best with another.
+        others = product(_other_networks(setting, how), ranked[: setting.finalists])
+        yield from ((other, method, numbers) for other, numbers in others)
 
 
-def _finalists(tried: Tried) -> Iterator[Combination]:
+def _finalists(setting: Setting, tried: Tried) -> Iterator[Combination]:
     """By their scouts: the best few of every method, trained in the ways that suit the methods best on average."""
     scores = _scouted(tried)
     for how in _by_average(scores)[:WAYS]:
         for method, means in scores[how].items():
-            yield from ((how, method, numbers) for numbers in _ranked(means)[:FINALISTS])
+            yield from ((how, method, numbers) for numbers in _ranked(means)[: setting.finalists])
 
 
 def _around_the_best(setting: Setting, tried: Tried) -> Iterator[Combination]:
@@ -131,10 +134,14 @@ def _can_be_made(setting: Setting, method: str, numbers: Numbers) -> bool:
     return True
 
 
-def _otherwise(setting: Setting, how: str, tried: Tried) -> Iterator[str]:
-    """With the setting's other networks; twice or half as long, where no length so far is longer, or shorter."""
+def _other_networks(setting: Setting, how: str) -> Iterator[str]:
     network, training = json.loads(how)
     yield from (text([other, training]) for other in setting.networks if other != network)
+
+
+def _other_lengths(setting: Setting, how: str, tried: Tried) -> Iterator[str]:
+    """Twice or half as long, where no length so far is longer, or shorter."""
+    network, training = json.loads(how)
     steps = training["steps"]
     if steps is None:
         return

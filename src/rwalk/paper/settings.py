@@ -33,6 +33,7 @@ class Setting:
     trainings: tuple[Training, ...]
     grid: Grid
     seeds: int
+    finalists: int = 3  # of every method: those that get all seeds, and are tried with other networks
     longest: int = 0  # steps up to which other lengths than the given may be tried; 0 for none
     networks: tuple[str, ...] = ()  # that may be chosen from, the run's first; none if there is no choice
     like: str = ""  # the setting that it is compared with: trained like that, once its budget has been chosen
@@ -113,6 +114,7 @@ STEPS = {
 # Steps up to which longer training is tried; on CIFAR-100 what leaves all tables within an hour of a GPU.
 LONGEST = {"mnist": 8000, "cifar100": 4000}
 SEEDS = {"mnist": 5, "cifar100": 3}
+FINALISTS = {"mnist": 6, "cifar100": 3}
 
 
 def base(dataset: str, exemplars: int | None, sampler: str = "mof") -> RunSpec:
@@ -129,7 +131,9 @@ def _block(dataset: str, block: str) -> Setting:
     grid = GRIDS.get(f"{dataset}-{block}", GRIDS[dataset])
     # The paper says nothing of how networks begin: as torch does, or as in its authors' public code.
     networks = (run.network, f"{run.network}-normal")
-    return Setting(run, BLOCKS[block], trainings, grid, SEEDS[dataset], LONGEST[dataset], networks)
+    return Setting(
+        run, BLOCKS[block], trainings, grid, SEEDS[dataset], FINALISTS[dataset], LONGEST[dataset], networks
+    )
 
 
 def _compared(dataset: str, block: str, grid: Grid) -> Setting:
@@ -163,7 +167,9 @@ def _icarl(dataset: str) -> Setting:
     grid: Grid = {"icarl": ({},), "icarl-hb1": ({},)}
     lengths = (200, 1000, 5000) if dataset == "mnist" else (1000, 2000, 4000)
     trainings = tuple(Training(steps=steps) for steps in lengths)
-    return Setting(base(dataset, EXEMPLARS[dataset]), "single", trainings, grid, SEEDS[dataset], LONGEST[dataset])
+    return Setting(
+        base(dataset, EXEMPLARS[dataset]), "single", trainings, grid, SEEDS[dataset], longest=LONGEST[dataset]
+    )
 
 
 GEMS_TRAINING = Training(epochs=1, batch=10, lr=0.1, optimizer="sgd")
