@@ -75,6 +75,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     smaller = {
         "SURFACE_STEPS": (2, 3),
         "LAMBDA_DECADES": (0.1, 10.0),
+        "SURFACE_LAMBDAS": (0.1, 10.0),
         "FISHER_STEPS": {**questions.FISHER_STEPS, "mnist": (2, 3)},
         "FISHER_LAMBDAS": (10.0, 100.0),
         "AUTHORS_STEPS": {"mnist": 2, "cifar100": 2},

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from rwalk import metrics
-from rwalk.paper.experiments import LAMBDA_DECADES, SAMPLE_SIZES, SAMPLERS, Entry
+from rwalk.paper.experiments import SAMPLE_SIZES, SAMPLERS, Entry
 from rwalk.paper.measured import Measured, NotRun
-from rwalk.paper.questions import SURFACE_STEPS
+from rwalk.paper.questions import SURFACE_LAMBDAS, SURFACE_STEPS
 from rwalk.paper.settings import BLOCKS, METHODS
 from rwalk.paper.surface import Surface
 from rwalk.report.figures import COLOURS, HEAD_NAMES, MARKERS, STYLE, Block, accuracy_over_time, save
@@ -187,12 +187,12 @@ def _surfaces(surfaces: list[Surface], path: Path) -> list[Path]:
             axes.text(
                 lam, steps, f"{a:.{digits}f}", ha="center", va="center", fontsize=8, color="w" if dark else "k"
             )
-        beside = len(LAMBDA_DECADES)
+        beside = len(SURFACE_LAMBDAS)
         for steps, spread in enumerate(each.spread):
             axes.text(beside, steps, f"{spread:.1f}", ha="center", va="center", fontsize=8)
         axes.set_xlim(-0.5, beside + 0.5)
         axes.set_title(each.panel, fontsize=10)
-        axes.set_xticks(range(beside + 1), [*(f"{lam:g}" for lam in LAMBDA_DECADES), "spread"])
+        axes.set_xticks(range(beside + 1), [*(f"{lam:g}" for lam in SURFACE_LAMBDAS), "spread"])
         axes.set_yticks(range(len(SURFACE_STEPS)), [str(steps) for steps in SURFACE_STEPS])
         axes.spines[["top", "right"]].set_visible(False)
     for axes in list(panels.flat)[len(surfaces) :]:

@@ -13,7 +13,7 @@ from itertools import product
 
 from rwalk.data.batches import Replay
 from rwalk.paper.budgets import budgeted, under_budget
-from rwalk.paper.experiments import LAMBDA_DECADES, Entry, Experiment
+from rwalk.paper.experiments import Entry, Experiment
 from rwalk.paper.settings import ABLATED, BLOCKS, EXEMPLARS, HELD_OUT, RWALKS_BLOCKS, base, decades, resnet
 from rwalk.studies.specs import RunSpec
 from rwalk.training import Training
@@ -24,6 +24,7 @@ AROUND = (-2, -1, 0, 1, 2)  # decades from the λ that is best in table 1
 FISHER_STEPS = {"mnist": (200, 1000, 5000), "cifar100": (500, 2000, 8000)}
 FISHER_LAMBDAS = decades(3, 12)
 SURFACE_STEPS = (50, 100, 200, 500, 1000, 2000, 5000)
+SURFACE_LAMBDAS = decades(-1, 5)
 # How exemplars are replayed, if there are any, and whether the optimizer keeps its moments from task to task.
 SURFACES: dict[str, tuple[Replay | None, bool]] = {
     "balanced, reset": ("balanced", False),
@@ -117,7 +118,7 @@ def surface(panels: tuple[str, ...]) -> Iterator[Entry]:
 
     In single-head evaluation with ten exemplars per class by MoF, in multi-head evaluation without any.
     """
-    for panel, steps, lam in product(panels, SURFACE_STEPS, LAMBDA_DECADES):
+    for panel, steps, lam in product(panels, SURFACE_STEPS, SURFACE_LAMBDAS):
         replay, keep = SURFACES[panel]
         run = held_out(base("mnist", None if replay is None else EXEMPLARS["mnist"]))
         memory = replace(run.memory, replay=replay) if run.memory and replay else None

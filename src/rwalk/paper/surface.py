@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rwalk.paper.experiments import LAMBDA_DECADES
 from rwalk.paper.measured import Measured, NotRun
-from rwalk.paper.questions import SURFACE_STEPS, SURFACES, surface_label
+from rwalk.paper.questions import SURFACE_LAMBDAS, SURFACE_STEPS, SURFACES, surface_label
 
 FLAT = 3.0  # points between the best and the worst λ
 CLOSE = 1.0  # points from the best of all
@@ -27,7 +26,10 @@ class Surface:
     def of(cls, measured: Measured, panel: str) -> Surface:
         """NotRun unless all of its cells have rows."""
         cells = [
-            [measured.mean("A", "surface-mnist", panel, surface_label(steps, lam)).value for lam in LAMBDA_DECADES]
+            [
+                measured.mean("A", "surface-mnist", panel, surface_label(steps, lam)).value
+                for lam in SURFACE_LAMBDAS
+            ]
             for steps in SURFACE_STEPS
         ]
         return cls(panel, np.array(cells))
@@ -78,7 +80,7 @@ def advice(surfaces: list[Surface]) -> str:
 def _compared(surfaces: list[Surface]) -> str:
     """Where A is highest, where λ matters least, and whether one can have both."""
     rows = {
-        (each.panel, steps): (each.best[i], each.spread[i], LAMBDA_DECADES[int(each.accuracy[i].argmax())])
+        (each.panel, steps): (each.best[i], each.spread[i], SURFACE_LAMBDAS[int(each.accuracy[i].argmax())])
         for each in surfaces
         for i, steps in enumerate(SURFACE_STEPS)
     }
@@ -87,8 +89,8 @@ def _compared(surfaces: list[Surface]) -> str:
     highest, its_spread, lam = rows[top]
     both = [key for key, (a, spread, _) in rows.items() if spread <= FLAT and a >= highest - CLOSE]
     said = (
-        f"A is highest ({highest:.1f}) at {_where(top)} and λ = {lam:g}; there the choice of λ from 0.1 to 10⁴ is "
-        f"worth {its_spread:.1f} points. λ matters least at {_where(flattest)}: "
+        f"A is highest ({highest:.1f}) at {_where(top)} and λ = {lam:g}; there the choice of λ from "
+        f"{SURFACE_LAMBDAS[0]:g} to {SURFACE_LAMBDAS[-1]:g} is worth {its_spread:.1f} points. λ matters least at {_where(flattest)}: "
         f"{rows[flattest][1]:.1f} points, at the price of {highest - rows[flattest][0]:.1f} points of A. "
     )
     if both:
