@@ -88,11 +88,11 @@ def _compared(surfaces: list[Surface]) -> str:
     flattest = min(rows, key=lambda key: rows[key][1])
     highest, its_spread, lam = rows[top]
     both = [key for key, (a, spread, _) in rows.items() if spread <= FLAT and a >= highest - CLOSE]
+    price = highest - rows[flattest][0]
     said = (
         f"A is highest ({highest:.1f}) at {_where(top)} and λ = {lam:g}; there the choice of λ from "
         f"{SURFACE_LAMBDAS[0]:g} to {SURFACE_LAMBDAS[-1]:g} is worth {its_spread:.1f} points. λ matters least at "
-        f"{_where(flattest)}: {rows[flattest][1]:.1f} points, at the price of {highest - rows[flattest][0]:.1f} points "
-        "of A. "
+        f"{_where(flattest)}: {rows[flattest][1]:.1f} points, at the price of {price:.1f} points of A. "
     )
     if both:
         return said + f"Within {CLOSE:g} point of the best and flat to {FLAT:g} points: {_listed(both, rows)}."
