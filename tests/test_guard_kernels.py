@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rwalk import EWC, PI, EWCpp, Guard, RWalk
-from rwalk.guard import codes, fused, fused_lent, fusion, packs, stiffness
+from rwalk.guard import codes, fused, fused_lent, fusion, kernels, packs, stiffness
 from rwalk.guard.kernels import Coded, Layout
 from rwalk.guard.lending import LentPack
 from rwalk.guard.scripts import Script, Unwritten
@@ -201,6 +201,34 @@ def assert_alike(ours: Trained, theirs: Trained, near: float) -> None:
         scale = max(float(other[key].abs().max()), least)
         torch.testing.assert_close(vector, other[key], rtol=near, atol=near * scale, msg=key)
     torch.testing.assert_close(ours[1], theirs[1], rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "8bit"}], ids=["float32", "8 bits"])
+@pytest.mark.parametrize("last", [0, 1, 7])
+def test_where_kernels_cannot_be_launched_training_goes_on_without(
+    last: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whichever fails first: there may be no compiler, and not every kernel is there from the start."""
+    theirs = apart_from_kernels(monkeypatch, RWalk(lam=0.1, dt=3), **options)
+    for module in (fused, fused_lent):
+        monkeypatch.setattr(module, "is_possible", lambda pieces, method: True)
+    monkeypatch.setattr(packs, "launches", lambda device: True)
+    monkeypatch.setattr(fusion, "_broken", [])
+    launched = []
+
+    def launch(self: Layout, *args: Any) -> None:
+        launched.append(args)
+        if len(launched) > last or find_spec("triton") is None:
+            raise RuntimeError("no compiler here")
+        really(self, *args)
+
+    really = Layout.launch
+    monkeypatch.setattr(Layout, "launch", launch)
+    monkeypatch.setattr(kernels, "kernel_of", kernels.kernel_of if find_spec("triton") else lambda text: None)
+    ours = trained(RWalk(lam=0.1, dt=3), **options)
+    assert_alike(ours, theirs, 0.15 if options else 2e-5)
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("rwalk")]
+    assert said == ["a guard's steps are done without kernels of their own: no compiler here"]
 
 
 WAYS = [

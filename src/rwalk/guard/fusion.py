@@ -13,7 +13,7 @@ from torch import Tensor
 from rwalk import private_torch
 from rwalk.errors import first_line
 from rwalk.guard import kernels
-from rwalk.guard.kernels import Column, Flat, Layout, Listed
+from rwalk.guard.kernels import Column, Flat, Listed
 from rwalk.guard.scripts import Script, Term, Unwritten
 from rwalk.guard.stiffness import pulled, step_late
 from rwalk.methods import METHODS
@@ -43,7 +43,7 @@ class Fusion:
 
     def __init__(self, thetas: Sequence[Tensor], kept: Mapping[str, Kept], names: Sequence[int]) -> None:
         self.device = thetas[0].device
-        self.layout = Layout([each.numel() for each in thetas], names, self.device)
+        self.layout = kernels.layout(tuple(each.numel() for each in thetas), tuple(names), self.device)
         self.is_contiguous = all(each.is_contiguous() for each in thetas)
         self._thetas, self._strides = list(thetas), [each.stride() for each in thetas]
         rows: list[Sequence[Tensor]] = [thetas]
@@ -94,6 +94,8 @@ class Fusion:
                 self.layout.launch(kernels.kernel_of(written.text), self._lasting, table, arguments, aligned)
         except Unwritten:
             return False
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # whatever the compiler raises: training still works without it
             logger.warning("a guard's steps are done without kernels of their own: %s", first_line(error))
             _broken.append(first_line(error))

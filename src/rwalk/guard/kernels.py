@@ -9,7 +9,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -281,6 +281,12 @@ class Layout:
                 ALIGNED=16 if aligned else 1,
                 num_warps=WARPS,
             )
+
+
+@lru_cache(8)
+def layout(sizes: tuple[int, ...], names: tuple[int, ...], device: torch.device) -> Layout:
+    """Parameters may lie elsewhere from step to step: how many numbers they have stays the same."""
+    return Layout(sizes, names, device)
 
 
 def addresses(rows: Sequence[Sequence[Tensor]], device: torch.device) -> Tensor:
