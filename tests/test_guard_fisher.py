@@ -57,6 +57,17 @@ class ByHand(nn.Module):
         return x @ self.weight
 
 
+class Counting(nn.Module):
+    """Positions are counted, and have no dimension of examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places, self.last = nn.Embedding(64, 6), nn.Embedding(8, 6), nn.Linear(6, 64)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.last((self.words(ids) + self.places(torch.arange(ids.shape[1]))).tanh())
+
+
 def llama() -> nn.Module:
     config = transformers.LlamaConfig(vocab_size=64, tie_word_embeddings=True, num_key_value_heads=1, **SHAPE)
     return transformers.LlamaForCausalLM(config)
@@ -80,6 +91,7 @@ MASK = (torch.arange(8) < torch.tensor([8, 5, 7, 3, 8, 2, 8, 1, 4, 8, 6, 8])[:, 
 CASES: dict[str, tuple[Callable[[], nn.Module], Any, bool]] = {
     "Llama, tied": (llama, IDS, True),
     "GPT-2": (gpt2, IDS, True),
+    "counted positions": (Counting, IDS, True),
     "GPT-2, padded": (gpt2, {"input_ids": IDS, "attention_mask": MASK}, True),
     "BERT": (bert, IDS, True),
     "images": (Image, torch.randn(9, 2, 8, 8, generator=torch.Generator().manual_seed(0)), True),

@@ -156,8 +156,10 @@ def _embedding(
 ) -> Any:
     if max_norm is not None or scale_grad_by_freq or sparse:
         return NotImplemented
+    if ids.ndim == 1 and torch.equal(ids, torch.arange(len(ids), device=ids.device)):  # positions
+        ids = ids[None]
     out = F.embedding(ids, mode.apart(weight), padding_idx)
-    if len(ids) == 1 < mode.examples:  # such as positions, which all examples share
+    if len(ids) == 1 < mode.examples:  # which all examples share
         ids, out = (each.expand(mode.examples, *each.shape[1:]).clone() for each in (ids, out))
     words, size = weight.shape
 
