@@ -15,7 +15,7 @@ from rwalk.paper.experiments import SAMPLE_SIZES, SAMPLERS, Entry
 from rwalk.paper.measured import Measured, NotRun
 from rwalk.paper.questions import SURFACE_LAMBDAS, SURFACE_STEPS
 from rwalk.paper.settings import BLOCKS, METHODS
-from rwalk.paper.surface import Surface
+from rwalk.paper.surface import Surface, decade
 from rwalk.report.figures import COLOURS, HEAD_NAMES, MARKERS, STYLE, Block, accuracy_over_time, save
 from rwalk.report.summary import Summary, mean_and_deviation
 
@@ -178,21 +178,18 @@ def _surfaces(surfaces: list[Surface], path: Path) -> list[Path]:
     figure = Figure(figsize=(5.4 * columns, 0.6 + 3.3 * rows), layout="constrained")
     low = min(float(each.accuracy.min()) for each in surfaces)
     high = max(float(each.accuracy.max()) for each in surfaces)
-    digits = 0 if high - low > 20 else 1
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axes, each in zip(panels.flat, surfaces, strict=False):
         shades = axes.imshow(each.accuracy, vmin=low, vmax=high, cmap="cividis", aspect="auto", origin="lower")
         for (steps, lam), a in np.ndenumerate(each.accuracy):
             dark = a < (low + high) / 2
-            axes.text(
-                lam, steps, f"{a:.{digits}f}", ha="center", va="center", fontsize=8, color="w" if dark else "k"
-            )
+            axes.text(lam, steps, f"{a:.1f}", ha="center", va="center", fontsize=8, color="w" if dark else "k")
         beside = len(SURFACE_LAMBDAS)
         for steps, spread in enumerate(each.spread):
             axes.text(beside, steps, f"{spread:.1f}", ha="center", va="center", fontsize=8)
         axes.set_xlim(-0.5, beside + 0.5)
         axes.set_title(each.panel, fontsize=10)
-        axes.set_xticks(range(beside + 1), [*(f"{lam:g}" for lam in SURFACE_LAMBDAS), "spread"])
+        axes.set_xticks(range(beside + 1), [*map(decade, SURFACE_LAMBDAS), "spread"])
         axes.set_yticks(range(len(SURFACE_STEPS)), [str(steps) for steps in SURFACE_STEPS])
         axes.spines[["top", "right"]].set_visible(False)
     for axes in list(panels.flat)[len(surfaces) :]:

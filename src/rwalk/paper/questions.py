@@ -194,14 +194,14 @@ QUESTIONS: dict[str, Experiment] = {
         Experiment(
             "surface-mnist",
             "How long and how strongly? The surface steps × λ, MNIST",
-            "estimated: 3 min on an H200, 90 min on two CPU cores",
+            "estimated: 3 min on an H200, two hours on two CPU cores",
             partial(surface, tuple(SURFACES)),
             reference="none",
         ),
         Experiment(
             "surface-mnist-plain",
             "How long and how strongly? Without other replays and kept optimizers",
-            "estimated: 40 min on two CPU cores",
+            "50 min on two CPU cores",
             partial(surface, ("balanced, reset", "no exemplars, reset")),
             reference="none",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -65,6 +66,19 @@ class Surface:
         return self.best - worst
 
 
+def decade(number: float) -> str:
+    """
+    >>> decade(0.1), decade(100.0), decade(1e5)
+    ('0.1', '100', '10⁵')
+    """
+    exponent = round(math.log10(number))
+    return (
+        f"{number:g}"
+        if exponent < 3
+        else "10" + str(exponent).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    )
+
+
 def advice(surfaces: list[Surface]) -> str:
     """For practitioners, from the numbers alone."""
     said = []
@@ -89,10 +103,10 @@ def _compared(surfaces: list[Surface]) -> str:
     highest, its_spread, lam = rows[top]
     both = [key for key, (a, spread, _) in rows.items() if spread <= FLAT and a >= highest - CLOSE]
     price = highest - rows[flattest][0]
+    decades = f"from {decade(SURFACE_LAMBDAS[0])} to {decade(SURFACE_LAMBDAS[-1])}"
     said = (
-        f"A is highest ({highest:.1f}) at {_where(top)} and λ = {lam:g}; there the choice of λ from "
-        f"{SURFACE_LAMBDAS[0]:g} to {SURFACE_LAMBDAS[-1]:g} is worth {its_spread:.1f} points. λ matters least at "
-        f"{_where(flattest)}: {rows[flattest][1]:.1f} points, at the price of {price:.1f} points of A. "
+        f"A is highest ({highest:.1f}) at {_where(top)} and λ = {lam:g}; there the choice of λ "
+        f"{decades} is worth {its_spread:.1f} points. λ matters least at {_where(flattest)}: {rows[flattest][1]:.1f} points, at the price of {price:.1f} points of A. "
     )
     if both:
         return said + f"Within {CLOSE:g} point of the best and flat to {FLAT:g} points: {_listed(both, rows)}."
