@@ -106,7 +106,8 @@ def _compared(surfaces: list[Surface]) -> str:
     decades = f"from {decade(SURFACE_LAMBDAS[0])} to {decade(SURFACE_LAMBDAS[-1])}"
     said = (
         f"A is highest ({highest:.1f}) at {_where(top)} and λ = {lam:g}; there the choice of λ "
-        f"{decades} is worth {its_spread:.1f} points. λ matters least at {_where(flattest)}: {rows[flattest][1]:.1f} points, at the price of {price:.1f} points of A. "
+        f"{decades} is worth {its_spread:.1f} points. λ matters least at {_where(flattest)}: "
+        f"{rows[flattest][1]:.1f} points, at the price of {price:.1f} points of A. "
     )
     if both:
         return said + f"Within {CLOSE:g} point of the best and flat to {FLAT:g} points: {_listed(both, rows)}."
