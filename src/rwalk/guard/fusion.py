@@ -72,8 +72,8 @@ class Fusion:
         """Do this to every parameter, if a kernel can.
 
         key      of the equations, with every number in them
-        passing  tensors of other steps than this one, under their columns' names: gradients
-        flats    vectors as long as all parameters together, likewise
+        passing  under their columns' names, tensors that are others in every step: gradients
+        flats    likewise, vectors as long as all parameters together
         draws    of a step, by the name of a vector that is kept in codes
         """
         passing, flats = passing or {}, flats or {}

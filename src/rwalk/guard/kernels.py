@@ -46,8 +46,18 @@ TYPES = {
 # ── columns: where a vector's numbers lie ────────────────────────────────────────────────────────────────────────
 
 
+class _AsItIs:
+    """What is found somewhere is read and written as numbers."""
+
+    def load(self, name: str) -> list[str]:
+        return [f"{name} = tl.load({name}_at + at, there, other=0.0).to(tl.float32)"]
+
+    def store(self, name: str, word: str) -> list[str]:
+        return [f"tl.store({name}_at + at, {word}, there)"]
+
+
 @dataclass(frozen=True)
-class Listed:
+class Listed(_AsItIs):
     """In a tensor for each parameter, whose addresses are a row of a table."""
 
     table: Literal["lasting", "passing"]
@@ -57,27 +67,15 @@ class Listed:
     def found(self, name: str) -> list[str]:
         return [_address(f"{name}_at", self.table, self.row, self.dtype)]
 
-    def load(self, name: str) -> list[str]:
-        return _loaded(name)
-
-    def store(self, name: str, word: str) -> list[str]:
-        return _stored(name, word)
-
 
 @dataclass(frozen=True)
-class Flat:
+class Flat(_AsItIs):
     """One after the other in a single tensor, the kernel's argument `flat0`, `flat1`, …"""
 
     place: int
 
     def found(self, name: str) -> list[str]:
         return [f"{name}_at = flat{self.place} + start"]
-
-    def load(self, name: str) -> list[str]:
-        return _loaded(name)
-
-    def store(self, name: str, word: str) -> list[str]:
-        return _stored(name, word)
 
 
 @dataclass(frozen=True)
@@ -166,14 +164,6 @@ def _address(word: str, table: str, row: int, dtype: torch.dtype) -> str:
         f"{word} = tl.multiple_of(tl.load({table} + {row} * tensors + which)"
         f".to(tl.pointer_type({TYPES[dtype]})), ALIGNED)"
     )
-
-
-def _loaded(name: str) -> list[str]:
-    return [f"{name} = tl.load({name}_at + at, there, other=0.0).to(tl.float32)"]
-
-
-def _stored(name: str, word: str) -> list[str]:
-    return [f"tl.store({name}_at + at, {word}, there)"]
 
 
 def _power_of_two(exponent: str) -> str:
