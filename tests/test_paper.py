@@ -116,8 +116,17 @@ def test_no_scouts_luck_is_chosen() -> None:
     assert chosen["numbers"]["rwalk"]["lam"] == 1.0
     final = [run for runs in rounds[1:] for run in runs if run.seed]
     assert {run.seed for run in final} == {1, 2}, "the scouts' seed is not trained again"
-    around = {run.numbers["lam"] for run in final}
-    assert {0.1, 1.0, 10.0} <= around, "each neighbour of the choice has all seeds too"
+    assert 10.0 not in {run.numbers["lam"] for run in final}, "behind the choice with the scouts' seed: given up"
+
+
+def test_a_neighbour_that_is_not_behind_gets_all_seeds() -> None:
+    """α = 0.1 is between the scouts, which are equal; with its first seed it is no worse than they are."""
+    alphas: tuned.Grid = {"ewc++": tuned.numbers(lam=(1.0,), alpha=(0.9, 0.1, 0.01, 0.001))}
+    of = replace(setting(seeds=3), grid=alphas, trainings=(Training(steps=5),), finalists=1)
+    rounds, chosen = raced(of, lambda run: 0.5 + 0.1 * run.seed * (run.numbers["alpha"] == 0.1))
+    assert chosen["numbers"]["ewc++"]["alpha"] == 0.1
+    seeds = {numbers["alpha"]: count for _, _, numbers, _, count in chosen["tried"]}
+    assert seeds[0.1] == 3 and seeds[0.01] == 3
 
 
 def test_both_forms_of_a_penalty_are_scouted() -> None:
@@ -518,7 +527,7 @@ def test_part_of_an_experiment_can_be_joined_and_the_rest_later(
         (("--join", "--executor=ray"), "--join trains one run at a time per process: drop --executor"),
         (("--tune=mnits",), "did you mean 'mnist'"),
         (("--tune=mnist", "--seeds=2"), "--tune only chooses budgets"),
-        (("--tune=mnist-multi,mnist-singel",), "did you mean 'mnist-single'"),
+        (("--tune=mnist-multi,mnist-sampels",), "did you mean 'mnist-samples'"),
         (("--tune=mnist-multi,",), "unknown setting ''"),
     ],
 )

@@ -12,12 +12,13 @@ say). What counts is the validation A_K under the setting's own head.
 
 1. Scouts: every combination of a coarse grid (every other α and ε) is trained with one seed, the same for all.
    Then the neighbours of the best in each form of the penalty: one step along each axis of the full grid, or
-   beyond its edge. And the best few of each method (three; on MNIST six) with a network that begins otherwise;
+   beyond its edge. And the best few of each method (two; on MNIST six) with a network that begins otherwise;
    and the best for twice or half as long, if the length that suits the methods best on average is the longest or
    the shortest so far. This is repeated until nothing is left to try, for a few rounds.
 2. Finalists: as many of the best scouts of every method, trained in the two ways (network and length) that suit
    the methods best on average, get three seeds or more.
-3. The neighbours of the best finalist are trained with all seeds too, until none of them is better.
+3. Challengers: the neighbours of the best finalist are scouted, and those that are not behind it get all seeds,
+   until none of them is better.
 
 A method's hyper-parameters are those with the highest mean over all seeds; the training time and the network are
 those with which the methods, each at its best, are best on average. No choice rests on fewer than three seeds.
@@ -41,7 +42,7 @@ from filelock import FileLock
 from rwalk.errors import InputError
 from rwalk.files import parse_json, write_atomically
 from rwalk.paper import race
-from rwalk.paper.settings import SETTINGS, Setting, base
+from rwalk.paper.settings import SETTINGS, TUNED_AS, Setting, base
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.store import Row
 from rwalk.training import Training
@@ -163,7 +164,7 @@ def written(chosen: Mapping[str, Any]) -> str:
 
 def budgeted(dataset: str, method: str, block: str, exemplars: int | None = None, sampler: str = "mof") -> RunSpec:
     """A run of the paper under its block's budget; a learner without hyper-parameters gets the training alone."""
-    return under_budget(f"{dataset}-{block}", replace(base(dataset, exemplars, sampler), method=method))
+    return under_budget(f"{dataset}-{TUNED_AS.get(block, block)}", replace(base(dataset, exemplars, sampler), method=method))
 
 
 def under_budget(setting: str, run: RunSpec) -> RunSpec:

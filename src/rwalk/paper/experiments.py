@@ -150,6 +150,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Table 1, MNIST (and figures 2 and 3)",
             "4 min on two CPU cores, 1 min on an H200",
             partial(table1, "mnist"),
+            seeds=20,
             note=NOTE_MNIST,
         ),
         Experiment(
@@ -157,6 +158,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Table S2, MNIST: sensitivity to λ",
             "2 min on two CPU cores",
             partial(table_s2, "mnist"),
+            seeds=20,
             note=NOTE_S2,
         ),
         Experiment(
@@ -164,12 +166,14 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Figure 4, MNIST: number of samples",
             "3 min on two CPU cores",
             partial(figure4, "mnist"),
+            seeds=20,
         ),
         Experiment(
             "figure5-mnist",
             "Figure 5, MNIST: sampling strategies",
             "2 min on two CPU cores",
             partial(figure5, "mnist"),
+            seeds=20,
         ),
         Experiment(
             "table1-cifar100",

@@ -21,9 +21,10 @@ from rwalk.studies.store import Row
 from rwalk.training import Training
 
 SCOUT = 0  # the seed of scouts
+SCOUTS = (SCOUT,)
 WAYS = 2  # in which finalists are trained
-SCOUTING = 4  # rounds, at most
-ROUNDS = 8  # in all, at most
+SCOUTING = 3  # rounds, at most
+ROUNDS = 9  # in all, at most
 STRIDES = {"lam": 10.0, "alpha": 10.0, "eps": 1e3}  # from the edge of a grid to the next value
 
 Seeds = dict[int, float]  # seed → A
@@ -66,17 +67,20 @@ def best_of(tried: Tried) -> tuple[str, dict[str, str]]:
 
 
 def next_runs(setting: Setting, rows: Iterable[Row], scouting: bool = True) -> list[RunSpec]:
-    """What to train next; nothing once the best, over all seeds, is better than its neighbours.
+    """What to train next; nothing once none of its neighbours is better than the best.
 
     First the scouts' neighbours, unless `scouting` is over; then the finalists; then the neighbours of the best.
     """
     tried = tried_in(setting, rows)
-    everyone = tuple(range(setting.seeds))
     return (
-        (_untrained(setting, tried, _scouts(setting, tried), (SCOUT,)) if scouting else [])
-        or _untrained(setting, tried, _finalists(setting, tried), everyone)
-        or _untrained(setting, tried, _around_the_best(setting, tried), everyone)
+        (_untrained(setting, tried, _with(SCOUTS, _scouts(setting, tried))) if scouting else [])
+        or _untrained(setting, tried, _with(range(setting.seeds), _finalists(setting, tried)))
+        or _untrained(setting, tried, _challengers(setting, tried))
     )
+
+
+def _with(seeds: Iterable[int], combinations: Iterable[Combination]) -> Iterator[tuple[Combination, int]]:
+    yield from product(dict.fromkeys(combinations), seeds)
 
 
 def _scouts(setting: Setting, tried: Tried) -> Iterator[Combination]:
@@ -102,10 +106,16 @@ def _finalists(setting: Setting, tried: Tried) -> Iterator[Combination]:
             yield from ((how, method, numbers) for numbers in _ranked(means)[: setting.finalists])
 
 
-def _around_the_best(setting: Setting, tried: Tried) -> Iterator[Combination]:
+def _challengers(setting: Setting, tried: Tried) -> Iterator[tuple[Combination, int]]:
+    """The neighbours of the best: with the scouts' seed first, and with all once they are not behind it there."""
     how, best = best_of(tried)
     for method, numbers in best.items():
-        yield from ((how, method, each) for each in _neighbours(setting, method, numbers))
+        scouted = {each: seeds.get(SCOUT) for each, seeds in tried[how][method].items()}
+        to_beat = scouted[numbers]
+        for each in _neighbours(setting, method, numbers):
+            score = scouted.get(each)
+            is_behind = score is None or (to_beat is not None and score < to_beat)
+            yield from _with(SCOUTS if is_behind else range(setting.seeds), [(how, method, each)])
 
 
 def _neighbours(setting: Setting, method: str, numbers: str) -> Iterator[str]:
@@ -150,11 +160,9 @@ def _other_lengths(setting: Setting, how: str, tried: Tried) -> Iterator[str]:
     yield from (text([network, {**training, "steps": each}]) for each in wanted if 1 <= each <= setting.longest)
 
 
-def _untrained(
-    setting: Setting, tried: Tried, wanted: Iterable[Combination], seeds: tuple[int, ...]
-) -> list[RunSpec]:
+def _untrained(setting: Setting, tried: Tried, wanted: Iterable[tuple[Combination, int]]) -> list[RunSpec]:
     found = {}
-    for (how, method, numbers), seed in product(dict.fromkeys(wanted), seeds):
+    for (how, method, numbers), seed in wanted:
         if seed not in tried.get(how, {}).get(method, {}).get(numbers, {}):
             network, training = json.loads(how)
             run = setting.trial(Training(**training), method, json.loads(numbers), seed)
