@@ -148,15 +148,17 @@ def test_both_forms_of_a_penalty_are_scouted() -> None:
 def test_a_network_is_chosen_that_suits_all_methods() -> None:
     of = replace(setting(seeds=3), networks=("mlp", "mlp-normal"), trainings=(Training(steps=5),))
 
+    of = replace(of, grid={**of.grid, "pi": of.grid["rwalk"]})
+
     def score(run: RunSpec) -> float:
-        better = {"vanilla": 0.2, "rwalk": -0.1}[run.method] * (run.network == "mlp-normal")
+        better = {"vanilla": -0.3, "pi": 0.2, "rwalk": -0.1}[run.method] * (run.network == "mlp-normal")
         return 0.5 + better - 0.01 * (distance(run, lam=100.0) if run.numbers else 0)
 
     rounds, chosen = raced(of, score)
-    assert chosen["network"] == "mlp-normal", "vanilla gains more than RWalk loses"
+    assert chosen["network"] == "mlp-normal", "PI gains more than RWalk loses; vanilla has no say"
     assert chosen["numbers"]["rwalk"] == {"lam": 100.0}, "found with that network"
     first = [run.method for run in rounds[1] if run.network == "mlp-normal"]
-    assert sorted(first) == ["rwalk", "rwalk", "vanilla"], "the best few of each method: all, of so few"
+    assert sorted(first) == ["pi", "pi", "rwalk", "rwalk", "vanilla"], "the best few of each method: all, of so few"
     trained = {each[0] for each in chosen["tried"]}
     assert trained == {"5 steps", "5 steps, mlp-normal"}
 
@@ -207,12 +209,12 @@ def test_a_setting_is_decided_by_its_own_head() -> None:
 
 def test_all_methods_train_as_long_as_suits_them_on_average() -> None:
     def score(steps: int, method: str, lam: float | None, seed: int) -> tuple[float, float]:
-        if method == "vanilla":
-            return (0.9 if steps == 5 else 0.2), 0.0
-        return (0.5 if steps == 5 else 0.7), 0.0
+        return {"vanilla": (0.1, 0.9), "pi": (0.9, 0.2), "rwalk": (0.5, 0.7)}[method][steps != 5], 0.0
 
-    chosen = budgets.choose(setting(), rows(setting(), score))
-    assert chosen["training"]["steps"] == 5, "0.9 and 0.5 against 0.2 and 0.7"
+    of = setting()
+    of = replace(of, grid={**of.grid, "pi": of.grid["rwalk"]})
+    chosen = budgets.choose(of, rows(of, score))
+    assert chosen["training"]["steps"] == 5, "0.9 and 0.5 against 0.2 and 0.7; vanilla has no say"
     assert chosen["validation"]["rwalk"] == 50.0
 
 

@@ -21,7 +21,8 @@ say). What counts is the validation A_K under the setting's own head.
    until none of them is better.
 
 A method's hyper-parameters are those with the highest mean over all seeds; the training time and the network are
-those with which the methods, each at its best, are best on average. No choice rests on fewer than three seeds.
+those with which the methods, each at its best, are best on average. Vanilla is trained alike, but has no say in
+that: it has nothing to tune, and what suits it best is to train little. No choice rests on fewer than three seeds.
 
 The result is `budgets.json` next to this file, with the validation scores of everything tried. Tuning again writes
 another file, which `rwalk reproduce --budgets` reads.
@@ -65,7 +66,7 @@ def setting_of(name: str) -> Setting:
 def choose(setting: Setting, rows: Iterable[Row]) -> dict[str, Any]:
     """Apply the rule to the rows of a setting."""
     tried = race.tried_in(setting, rows)
-    how, best = race.best_of(tried)
+    how, best = race.best_of(setting, tried)
     network, training = json.loads(how)
     return {
         "network": network,

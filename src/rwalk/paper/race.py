@@ -55,14 +55,14 @@ def _spelled_out(setting: Setting, method: str, numbers: Numbers) -> dict[str, A
     return {**{name: usual[name] for each in setting.grid[method] for name in each}, **numbers}
 
 
-def best_of(tried: Tried) -> tuple[str, dict[str, str]]:
+def best_of(setting: Setting, tried: Tried) -> tuple[str, dict[str, str]]:
     """How to train, as suits the methods best on average, and the best numbers of each method there.
 
     Only what was tried with the most seeds counts: as many as every method has been tried with somewhere.
     """
     counts = sorted({len(seeds) for _, _, _, seeds in _cells(tried)}, reverse=True)
     counted = next(filter(None, (_means(tried, least=count) for count in counts)))
-    how = _by_average(counted)[0]
+    how = _by_average(setting, counted)[0]
     return how, {method: _ranked(means)[0] for method, means in counted[how].items()}
 
 
@@ -86,7 +86,7 @@ def _with(seeds: Iterable[int], combinations: Iterable[Combination]) -> Iterator
 def _scouts(setting: Setting, tried: Tried) -> Iterator[Combination]:
     """Around the best of every method in each form of its penalty; and the best of each, trained otherwise."""
     scores = _scouted(tried)
-    how = _by_average(scores)[0]
+    how = _by_average(setting, scores)[0]
     for method, means in scores[how].items():
         best_in_form = {json.loads(each).get("penalty"): each for each in reversed(_ranked(means))}
         for numbers in best_in_form.values():
@@ -101,14 +101,14 @@ def _scouts(setting: Setting, tried: Tried) -> Iterator[Combination]:
 def _finalists(setting: Setting, tried: Tried) -> Iterator[Combination]:
     """By their scouts: the best few of every method, trained in the ways that suit the methods best on average."""
     scores = _scouted(tried)
-    for how in _by_average(scores)[:WAYS]:
+    for how in _by_average(setting, scores)[:WAYS]:
         for method, means in scores[how].items():
             yield from ((how, method, numbers) for numbers in _ranked(means)[: setting.finalists])
 
 
 def _challengers(setting: Setting, tried: Tried) -> Iterator[tuple[Combination, int]]:
     """The neighbours of the best: with the scouts' seed first, and with all once they are not behind it there."""
-    how, best = best_of(tried)
+    how, best = best_of(setting, tried)
     for method, numbers in best.items():
         scouted = {each: seeds.get(SCOUT) for each, seeds in tried[how][method].items()}
         to_beat = scouted[numbers]
@@ -208,6 +208,14 @@ def _ranked(means: Mapping[str, float]) -> list[str]:
     return sorted(means, key=lambda numbers: -means[numbers])
 
 
-def _by_average(means: Means) -> list[str]:
-    """Ways to train, the one in which the methods, each at its best, are best on average first."""
-    return sorted(means, key=lambda how: -np.mean([max(each.values()) for each in means[how].values()]))
+def _by_average(setting: Setting, means: Means) -> list[str]:
+    """Ways to train, the one in which the methods, each at its best, are best on average first.
+
+    A method without anything to tune (vanilla) has no say beside those that have: what suits it is to train little.
+    """
+    tuned = [method for method, grid in setting.grid.items() if len(grid) > 1] or list(setting.grid)
+
+    def average(how: str) -> float:
+        return float(np.mean([max(means[how][method].values()) for method in tuned if method in means[how]]))
+
+    return sorted(means, key=average, reverse=True)

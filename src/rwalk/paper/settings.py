@@ -115,10 +115,10 @@ STEPS = {
     ("cifar100", True): (2000,),
 }
 # Steps up to which longer training is tried: what leaves all tables within an hour of a GPU.
-LONGEST = {"mnist": 4000, "cifar100": 4000}
-# The paper says nothing of how networks begin: as torch does, or as in its authors' public code. That code's network
-# for CIFAR-100 has a fifth convolution, which the text has not.
-NETWORKS = {"mnist": ("mlp", "mlp-normal"), "cifar100": ("cnn", "cnn-normal", "cnn-5-normal")}
+LONGEST = {"mnist": 4000, "cifar100": 8000}
+# The paper says nothing of how networks begin: as torch does, or as in its authors' public code. The fifth
+# convolution that their network for CIFAR-100 has there, and not in the text, did worse in scouts (docs/design.md).
+NETWORKS = {"mnist": ("mlp", "mlp-normal"), "cifar100": ("cnn", "cnn-normal")}
 SEEDS = {"mnist": 5, "cifar100": 3}
 FINALISTS = {"mnist": 6, "cifar100": 2}
 
