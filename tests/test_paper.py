@@ -123,7 +123,7 @@ def test_a_neighbour_that_is_not_behind_gets_all_seeds() -> None:
     """α = 0.1 is between the scouts, which are equal; with its first seed it is no worse than they are."""
     alphas: tuned.Grid = {"ewc++": tuned.numbers(lam=(1.0,), alpha=(0.9, 0.1, 0.01, 0.001))}
     of = replace(setting(seeds=3), grid=alphas, trainings=(Training(steps=5),), finalists=1)
-    rounds, chosen = raced(of, lambda run: 0.5 + 0.1 * run.seed * (run.numbers["alpha"] == 0.1))
+    _, chosen = raced(of, lambda run: 0.5 + 0.1 * run.seed * (run.numbers["alpha"] == 0.1))
     assert chosen["numbers"]["ewc++"]["alpha"] == 0.1
     seeds = {numbers["alpha"]: count for _, _, numbers, _, count in chosen["tried"]}
     assert seeds[0.1] == 3 and seeds[0.01] == 3
@@ -158,7 +158,9 @@ def test_a_network_is_chosen_that_suits_all_methods() -> None:
     assert chosen["network"] == "mlp-normal", "PI gains more than RWalk loses; vanilla has no say"
     assert chosen["numbers"]["rwalk"] == {"lam": 100.0}, "found with that network"
     first = [run.method for run in rounds[1] if run.network == "mlp-normal"]
-    assert sorted(first) == ["pi", "pi", "rwalk", "rwalk", "vanilla"], "the best few of each method: all, of so few"
+    assert sorted(first) == ["pi", "pi", "rwalk", "rwalk", "vanilla"], (
+        "the best few of each method: all, of so few"
+    )
     trained = {each[0] for each in chosen["tried"]}
     assert trained == {"5 steps", "5 steps, mlp-normal"}
 

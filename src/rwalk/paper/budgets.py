@@ -165,7 +165,9 @@ def written(chosen: Mapping[str, Any]) -> str:
 
 def budgeted(dataset: str, method: str, block: str, exemplars: int | None = None, sampler: str = "mof") -> RunSpec:
     """A run of the paper under its block's budget; a learner without hyper-parameters gets the training alone."""
-    return under_budget(f"{dataset}-{TUNED_AS.get(block, block)}", replace(base(dataset, exemplars, sampler), method=method))
+    return under_budget(
+        f"{dataset}-{TUNED_AS.get(block, block)}", replace(base(dataset, exemplars, sampler), method=method)
+    )
 
 
 def under_budget(setting: str, run: RunSpec) -> RunSpec:

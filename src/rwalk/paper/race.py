@@ -150,12 +150,16 @@ def _other_networks(setting: Setting, how: str) -> Iterator[str]:
 
 
 def _other_lengths(setting: Setting, how: str, tried: Tried) -> Iterator[str]:
-    """Twice or half as long, where no length so far is longer, or shorter."""
+    """Twice or half as long, where no length of that network so far is longer, or shorter."""
     network, training = json.loads(how)
     steps = training["steps"]
     if steps is None:
         return
-    known = [each["steps"] for _, each in map(json.loads, tried) if {**each, "steps": steps} == training]
+    known = [
+        other["steps"]
+        for of, other in map(json.loads, tried)
+        if of == network and {**other, "steps": steps} == training
+    ]
     wanted = [2 * steps] * (steps == max(known)) + [steps // 2] * (steps == min(known))
     yield from (text([network, {**training, "steps": each}]) for each in wanted if 1 <= each <= setting.longest)
 
@@ -211,7 +215,7 @@ def _ranked(means: Mapping[str, float]) -> list[str]:
 def _by_average(setting: Setting, means: Means) -> list[str]:
     """Ways to train, the one in which the methods, each at its best, are best on average first.
 
-    A method without anything to tune (vanilla) has no say beside those that have: what suits it is to train little.
+    A method without anything to tune has no say beside those that have: what suits vanilla is to train little.
     """
     tuned = [method for method, grid in setting.grid.items() if len(grid) > 1] or list(setting.grid)
 
