@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,16 @@ LEARNERS: dict[str, tuple[str, MemorySpec | None, dict[str, Any]]] = {
 }
 
 
+MIXED = (("vanilla", {}), ("ewc++", {"penalty": "proximal"}), ("rwalk", {"dt": 4}))
+
+
 def fleet(name: str = "rwalk with memory", runs: int = 1, training: Training = TRAINING) -> Fleet:
-    method, memory, numbers = LEARNERS[name]
-    return Fleet(STREAM, little.Network, [learner(method, memory, **numbers)] * runs, list(range(runs)), training)
+    if name == "several methods":
+        learners = [learner(method, MEMORY, **numbers) for method, numbers in MIXED[:runs]]
+    else:
+        method, memory, numbers = LEARNERS[name]
+        learners = [learner(method, memory, **numbers)] * runs
+    return Fleet(STREAM, little.Network, learners, list(range(runs)), training)
 
 
 def interrupted_at(steps: list[int]) -> Callable[[Checkpointer, Fleet], None]:
@@ -74,8 +81,10 @@ def test_what_was_measured_within_tasks_is_not_lost_by_an_interruption(tmp_path:
     assert same(whole, rest) and whole.measured["within.multi"].shape == (1, 3, 4, 3)
 
 
-@pytest.mark.parametrize("name", ["rwalk with memory", "pi with a shrinking memory"])
-@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [*product(["rwalk with memory", "pi with a shrinking memory"], [1, 3]), ("several methods", 3)],
+)
 def test_interrupted_training_ends_bit_for_bit_as_if_it_had_not_been(name: str, runs: int, tmp_path: Path) -> None:
     whole = fleet(name, runs)
     whole.train()

@@ -16,9 +16,10 @@ import little
 from rwalk.data import datasets, samplers, splits
 from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Dataset, Stream
-from rwalk.engine import evaluation
+from rwalk.engine import evaluation, snapshots
 from rwalk.engine import fisher as fisher_of
 from rwalk.engine.fleet import Fleet, Progress
+from rwalk.engine.footprint import kept_by
 from rwalk.engine.lessons import batches_of
 from rwalk.errors import InputError
 from rwalk.garbage import uncollected
@@ -98,6 +99,72 @@ def test_a_fleet_with_any_memory_equals_its_runs_alone(stream: Stream, name: str
             torch.testing.assert_close(buffer[0], together.net.buffers[key][run], rtol=0, atol=near)
         for head in ("single", "multi"):
             np.testing.assert_array_equal(alone.accuracy[head][0], together.accuracy[head][run])
+
+
+MIXED = (
+    ("vanilla", {}),
+    ("vanilla", {}),
+    ("ewc++", {"lam": 10.0, "alpha": 0.1}),
+    ("ewc++", {"lam": 30.0, "penalty": "proximal"}),
+    ("pi", {"lam": 1.0}),
+    ("rwalk", {"lam": 1.0, "dt": 3}),
+    ("rwalk", {"lam": 2.0, "dt": 3, "alpha": 0.1}),
+    ("rwalk", {"lam": 100.0, "dt": 2, "penalty": "proximal"}),
+)
+
+
+@pytest.mark.parametrize("memory", [None, MemorySpec(3)], ids=["plain", "samples"])
+def test_methods_share_a_fleet_and_none_sees_the_others(stream: Stream, memory: MemorySpec | None) -> None:
+    """Each of them walks its own rows, as it would alone: several methods, forms of the penalty and windows."""
+    near = little.rounding(SHORT, len(stream))
+    learners = [learner(name, memory, **numbers) for name, numbers in MIXED]
+    seeds = list(range(len(learners)))
+    together = Fleet(stream, WithBatchNorm, learners, seeds, SHORT, dtype=DOUBLE)
+    together.train()
+    assert [walker.rows for walker in together.walkers] == [
+        slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 5), slice(5, 7), slice(7, 8)
+    ]  # fmt: skip
+    for run, each in enumerate(learners):
+        alone = Fleet(stream, WithBatchNorm, [each], [run], SHORT, dtype=DOUBLE)
+        alone.train()
+        torch.testing.assert_close(alone.theta[0], together.theta[run], rtol=0, atol=near)
+        for head in ("single", "multi"):
+            np.testing.assert_array_equal(alone.accuracy[head][0], together.accuracy[head][run])
+        (mine,) = (walker for walker in together.walkers if walker.rows.start <= run < walker.rows.stop)
+        assert mine.state.keys() == alone.state.keys()
+        for name, vector in alone.state.items():
+            found = mine.state[name][run - mine.rows.start]
+            torch.testing.assert_close(vector[0], found, rtol=1e-6, atol=near)
+
+
+def test_the_bytes_that_each_method_keeps_are_counted_by_run(stream: Stream) -> None:
+    learners = [learner(name, **numbers) for name, numbers in MIXED]
+    fleet = Fleet(stream, small, learners, [0] * len(learners), SHORT)
+    fleet.train()
+    vectors = [kept / (4 * fleet.theta.shape[1]) for kept in kept_by(fleet)]
+    assert vectors == [0, 0, 3, 3, 4, 6, 6, 6]
+
+
+def test_a_mixed_fleet_goes_on_from_a_snapshot(stream: Stream) -> None:
+    learners = [learner(name, **numbers) for name, numbers in MIXED]
+
+    def made() -> Fleet:
+        return Fleet(stream, small, learners, [0] * len(learners), SHORT, dtype=DOUBLE)
+
+    whole, begun, rest = made(), made(), made()
+    whole.train()
+    begun.begin_task()
+    begun.train_task()
+    begun.end_task()
+    begun.task, begun.step = 1, 0
+    snapshots.restore(rest, snapshots.take(begun))
+    rest.train()
+    torch.testing.assert_close(rest.theta, whole.theta, rtol=0, atol=0)
+
+
+def test_what_looks_at_the_data_again_is_not_mixed(stream: Stream) -> None:
+    with pytest.raises(InputError, match="a fleet of its own"):
+        Fleet(stream, small, [learner("vanilla"), learner("ewc", lam=1.0)], [0, 1], SHORT)
 
 
 @pytest.mark.parametrize("network", ["mlp", "cnn", "resnet18"])
@@ -279,7 +346,7 @@ def test_networks_that_cannot_serve_are_refused(stream: Stream, network: Any, me
 def test_fleets_that_cannot_be_one_are_refused(stream: Stream) -> None:
     with pytest.raises(InputError, match="one learner per seed"):
         Fleet(stream, small, [Learner()], [0, 1])
-    with pytest.raises(InputError, match="differ in the hyper-parameters of their method"):
+    with pytest.raises(InputError, match="differ in their method and"):
         Fleet(stream, small, [Learner(), Learner(memory=MemorySpec(1))], [0, 1])
     convolutional = lambda shape, classes: nn.Sequential(nn.Conv2d(1, classes, 8), nn.Flatten())  # noqa: E731
     with pytest.raises(InputError, match="features cannot be found"):
@@ -310,6 +377,17 @@ def test_a_captured_graph_is_the_cpus_training(stream: Stream, name: str, runs: 
     seeds = list(range(runs))
     here = Fleet(stream, WithBatchNorm, learners, seeds, SHORT, dtype=DOUBLE)
     there = Fleet(stream, WithBatchNorm, learners, seeds, SHORT, device="cuda", dtype=DOUBLE)
+    here.train()
+    there.train()
+    torch.testing.assert_close(there.theta.cpu(), here.theta, rtol=0, atol=1e-8)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("network", ["mlp", "cnn"])
+def test_methods_share_a_captured_graph(stream: Stream, network: str) -> None:
+    learners = [learner(name, **numbers) for name, numbers in MIXED]
+    seeds = list(range(len(learners)))
+    here, there = (Fleet(stream, network, learners, seeds, SHORT, each, DOUBLE) for each in ("cpu", "cuda"))
     here.train()
     there.train()
     torch.testing.assert_close(there.theta.cpu(), here.theta, rtol=0, atol=1e-8)

@@ -432,6 +432,20 @@ def test_runs_of_one_fleet_can_share_it(method: str, setting: str) -> None:
     assert len(in_fleets(runs)) == (3 if method == "gem" else 1)
 
 
+def test_methods_share_a_fleet_where_all_they_need_is_its_gradient() -> None:
+    """Each one's runs in a row, to walk together; not those that look at data again, or have another loss."""
+    names = ("vanilla", "rwalk", "ewc++", "ewc", "mas", "icarl", "rwalk", "pi")
+    runs = [RunSpec(method=name, memory=MemorySpec(per_class=2), seed=seed) for seed, name in enumerate(names)]
+    runs += [replace(runs[1], numbers={"penalty": "proximal"}), replace(runs[1], memory=None)]
+    jobs = in_fleets(runs)
+    together, *others = [[run.method for run in job] for job in jobs]
+    assert together == ["vanilla", "rwalk", "rwalk", "ewc++", "pi", "rwalk"], "the proximal form walks by itself"
+    assert others == [["ewc"], ["mas"], ["icarl"], ["rwalk"]]
+    for job in jobs:
+        fleet = Fleet(little.stream(), "mlp", [run.learner() for run in job], [run.seed for run in job])
+        assert len(fleet.walkers) == len({run.walker_key() for run in job})
+
+
 def test_several_fleets_on_one_device_only_if_asked_for() -> None:
     local = EXECUTORS["local"]
     assert [local.workers_for(8, "cuda", asked) for asked in (None, 1, 3, 20)] == [1, 1, 3, 8]

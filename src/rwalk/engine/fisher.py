@@ -57,7 +57,7 @@ def expected(fleet: Fleet, x: Tensor) -> Tensor:
 def _at_once(fleet: Fleet) -> int:
     """Examples in a pass: a training batch; on a GPU more where gradients are squared before they are added, and
     take no more memory."""
-    squared_first = fleet.method.fisher == "exact" and is_linear_layers(fleet.net.module)
+    squared_first = fleet.learner.method.fisher == "exact" and is_linear_layers(fleet.net.module)
     batch = fleet.training.batch
     return max(batch, AT_ONCE // fleet.runs) if fleet.theta.is_cuda and squared_first else batch
 
@@ -72,7 +72,7 @@ def of_task(fleet: Fleet) -> Tensor:
     def differentiated(logits: Tensor, labels: Tensor) -> Tensor:
         """Of logits [R, B, C] a number per run [R]; of one example's [1, C] a number."""
         head = fleet.lesson.head_of(labels)
-        if fleet.method.of_outputs:
+        if fleet.learner.method.of_outputs:
             return logits.where(head == 0, 0).square().sum(-1).mean(-1)
         return (
             F.cross_entropy(logits + head, labels)
@@ -86,13 +86,13 @@ def of_task(fleet: Fleet) -> Tensor:
     orders = torch.stack([examples[torch.randperm(len(examples), generator=draw)] for draw in draws])
     for index in orders.to(fleet.theta.device).split(_at_once(fleet), dim=1):
         x, y = fleet.stream.batch(index)
-        if fleet.method.fisher == "exact":
+        if fleet.learner.method.fisher == "exact":
             square = expected(fleet, x)
-        elif fleet.method.fisher == "example":
+        elif fleet.learner.method.fisher == "example":
             with torch.enable_grad():
-                square = example_squares(fleet.net, x, differentiated, y, fleet.method.in_pass)
+                square = example_squares(fleet.net, x, differentiated, y, fleet.learner.method.in_pass)
         else:
             losses = differentiated(fleet.net.forward(x, train=False), y)
-            square = fleet.method.in_pass(fleet.net.gradient(losses).square())
+            square = fleet.learner.method.in_pass(fleet.net.gradient(losses).square())
         fisher.add_(square, alpha=index.shape[1] / len(examples))
     return fisher

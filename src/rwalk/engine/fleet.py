@@ -1,6 +1,6 @@
 """THE training loop. R runs, one program: θ[R, P], one forward pass, everything after it elementwise.
 
-One run is a fleet of one; there is no second loop. Runs differ in seed and in hyper-parameters (λ, α …), share
+One run is a fleet of one; there is no second loop. Runs differ in seed, method and its numbers (λ, α …), share
 everything else, and never see each other: no reduction crosses runs, no random draw depends on the fleet's width.
 """
 
@@ -24,6 +24,7 @@ from rwalk.engine.late import LateLosses, thinned
 from rwalk.engine.lessons import Lesson, batches_of, lesson_of
 from rwalk.engine.optimizer import OPTIMIZERS, Optimizer
 from rwalk.engine.vectors import Networks
+from rwalk.engine.walkers import walkers_of
 from rwalk.errors import InputError
 from rwalk.learners import Learner
 from rwalk.methods.base import State
@@ -63,7 +64,7 @@ class Checkpoints(Protocol):
 
 
 class Fleet:
-    """R runs of one learner on one stream.
+    """R runs on one stream, of one learner or of several that differ in their method.
 
     >>> from rwalk.data import datasets, splits
     >>> stream = splits.split(datasets.load("digits"), classes_per_task=2)
@@ -101,7 +102,7 @@ class Fleet:
             raise InputError(f"a fleet needs one learner per seed, got {len(learners)} for {len(seeds)} seeds")
         first = learners[0]
         if any(replace(each, method=first.method, loss=first.loss) != first for each in learners):
-            raise InputError("runs of one fleet may differ in the hyper-parameters of their method and loss only")
+            raise InputError("runs of one fleet may differ in their method and in the numbers of their loss only")
         self.stream = stream.to(device, dtype)
         self.seeds = list(seeds)
         self.past = past
@@ -121,10 +122,9 @@ class Fleet:
         self.theta = self.net.theta.detach()  # the same storage, without autograd
         plan = execution.plan_of(self, fuse)
         self.loss = stack([each.loss for each in learners], self.theta)
-        self.method = stack([each.method for each in learners], self.theta, columns=plan.compiled)
         self.optimizer: Optimizer = OPTIMIZERS[training.optimizer](self.theta, training.lr, plan.compiled)
         self.memory = None if first.memory is None or first.memory.is_reservoir else Memory(first.memory)
-        self.state: State = self.method.start(self.theta)
+        self.walkers = walkers_of(learners, self.theta, columns=plan.compiled)
         self.loss_state: State = {}
         self.held: State = reservoirs.empty(self) | solved.empty(self)  # of any type, allocated once
         self.task = 0
@@ -139,6 +139,16 @@ class Fleet:
     @property
     def runs(self) -> int:
         return self.net.runs
+
+    @property
+    def state(self) -> State:
+        """What the methods know: vectors of all runs, or, where methods differ, of those that have the method."""
+        return {name: vector for walker in self.walkers for name, vector in walker.named().items()}
+
+    @state.setter
+    def state(self, state: State) -> None:
+        for walker in self.walkers:
+            walker.take(state)
 
     def train(
         self, tell: Tell | None = None, checkpoints: Checkpoints | None = None, enough: Enough | None = None
@@ -173,8 +183,9 @@ class Fleet:
         for batch in batches_of(self):  # drawn by names: (seed, task, epoch)
             losses = self.execution.step(*batch)  # gradient → project → walk → observe
             self.step += 1
-            if self.method.window and self.step % self.method.window == 0:
-                self.execution.close_window()
+            for number, walker in enumerate(self.walkers):
+                if walker.method.window and self.step % walker.method.window == 0:
+                    self.execution.close_window(number)
             evaluation.measure_within(self)
             due = checkpoints is not None and checkpoints.due(self)
             ended = self.step == self.lesson.steps or (enough is not None and enough(self))
@@ -190,8 +201,9 @@ class Fleet:
 
     def end_task(self, tell: Tell | None = None) -> None:
         self.execution.end_task()
-        importance = fisher.of_task(self) if self.method.data_pass else None
-        self.method.consolidate(self.state, self.theta, importance)
+        importance = fisher.of_task(self) if self.learner.method.data_pass else None
+        for walker in self.walkers:
+            walker.method.consolidate(walker.state, self.theta[walker.rows], importance)
         exemplars.keep(self, before=False)
         measured = evaluation.evaluate(self, self.stream, self.task)
         alive = np.array([reason is None for reason in self.stopped])

@@ -10,19 +10,24 @@ if TYPE_CHECKING:
 
 
 class Cost(NamedTuple):
-    """Of one run: seconds of training and evaluation (a fleet's, shared by its runs), and bytes kept."""
+    """Of a fleet's runs: seconds of training and evaluation, shared by all, and the bytes that each has kept."""
 
-    seconds: float
-    kept: int
+    seconds: float  # of one
+    kept: list[int]
 
 
-def kept_by(fleet: Fleet) -> int:
-    """Bytes per run: importances, anchors, a teacher, sums, exemplars; neither the network nor its optimizer."""
-    states = (fleet.state, fleet.loss_state, fleet.held)
-    held = sum(tensor.nbytes for state in states for tensor in state.values())
+def kept_by(fleet: Fleet) -> list[int]:
+    """Bytes by run: importances, anchors, a teacher, sums, exemplars; neither the network nor its optimizer."""
+    held = sum(tensor.nbytes for state in (fleet.loss_state, fleet.held) for tensor in state.values())
     groups = fleet.memory.groups if fleet.memory else []
     held += sum(tensor.nbytes for group in groups for tensor in group.stored.values())
     exemplars = sum(group.examples.shape[-1] for group in groups)
     if fleet.learner.reservoir is not None:
         exemplars += min(fleet.learner.reservoir, int(fleet.held["seen"]))
-    return held // fleet.runs + exemplars * math.prod(fleet.stream.shape) * fleet.theta.element_size()
+    common = held // fleet.runs + exemplars * math.prod(fleet.stream.shape) * fleet.theta.element_size()
+    found = []
+    for walker in fleet.walkers:
+        runs = walker.rows.stop - walker.rows.start
+        own = sum(vector.nbytes for vector in walker.state.values()) // runs
+        found += [common + own] * runs
+    return found

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rwalk.engine.optimizer import Optimizer
+from rwalk.engine.walkers import Walker
 from rwalk.methods.base import Method, State
 
 Function = Callable[..., None]
@@ -51,15 +52,17 @@ def score(method: Method, state: State, theta: Tensor) -> None:
     method.score(state, theta)
 
 
-def cut(theta: Tensor, moments: State, state: State, sizes: Sequence[int], scratch: bool) -> list[Part]:
-    """Parts of these sizes, one after the other; with scratch, which they share."""
+def cut(theta: Tensor, moments: State, walker: Walker, sizes: Sequence[int], scratch: bool) -> list[Part]:
+    """A walker's rows in parts of these sizes, one after the other; with scratch, which they share."""
+    theta = theta[walker.rows]
+    moments = {name: vector[walker.rows] if vector.dim() else vector for name, vector in moments.items()}
     spare = theta.new_empty(2, theta.shape[0], max(sizes)) if scratch else None
     parts, start = [], 0
     for size in sizes:
         where = slice(start, start + size)
         moments_here, state_here = (
             {name: vector[:, where] if vector.dim() else vector for name, vector in vectors.items()}
-            for vectors in (moments, state)
+            for vectors in (moments, walker.state)
         )
         move, own = (None, None) if spare is None else spare[:, :, :size]
         parts.append(Part(where, theta[:, where], moments_here, state_here, move, own))

@@ -23,8 +23,8 @@ from rwalk.training import Training
 SCOUT = 0  # the seed of scouts
 SCOUTS = (SCOUT,)
 WAYS = 2  # in which finalists are trained
-SCOUTING = 3  # rounds, at most
-ROUNDS = 9  # in all, at most
+SCOUTING = 2  # rounds, at most
+ROUNDS = 7  # in all, at most
 STRIDES = {"lam": 10.0, "alpha": 10.0, "eps": 1e3}  # from the edge of a grid to the next value
 
 Seeds = dict[int, float]  # seed → A

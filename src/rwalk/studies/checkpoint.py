@@ -24,6 +24,7 @@ from rwalk import sealed
 from rwalk.engine import evaluation, snapshots
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.snapshots import Snapshot
+from rwalk.engine.walkers import Walker
 from rwalk.errors import InputError
 from rwalk.files import parse_json, write_atomically
 from rwalk.metrics import HEADS
@@ -125,7 +126,7 @@ def save(folder: Path, fleet: Fleet, identity: str) -> None:
     """Write a checkpoint, then drop all but the last two."""
     snapshot = snapshots.take(fleet)
     tensors, counters = snapshot.tensors(), snapshot.counters()
-    if _unsound(tensors, counters["stopped"]) is not None:
+    if _unsound(fleet, tensors, counters["stopped"]) is not None:
         return  # its next loss stops it, and the previous checkpoint leads there too
     packed = safetensors.torch.save(tensors)
     content = {
@@ -251,7 +252,7 @@ def _checked_tensors(path: Path, recorded: Any, fleet: Fleet, counters: Mapping[
         if name.startswith(("accuracy.", "measured.")):
             fractions = tensor.isnan() | ((tensor >= 0) & (tensor <= 1))
             _need(bool(fractions.all()), f"{name} holds something that is not an accuracy")
-    culprit = _unsound(tensors, counters["stopped"])
+    culprit = _unsound(fleet, tensors, counters["stopped"])
     _need(culprit is None, f"{culprit} holds something that is not a number")
     return tensors
 
@@ -284,10 +285,14 @@ def _states(fleet: Fleet, tasks: int, step: int) -> dict[str, dict[str, tuple[in
     Found by running them on a θ without values (the device "meta"), which takes no memory.
     """
     theta = torch.empty_like(fleet.theta, device="meta")
-    method, loss = fleet.learner.method, fleet.learner.loss
-    held, taught = method.start(theta), dict[str, Tensor]()
-    for _ in range(tasks):
-        method.consolidate(held, theta, theta)
+    loss = fleet.learner.loss
+    held, taught = dict[str, Tensor](), dict[str, Tensor]()
+    for walker in fleet.walkers:
+        method, rows = fleet.learners[walker.rows.start].method, theta[walker.rows]
+        walker = Walker(walker.rows, method, method.start(rows), walker.prefix)
+        for _ in range(tasks):
+            method.consolidate(walker.state, rows, rows)
+        held |= walker.named()
     for task in range(tasks + 1 if step else tasks):
         loss.begin_task(taught, theta, task)
     states = {"method": held, "loss": taught}
@@ -311,13 +316,14 @@ def _check_forms(found: Mapping[str, Form], expected: Mapping[str, Form]) -> Non
         _need(form == expected[name], f"{name} is {form}, not {expected[name]}")
 
 
-def _unsound(tensors: Mapping[str, Tensor], stopped: list[str | None]) -> str | None:
+def _unsound(fleet: Fleet, tensors: Mapping[str, Tensor], stopped: list[str | None]) -> str | None:
     """A tensor that is not finite in an active run; accuracies may be NaN, as some are still to be measured."""
-    alive = torch.tensor([why is None for why in stopped])
+    everyone = torch.tensor([why is None for why in stopped])
+    rows_of = {f"method.{walker.prefix}": walker.rows for walker in fleet.walkers}
     for name, tensor in tensors.items():
         if name.startswith(("accuracy.", "measured.")) or not tensor.is_floating_point():
             continue
-        rows = tensor[alive] if tensor.dim() else tensor
-        if not rows.isfinite().all():
+        alive = next((everyone[rows] for prefix, rows in rows_of.items() if name.startswith(prefix)), everyone)
+        if not (tensor[alive] if tensor.dim() else tensor).isfinite().all():
             return name
     return None

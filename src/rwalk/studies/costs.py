@@ -31,7 +31,10 @@ class Costs:
     def watch(self, event: Event) -> None:
         if isinstance(event, Spent):
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            lines = [[run.hash(), f"{event.cost.seconds:.4f}", event.cost.kept, now] for run in event.runs]
+            seconds = f"{event.cost.seconds:.4f}"
+            lines = [
+                [run.hash(), seconds, kept, now] for run, kept in zip(event.runs, event.cost.kept, strict=True)
+            ]
             with suppress(OSError), open(self.file, "a", newline="") as file:  # a cost must not stop a study
                 csv.writer(file, lineterminator="\n").writerows(lines)
 

@@ -17,8 +17,10 @@ from rwalk.data import datasets, splits
 from rwalk.data.datasets import Reading
 from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Dataset, Stream
+from rwalk.engine.walkers import can_be_mixed
 from rwalk.errors import InputError
 from rwalk.learners import Learner, learner
+from rwalk.methods import Method
 from rwalk.training import Training
 
 # The paper's split, Δt and networks; everywhere else two classes per task, RWalk's own default (10) and mlp.
@@ -243,10 +245,19 @@ class RunSpec:
 
     def fleet_key(self) -> str:
         """Runs with equal keys can share a fleet: they differ only in what may differ between its runs."""
-        record = self.to_json()
+        record = {**self.to_json(), "seed": None}
+        if issubclass(parts.find(self.method), Method) and can_be_mixed(self.learner().method):
+            return content_hash({**record, "method": None, "numbers": None})
+        return content_hash({**record, "numbers": self._shared_numbers()})
+
+    def walker_key(self) -> str:
+        """Those of a fleet with equal keys walk together."""
+        return content_hash([self.method, self._shared_numbers()])
+
+    def _shared_numbers(self) -> Any:
+        """What all runs of a method in a fleet have in common."""
         own = parts.per_run(parts.find(self.method))
-        shared = {name: value for name, value in record["numbers"].items() if name not in own}
-        return content_hash({**record, "seed": None, "numbers": [shared, sorted(record["numbers"])]})
+        return [{name: value for name, value in self.numbers.items() if name not in own}, sorted(self.numbers)]
 
 
 def reference_of(run: RunSpec, k: int) -> RunSpec:

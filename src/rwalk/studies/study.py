@@ -99,7 +99,7 @@ class Study:
 
     def prepare(self) -> None:
         """Load the data and build a fleet of every kind, so that whatever is wrong with the study is found now."""
-        for spec in {run.fleet_key(): run for run in self.runs}.values():
+        for spec in {(run.fleet_key(), run.walker_key()): run for run in self.runs}.values():
             fleet_of("cpu", self.stream(spec.stream), [spec])
 
     def describe(self) -> dict[str, Any]:

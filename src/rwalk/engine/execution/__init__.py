@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from rwalk.engine import networks
+from rwalk.engine import networks, walkers
 from rwalk.engine.execution.plan import Facts, Plan, choose
 from rwalk.programs import compiler_works
 
@@ -31,8 +31,8 @@ class Execution(Protocol):
     def step(self, *batch: Tensor) -> Tensor:
         """Gradient, projection, walk and observation: losses [R]."""
 
-    def close_window(self) -> None:
-        """The method scores a window of steps."""
+    def close_window(self, walker: int) -> None:
+        """A walker's method scores a window of steps."""
 
     def end_task(self) -> None:
         """A task has ended: vectors are about to be replaced."""
@@ -40,22 +40,23 @@ class Execution(Protocol):
 
 def plan_of(fleet: Fleet, asked: bool | None) -> Plan:
     """What to compile for a fleet that is being built."""
-    method, kind = fleet.learner.method, fleet.theta.device.type
+    methods, kind = [each.method for each in fleet.learners], fleet.theta.device.type
     facts = Facts(
         cuda=fleet.theta.is_cuda,
         runs=fleet.theta.shape[0],
         parameters=fleet.theta.shape[1],
         steps=sum(fleet.learner.steps(fleet.training, fleet.stream, k) for k in range(len(fleet.stream))),
-        observes=bool(method.wants),
-        grows=method.grows,
+        observes=any(method.wants for method in methods),
+        grows=any(method.grows for method in methods),
         one_gradient=fleet.learner.projector is None
         and fleet.learner.solver is None
-        and not method.observes_examples,
+        and not any(method.observes_examples for method in methods),
         gains_from_recording=networks.gains_from_recording(fleet.net.module),
+        alike=len({walkers.kind(method) for method in methods}) == 1,
     )
     plan = choose(facts, asked, lambda: compiler_works("cuda" if kind == "cuda" else "cpu"))
     if asked and not plan.compiled:
-        logger.warning("a step that takes more than one gradient is not compiled on a CPU")
+        logger.warning("a step of several methods, or that takes more than one gradient, is not compiled on a CPU")
     return plan
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,10 +30,10 @@ class Captured(Eager):
         self.programs = Programs("the network", plan.warn)
         self.plain_gradients = self.by_program if plan.gradient else self.by_autograd
         self.plain_constraint = self.constraint
-        self.whole = fleet.learner.projector is None and not fleet.method.observes_examples
+        self.whole = fleet.learner.projector is None and not fleet.learner.method.observes_examples
         self.score = walk.score
         self._step: Callable[..., Any]
-        self._window: Callable[..., Any]
+        self._windows: list[Callable[[], Any]]  # of each walker
         if plan.compiled:
             self.walk, self.score = _kernel(walk.step), _kernel(walk.score)
 
@@ -40,21 +41,19 @@ class Captured(Eager):
         """Consolidation replaces vectors, so every task is captured again."""
         super().begin_task()
         self.gradients = self.plain_gradients
+        self._windows = [partial(self.score_window, each, self.score) for each in self.fleet.walkers]
         if self.whole:
-            self._step, self._window = Graphed(super().step), Graphed(self._score)
+            self._step, self._windows = Graphed(super().step), [Graphed(each) for each in self._windows]
         else:
             self.gradients, self.constraint = Graphed(self.plain_gradients), Graphed(self.plain_constraint)
-            self._step, self._window = super().step, self._score
+            self._step = super().step
 
     def step(self, *batch: Tensor) -> Tensor:
         losses: Tensor = self._step(*batch)
         return losses
 
-    def close_window(self) -> None:
-        self._window()
-
-    def _score(self) -> None:
-        self.score(self.fleet.method, self.fleet.state, self.fleet.theta)
+    def close_window(self, walker: int) -> None:
+        self._windows[walker]()
 
     def by_program(self, *batch: Tensor) -> tuple[Tensor, ...]:
         """Losses and gradients from one compiled program, or by autograd where the network cannot be compiled."""

@@ -32,10 +32,11 @@ class Compiled:
 
     def begin_task(self) -> None:
         fleet = self.fleet
-        fleet.state = dict(sorted(fleet.state.items()))
+        (self.walker,) = fleet.walkers
+        self.walker.state = dict(sorted(self.walker.state.items()))
         self.inputs = StepInputs(fleet)
         sizes = fleet.net.layout.sizes
-        self.parts = walk.cut(fleet.theta, fleet.optimizer.state, fleet.state, sizes, scratch=False)
+        self.parts = walk.cut(fleet.theta, fleet.optimizer.state, self.walker, sizes, scratch=False)
         self.held = (*fleet.net.own_buffers, *walk.tensors(self.parts))
 
     def end_task(self) -> None:
@@ -45,19 +46,19 @@ class Compiled:
         inputs = self.inputs.of(*batch)
         self.names = tuple(inputs)
         arguments = (*inputs.values(), *self.held)
-        program = self.programs.of((inputs["x"].shape, self.names, *self.fleet.state), self._step, *arguments)
+        program = self.programs.of((inputs["x"].shape, self.names, *self.walker.state), self._step, *arguments)
         if program is None:
             return self._go_on_eagerly().step(*batch)
         self.fleet.optimizer.tick()
         (losses,) = program(*arguments)
         return losses
 
-    def close_window(self) -> None:
-        fleet = self.fleet
-        vectors = (fleet.theta, *fleet.state.values())
-        program = self.programs.of(("window", *fleet.state), self._window, *vectors)
+    def close_window(self, walker: int) -> None:
+        theta, state = self.fleet.theta, self.walker.state
+        vectors = (theta, *state.values())
+        program = self.programs.of(("window", *state), self._window, *vectors)
         if program is None:
-            fleet.method.score(fleet.state, fleet.theta)
+            self.walker.method.score(state, theta)
         else:
             program(*vectors)
 
@@ -75,17 +76,17 @@ class Compiled:
         losses, pieces = recorded.gradient(fleet, inputs, buffers, parameters)
         with torch.no_grad():
             for part, piece in zip(parts, pieces, strict=True):
-                walk.step(fleet.method, fleet.optimizer, part, piece, None)
+                walk.step(self.walker.method, fleet.optimizer, part, piece, None)
         return (losses,)
 
     def _window(self, theta: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
-        self.fleet.method.score(dict(zip(self.fleet.state, vectors, strict=True)), theta)
+        self.walker.method.score(dict(zip(self.walker.state, vectors, strict=True)), theta)
         return ()
 
     def _go_on_eagerly(self) -> Eager:
         """Exactly as if it had been eager from the start: plain hyper-parameters, and torch's own optimizer."""
         fleet = self.fleet
-        fleet.method = stack([each.method for each in fleet.learners], fleet.theta)
+        self.walker.method = stack([each.method for each in fleet.learners], fleet.theta)
         moments = fleet.optimizer.state
         fleet.optimizer = OPTIMIZERS[fleet.training.optimizer](fleet.theta, fleet.training.lr)
         fleet.optimizer.state = moments

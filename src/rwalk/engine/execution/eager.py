@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rwalk.engine import constraints, fisher, walk
 from rwalk.engine.execution.inputs import Inputs, StepInputs, losses_of
+from rwalk.engine.walkers import Walker
 
 if TYPE_CHECKING:
     from rwalk.engine.fleet import Fleet
@@ -28,20 +29,24 @@ class Eager:
         self.walk = walk.step
         self.gradients: Gradients = self.by_autograd
         self.constraint: Callable[[Tensor, Tensor], Tensor] = partial(constraints.gradient, fleet)
-        self.parts: list[walk.Part] = []
+        self.parts: list[list[walk.Part]] = []  # of each walker
 
     def begin_task(self) -> None:
         fleet, layout = self.fleet, self.fleet.net.layout
         # Always in the same order: a program compiled for one run also serves a run that was restored from a file.
-        fleet.state = dict(sorted(fleet.state.items()))
+        for walker in fleet.walkers:
+            walker.state = dict(sorted(walker.state.items()))
         self.inputs = StepInputs(fleet)
-        idle = not (fleet.method.wants or fleet.method.data_pass)  # nothing to do but to step
+        methods = [walker.method for walker in fleet.walkers]
+        idle = not any(method.wants or method.data_pass for method in methods)  # nothing to do but to step
         self.block = layout.size if fleet.theta.is_cuda or idle or not fleet.net.solo else BLOCK
         self.by_parameter = fleet.net.solo and not fleet.theta.is_cuda
         sizes = layout.sizes if self.by_parameter else [layout.size]
         blocks = [min(self.block, size - done) for size in sizes for done in range(0, size, self.block)]
         scratch = not (fleet.theta.is_cuda or idle)
-        self.parts = walk.cut(fleet.theta, fleet.optimizer.state, fleet.state, blocks, scratch)
+        self.parts = [
+            walk.cut(fleet.theta, fleet.optimizer.state, each, blocks, scratch) for each in fleet.walkers
+        ]
         if fleet.learner.projector and fleet.task:
             self.recalled = constraints.constraints_of(fleet)
 
@@ -52,19 +57,23 @@ class Eager:
         fleet = self.fleet
         losses, *pieces = self.gradients(*batch)
         square = None
-        if fleet.method.observes_examples:
+        if fleet.learner.method.observes_examples:
             square = fisher.of_examples(fleet, *fleet.stream.batch(batch[0]))
         with torch.no_grad():
             if fleet.learner.projector and fleet.task:
                 grad = fleet.learner.projector.project(torch.cat(pieces, dim=1), self.old_gradients())
-                pieces = [grad[:, part.where] for part in self.parts]
+                pieces = [grad[:, part.where] for part in self.parts[0]]
             fleet.optimizer.tick()
-            for part, piece in zip(self.parts, pieces, strict=True):
-                self.walk(fleet.method, fleet.optimizer, part, piece, square)
+            for walker, parts in zip(fleet.walkers, self.parts, strict=True):
+                for part, piece in zip(parts, pieces, strict=True):
+                    self.walk(walker.method, fleet.optimizer, part, piece[walker.rows], square)
         return losses
 
-    def close_window(self) -> None:
-        self.fleet.method.score(self.fleet.state, self.fleet.theta)
+    def close_window(self, walker: int) -> None:
+        self.score_window(self.fleet.walkers[walker], walk.score)
+
+    def score_window(self, walker: Walker, score: walk.Function) -> None:
+        score(walker.method, walker.state, self.fleet.theta[walker.rows])
 
     def old_gradients(self) -> Tensor:
         """The gradients of the old tasks' exemplars at θ [R, constraints, P]."""

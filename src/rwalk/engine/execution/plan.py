@@ -29,6 +29,7 @@ class Facts(NamedTuple):
     grows: bool  # its springs grow with the tasks: compiling again for every task costs more than it gains
     one_gradient: bool  # a step takes nothing but the gradient of one loss
     gains_from_recording: bool  # the network's gradient is faster as one program, on CUDA
+    alike: bool = True  # all runs have the same kind of method
 
 
 class Plan(NamedTuple):
@@ -46,7 +47,7 @@ class Plan(NamedTuple):
 
 def choose(facts: Facts, asked: bool | None, compiler_works: Callable[[], bool]) -> Plan:
     """What to compile: what was `asked` for, where possible; otherwise what repays the time it takes."""
-    possible = facts.cuda or facts.one_gradient
+    possible = facts.cuda or (facts.one_gradient and facts.alike)
     if asked is not None:
         return Plan(compiled=asked and possible, gradient=asked, warn=asked)
     if facts.cuda:

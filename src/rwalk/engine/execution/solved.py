@@ -60,7 +60,7 @@ class Solved:
             self.waiting = []
         return fleet.theta.new_zeros(fleet.runs)  # there is nothing to descend
 
-    def close_window(self) -> None:
+    def close_window(self, walker: int) -> None:
         """Nobody scores a path that is not walked."""
 
     @torch.no_grad()

@@ -23,11 +23,11 @@ class TooWide(NamedTuple):
 
 
 def fleets(specs: Sequence[RunSpec]) -> list[Job]:
-    """Runs that can share a fleet, together."""
-    groups: dict[str, list[RunSpec]] = {}
+    """Runs that can share a fleet, together; in it, those that walk together."""
+    groups: dict[str, dict[str, list[RunSpec]]] = {}
     for spec in specs:
-        groups.setdefault(spec.fleet_key(), []).append(spec)
-    return [tuple(group) for group in groups.values()]
+        groups.setdefault(spec.fleet_key(), {}).setdefault(spec.walker_key(), []).append(spec)
+    return [tuple(spec for alike in group.values() for spec in alike) for group in groups.values()]
 
 
 def spread(jobs: Iterable[Job], devices: int) -> list[Job]:
