@@ -176,7 +176,7 @@ def _ablation(dataset: str, block: str) -> Grid:
 def _icarl(dataset: str) -> Setting:
     """It has nothing to tune but how long it trains."""
     grid: Grid = {"icarl": ({},), "icarl-hb1": ({},)}
-    lengths = (200, 1000, 4000) if dataset == "mnist" else (1000, 2000, 4000)
+    lengths = (200, 1000, 2000) if dataset == "mnist" else (1000, 2000, 4000)
     trainings = tuple(Training(steps=steps) for steps in lengths)
     return Setting(
         base(dataset, EXEMPLARS[dataset]), "single", trainings, grid, SEEDS[dataset], longest=LONGEST[dataset]
