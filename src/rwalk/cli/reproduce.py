@@ -32,7 +32,9 @@ def reproduce(
             "all of them: yardsticks"
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="how many seeds (default: the experiment's, 5 or 3)")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="how many seeds (default: the experiment's, 20, 5 or 3)")
+    ] = None,
     only: Annotated[str, typer.Option(help="only these methods: rwalk,pi (default: all)")] = "",
     scenario: Annotated[
         str, typer.Option(help="only this scenario of a yardstick: task, domain or class (default: all)")
