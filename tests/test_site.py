@@ -175,8 +175,8 @@ def test_the_versions_that_build_the_site_are_pinned() -> None:
     assert len(wanted) >= 5 and wanted <= pinned
 
 
-def test_every_method_has_a_page_that_is_up_to_date() -> None:
-    sys.path.insert(0, str(DOCS / "_tools"))
+def test_every_method_has_a_page_that_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS / "_tools")
     from method_pages import PAGES as folder
     from method_pages import filled
 
@@ -189,8 +189,9 @@ def test_every_method_has_a_page_that_is_up_to_date() -> None:
         assert filled(text, method) == text, f"{name(page)} is out of date: python docs/_tools/method_pages.py"
 
 
-def test_a_methods_page_shows_its_figures_and_settings() -> None:
+def test_a_methods_page_shows_its_figures_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every row of our tables that a method has, and none of another's; a method without any says so."""
+    monkeypatch.syspath_prepend(DOCS / "_tools")
     from method_pages import NOT_YET, measured, settings
 
     rows = [line.split(" | ") for line in (DOCS / "yardsticks.md").read_text().splitlines() if "| er |" in line]
