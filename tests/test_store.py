@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rwalk import InputError
 from rwalk.files import write_atomically
 from rwalk.studies import Study, provenance
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.store import SCHEMA, Store, read_rows
+from rwalk.studies.store import SCHEMA, SharedStore, Store, read_rows
 
 
 def row(number: int = 0, tasks: int = 3) -> dict[str, Any]:
@@ -143,6 +144,23 @@ def test_a_study_of_2000_rows_opens_at_once(tmp_path: Path) -> None:
         plain = time.process_time() - begun
     assert len(lines) == 2000
     assert taken < 10 * plain, f"opening took {taken:.2f} s, JSON alone {plain:.2f}"  # nor is a slow processor
+
+
+def test_who_joins_while_another_begins_finds_its_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one writes study.json between two looks at the folder."""
+    folder, described = tmp_path / "shared", little.study().describe()
+    folder.mkdir()
+    listed = Path.iterdir
+
+    def begun_meanwhile(path: Path) -> Iterator[Path]:
+        monkeypatch.setattr(Path, "iterdir", listed)
+        with SharedStore(folder).opened(described):
+            (folder / "commands.txt").write_text("rwalk run\n")
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", begun_meanwhile)
+    with SharedStore(folder).opened(described) as store:
+        assert store.study()["hash"] == described["hash"]
 
 
 # ── the folder ────────────────────────────────────────────────────────────────────────────────────────────

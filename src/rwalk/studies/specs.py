@@ -245,19 +245,26 @@ class RunSpec:
 
     def fleet_key(self) -> str:
         """Runs with equal keys can share a fleet: they differ only in what may differ between its runs."""
-        record = {**self.to_json(), "seed": None}
-        if issubclass(parts.find(self.method), Method) and can_be_mixed(self.learner().method):
+        record, (_, shared) = {**self.to_json(), "seed": None}, self.walker_key()
+        if _can_be_mixed(self.method, shared):
             return content_hash({**record, "method": None, "numbers": None})
-        return content_hash({**record, "numbers": self._shared_numbers()})
+        return content_hash({**record, "numbers": [shared, sorted(self.numbers)]})
 
-    def walker_key(self) -> str:
-        """Those of a fleet with equal keys walk together."""
-        return content_hash([self.method, self._shared_numbers()])
+    def walker_key(self) -> tuple[str, tuple[tuple[str, Any], ...]]:
+        """Those of a fleet with equal keys walk together: the method, and what all its runs have in common."""
+        own = _per_run(self.method)
+        return self.method, tuple(sorted((name, value) for name, value in self.numbers.items() if name not in own))
 
-    def _shared_numbers(self) -> Any:
-        """What all runs of a method in a fleet have in common."""
-        own = parts.per_run(parts.find(self.method))
-        return [{name: value for name, value in self.numbers.items() if name not in own}, sorted(self.numbers)]
+
+@cache
+def _per_run(method: str) -> frozenset[str]:
+    return parts.per_run(parts.find(method))
+
+
+@cache
+def _can_be_mixed(method: str, shared: tuple[tuple[str, Any], ...]) -> bool:
+    part = parts.made(method, dict(shared))
+    return isinstance(part, Method) and can_be_mixed(part)
 
 
 def reference_of(run: RunSpec, k: int) -> RunSpec:

@@ -67,6 +67,8 @@ class Store:
     def _check_is_ours(self, study: Mapping[str, Any]) -> None:
         if self.folder.exists() and not self.folder.is_dir():
             raise InputError(f"{self.folder} is a file: choose another --out")
+        # Looked at before study.json is: who joins at the same moment writes that first.
+        occupied = self.folder.is_dir() and not all(_is_litter(path) for path in self.folder.iterdir())
         if self.study_file.exists():
             there = self.study()
             if there["hash"] != study["hash"] and not _contains(study, there):
@@ -75,7 +77,7 @@ class Store:
                 )
             if not all(each in study["data"] for each in there.get("data", [])):
                 raise InputError(f"the data of {self.folder} has changed since it was begun: choose another --out")
-        elif self.folder.is_dir() and not all(_is_litter(path) for path in self.folder.iterdir()):
+        elif occupied:
             raise InputError(f"{self.folder} is not empty and holds no study: choose another --out")
 
     def set_aside(self, study: Mapping[str, Any]) -> Path | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ class TooWide(NamedTuple):
 
 def fleets(specs: Sequence[RunSpec]) -> list[Job]:
     """Runs that can share a fleet, together; in it, those that walk together."""
-    groups: dict[str, dict[str, list[RunSpec]]] = {}
+    groups: dict[str, dict[Hashable, list[RunSpec]]] = {}
     for spec in specs:
         groups.setdefault(spec.fleet_key(), {}).setdefault(spec.walker_key(), []).append(spec)
     return [tuple(spec for alike in group.values() for spec in alike) for group in groups.values()]
