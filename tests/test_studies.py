@@ -379,6 +379,21 @@ def test_workers_answer_report_refuse_and_are_missed_when_they_die() -> None:
     assert not any(process.is_alive() for process in pool.processes)
 
 
+LEAVES_MANY_JOBS = """
+import little
+from rwalk.studies.workers import Pool
+
+with Pool(little.work, [None]) as pool:
+    for _ in pool.run(["ends" + " " * 1000] * 1000, lambda *news: None, lambda: False):
+        break
+"""
+
+
+def test_whoever_leaves_jobs_undone_ends_at_once() -> None:
+    """More of them than fit into the pipe to the workers."""
+    subprocess.run([sys.executable, "-c", LEAVES_MANY_JOBS], cwd=Path(__file__).parent, check=True, timeout=120)
+
+
 # ── why two studies differ ────────────────────────────────────────────────────────────────────────────────
 
 

@@ -99,6 +99,7 @@ class Pool:
             for process in self.processes:
                 process.kill()
                 process.join()
+            self.jobs.cancel_join_thread()  # nobody takes the jobs that are left: do not wait until they are sent
 
     def run(self, jobs: Sequence[Any], report: Report, stop: Stop) -> Iterator[tuple[int, Any]]:
         """(job number, result) as they finish."""
