@@ -13,12 +13,12 @@ say). What counts is the validation A_K under the setting's own head.
 1. Scouts: every combination of a coarse grid (every other α and ε) is trained with one seed, the same for all.
    Then the neighbours of the best in each form of the penalty: one step along each axis of the full grid, or
    beyond its edge. And the best few of each method (two; on MNIST six) with a network that begins otherwise;
-   and the best for twice or half as long, if the length that suits the methods best on average is the longest or
-   the shortest so far. This is repeated until nothing is left to try, for a few rounds.
+   and with each network the best for twice or half as long, if the length that suits the methods best on average
+   is its longest or its shortest so far. This is repeated until nothing is left to try, for a few rounds.
 2. Finalists: as many of the best scouts of every method, trained in the two ways (network and length) that suit
-   the methods best on average, get three seeds or more.
-3. Challengers: the neighbours of the best finalist are scouted, and those that are not behind it get all seeds,
-   until none of them is better.
+   the methods best on average, and in one with each network, get three seeds or more.
+3. Challengers: the neighbours of the best finalist, and the λ's half a decade away, are scouted, and those that
+   are not behind it get all seeds, until none of them is better.
 
 A method's hyper-parameters are those with the highest mean over all seeds; the training time and the network are
 those with which the methods, each at its best, are best on average. Vanilla is trained alike, but has no say in

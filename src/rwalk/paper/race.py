@@ -22,10 +22,11 @@ from rwalk.training import Training
 
 SCOUT = 0  # the seed of scouts
 SCOUTS = (SCOUT,)
-WAYS = 2  # in which finalists are trained
+WAYS = 2  # to train, at least, that finalists are trained in
 SCOUTING = 2  # rounds, at most
 ROUNDS = 7  # in all, at most
 STRIDES = {"lam": 10.0, "alpha": 10.0, "eps": 1e3}  # from the edge of a grid to the next value
+BETWEEN = 3.0  # from a λ of the grid to those that challenge it on the way to its neighbours
 
 Seeds = dict[int, float]  # seed → A
 # How it is trained ([network, training]) → method → numbers → seeds; all keys are JSON.
@@ -86,22 +87,28 @@ def _with(seeds: Iterable[int], combinations: Iterable[Combination]) -> Iterator
 def _scouts(setting: Setting, tried: Tried) -> Iterator[Combination]:
     """Around the best of every method in each form of its penalty; and the best of each, trained otherwise."""
     scores = _scouted(tried)
-    how = _by_average(setting, scores)[0]
+    ways = _by_average(setting, scores)
+    how = ways[0]
     for method, means in scores[how].items():
         best_in_form = {json.loads(each).get("penalty"): each for each in reversed(_ranked(means))}
         for numbers in best_in_form.values():
             yield from ((how, method, each) for each in _neighbours(setting, method, numbers))
-        ranked = _ranked(means)
-        yield from ((other, method, ranked[0]) for other in _other_lengths(setting, how, tried))
         # What is best with one network need not be best with another.
-        others = product(_other_networks(setting, how), ranked[: setting.finalists])
+        others = product(_other_networks(setting, how), _ranked(means)[: setting.finalists])
         yield from ((other, method, numbers) for other, numbers in others)
+    for way, method in product(_one_per_network(ways), setting.grid):
+        best = _ranked(scores[way][method])[0]
+        yield from ((other, method, best) for other in _other_lengths(setting, way, tried))
 
 
 def _finalists(setting: Setting, tried: Tried) -> Iterator[Combination]:
-    """By their scouts: the best few of every method, trained in the ways that suit the methods best on average."""
+    """By their scouts: the best few of every method, trained in the ways that suit the methods best on average.
+
+    No network is dropped on the word of a single seed: there is at least one way with each.
+    """
     scores = _scouted(tried)
-    for how in _by_average(setting, scores)[:WAYS]:
+    ways = _by_average(setting, scores)
+    for how in dict.fromkeys([*ways[:WAYS], *_one_per_network(ways)]):
         for method, means in scores[how].items():
             yield from ((how, method, numbers) for numbers in _ranked(means)[: setting.finalists])
 
@@ -112,7 +119,7 @@ def _challengers(setting: Setting, tried: Tried) -> Iterator[tuple[Combination, 
     for method, numbers in best.items():
         scouted = {each: seeds.get(SCOUT) for each, seeds in tried[how][method].items()}
         to_beat = scouted[numbers]
-        for each in _neighbours(setting, method, numbers):
+        for each in (*_neighbours(setting, method, numbers), *_between(setting, method, numbers)):
             score = scouted.get(each)
             is_behind = score is None or (to_beat is not None and score < to_beat)
             yield from _with(SCOUTS if is_behind else range(setting.seeds), [(how, method, each)])
@@ -135,6 +142,19 @@ def _neighbours(setting: Setting, method: str, numbers: str) -> Iterator[str]:
                 yield text(moved)
 
 
+def _between(setting: Setting, method: str, numbers: str) -> Iterator[str]:
+    """Half a decade up and down, from a λ of the grid, whose own neighbours are a decade away."""
+    here = json.loads(numbers)
+    if len({each["lam"] for each in setting.grid[method] if "lam" in each}) < 2 or not _is_a_decade(here["lam"]):
+        return
+    for each in (here["lam"] * BETWEEN / STRIDES["lam"], here["lam"] * BETWEEN):
+        yield text({**here, "lam": float(f"{each:.6g}")})
+
+
+def _is_a_decade(value: float) -> bool:
+    return f"{value:e}".startswith("1.000000e")
+
+
 def _can_be_made(setting: Setting, method: str, numbers: Numbers) -> bool:
     """Whether the values are allowed: no α is larger than 1."""
     try:
@@ -147,6 +167,14 @@ def _can_be_made(setting: Setting, method: str, numbers: Numbers) -> bool:
 def _other_networks(setting: Setting, how: str) -> Iterator[str]:
     network, training = json.loads(how)
     yield from (text([other, training]) for other in setting.networks if other != network)
+
+
+def _one_per_network(ways: Iterable[str]) -> list[str]:
+    """Of ways to train, the best first: the best with each network."""
+    best: dict[str, str] = {}
+    for how in ways:
+        best.setdefault(json.loads(how)[0], how)
+    return list(best.values())
 
 
 def _other_lengths(setting: Setting, how: str, tried: Tried) -> Iterator[str]:
