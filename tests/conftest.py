@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
 from hypothesis import settings
+
+from rwalk.paper import budgets
 
 # Networks here are tiny: a second thread costs more than it brings, above all where cores are shared.
 torch.set_num_threads(1)
@@ -13,3 +18,12 @@ collect_ignore = ["fuzz"]  # run by `make fuzz`, which brings the package they n
 # A busy machine is no failure.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
+
+
+@pytest.fixture
+def ablations_not_tuned(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """As if nothing that questions wait for had been tuned yet."""
+    left = {name: budget for name, budget in budgets.read(budgets.FILE).items() if "ablation" not in name}
+    file: Path = tmp_path_factory.mktemp("untuned") / "budgets.json"
+    file.write_text(budgets.written(left))
+    monkeypatch.setattr(budgets, "FILE", file)

@@ -322,6 +322,7 @@ def test_tuning_follows_the_best_beyond_its_grid(
     assert sorted(Path("results/tuning").glob("*/runs.jsonl")) == before
 
 
+@pytest.mark.usefixtures("ablations_not_tuned")
 def test_what_awaits_its_tuning_says_so_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -161,6 +161,7 @@ def test_the_surface_is_read_as_it_is() -> None:
     assert flat.spread[-1] == pytest.approx(2.0) and flat.best[-1] == 82.0
 
 
+@pytest.mark.usefixtures("ablations_not_tuned")
 def test_nothing_is_answered_without_rows(tmp_path: Path) -> None:
     said = "\n".join(answers.lines_of(Measured(tmp_path)))
     assert said.count("Not run yet") == len(answers.ANSWERS)

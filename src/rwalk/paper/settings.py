@@ -204,6 +204,17 @@ def _resnet(*trainings: Training, lams: tuple[float, ...] = decades(2, 4), **how
     return Setting(resnet("rwalk", 50, **how), "multi", trainings, grid, seeds=3, longest=1600)
 
 
+def _of_table1(block: str, ewc: tuple[float, ...], pi: tuple[float, ...], rwalk: tuple[float, ...]) -> Setting:
+    """The methods of table 1 in the yardstick, where all methods have one network and one length."""
+    grid: Grid = {
+        "vanilla": ({},),
+        "ewc++": numbers(lam=ewc, penalty=("proximal",), alpha=(0.01,)),
+        "pi": numbers(lam=pi, penalty=("proximal",)),
+        "rwalk": numbers(lam=rwalk, penalty=("proximal",), dt=(DT["cifar100"],)),
+    }
+    return replace(_block("cifar100", block), grid=grid, longest=0, networks=())
+
+
 SHORT, LONG = Training(steps=400), Training(steps=800)
 SETTINGS: dict[str, Setting] = {
     **{f"{dataset}-{block}": _block(dataset, block) for dataset in EXEMPLARS for block in RWALKS_BLOCKS},
@@ -228,6 +239,8 @@ SETTINGS: dict[str, Setting] = {
         },
         seeds=3,
     ),
+    "cifar100-methods-table1": _of_table1("multi", decades(4, 7), decades(-1, 2), decades(1, 5)),
+    "cifar100-replay-table1": _of_table1("samples", decades(4, 8), decades(0, 3), decades(2, 5)),
     # … and those that replay stored logits. Their distance is a mean over all outputs: α grows with the classes.
     "cifar100-replay": Setting(
         base("cifar100", EXEMPLARS["cifar100"]),

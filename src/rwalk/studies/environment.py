@@ -13,12 +13,14 @@ from pathlib import Path
 
 import torch
 
+from rwalk import __version__
+
 
 @cache
 def environment(device: str) -> dict[str, str]:
     """What it takes to explain why two studies differ."""
-    versions = {}
-    for package in ("rwalk", "torch", "numpy", "scikit-learn"):
+    versions = {"rwalk": __version__}  # also where it is not installed, only put on the path
+    for package in ("torch", "numpy", "scikit-learn"):
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     found = {

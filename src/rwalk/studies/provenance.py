@@ -28,7 +28,7 @@ def made(run: RunSpec, device: str, data: str) -> Made:
     if device != "cpu":
         machine.pop("processor", None)
         machine.pop("instructions", None)
-    ours = {"rwalk": around.get("rwalk", "unknown"), "commit": commit(), "numerics": numerics.number_of(run)}
+    ours = {"rwalk": around["rwalk"], "commit": commit(), "numerics": numerics.number_of(run)}
     return {**ours, "code": code_of(run), "data": data[:16], **machine}
 
 
