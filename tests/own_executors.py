@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 
 from rwalk.studies.executors.base import Executor, attempt
 from rwalk.studies.executors.gpus import Gpus
+from rwalk.studies.executors.local import Local
+from rwalk.studies.executors.widths import Job
+from rwalk.studies.specs import RunSpec
 from rwalk.studies.workers import Work
 
 
@@ -21,6 +24,13 @@ def small_memory(context: Any, job: Any, report: Callable[[Any], None], stop: Ca
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
     return attempt(context, job, failing, stop)
+
+
+class LastFirst(Local):
+    """References, which are asked for first, are trained last."""
+
+    def jobs_of(self, specs: Sequence[RunSpec]) -> list[Job]:
+        return super().jobs_of(specs)[::-1]
 
 
 class PretendedGpus(Gpus):

@@ -21,7 +21,7 @@ import rwalk
 from rwalk import Fleet, InputError, MemorySpec
 from rwalk.studies import Study
 from rwalk.studies.compare import compare
-from rwalk.studies.events import Event, Started, Stepped, Trained
+from rwalk.studies.events import Event, RowDone, Started, Stepped, Trained
 from rwalk.studies.executors import EXECUTORS, base
 from rwalk.studies.executors.base import Executor
 from rwalk.studies.executors.widths import begun, is_out_of_memory, note, spread
@@ -395,6 +395,20 @@ def test_whoever_leaves_jobs_undone_ends_at_once() -> None:
 
 
 # ── why two studies differ ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_row_waits_for_its_reference(tmp_path: Path) -> None:
+    """Runs and references are trained together, in any order; rows are the same."""
+    events: list[Event] = []
+    study = little.study(reference="final", cache=tmp_path / "one")
+    expected = executed(study, tmp_path / "a")
+    other = replace(study, executor="own_executors:LastFirst", cache=tmp_path / "other")
+    assert executed(other, tmp_path / "b", watch=events.append) == expected
+    kept = [event for event in events if isinstance(event, Trained | RowDone)]
+    is_row = [isinstance(event, RowDone) for event in kept]
+    is_run = [isinstance(event, Trained) and event.runs[0].reference is None for event in kept]
+    assert is_run == [True] * 4 + [False] * 6, "two methods with two seeds, then the seeds' references"
+    assert is_row == [False] * 5 + [True] * 2 + [False] + [True] * 2, "a seed's rows come with its reference"
 
 
 def test_equal_studies_have_no_difference(tmp_path: Path) -> None:

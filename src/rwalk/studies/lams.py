@@ -111,7 +111,7 @@ def renamed(watch: Watch, names: Mapping[str, Sequence[RunSpec]]) -> Watch:
 
     def tell(event: Event) -> None:
         if isinstance(event, Stepped | TaskMeasured | Trained):
-            event = event._replace(runs=tuple(names[run.hash()][0] for run in event.runs))
+            event = event._replace(runs=tuple(names.get(run.hash(), [run])[0] for run in event.runs))
         watch(event)
 
     return tell
