@@ -13,6 +13,7 @@ from rwalk.paper.experiments import LAMBDA_DECADES
 from rwalk.paper.measured import Measured, NotRun
 from rwalk.paper.published import TABLE_S2
 from rwalk.paper.questions import FISHER_STEPS, TASKS, decades_of
+from rwalk.paper.settings import SWEEPS
 from rwalk.paper.verdicts import Evidence
 from rwalk.paper.words import NEAR, REGULARISED, listed, ranged, spread
 from rwalk.report.statistics import Mean
@@ -82,7 +83,7 @@ def less_sensitive_than(other: str, measured: Measured, dataset: str) -> Evidenc
     method in the form that its budget chose."""
     changes: dict[str, dict[str, Mean]] = {}
     for method in (other, "rwalk"):
-        form = load()[f"{dataset}-samples"]["numbers"][method]["penalty"]
+        form = load()[f"{dataset}-{SWEEPS[dataset]}"]["numbers"][method]["penalty"]
         for measure in ("F", "I"):
             labels = [f"{method} λ={lam:g}" for lam in TABLE_S2[dataset, method]]
             means = [measured.mean(measure, f"tableS2-{dataset}", form, label) for label in labels]

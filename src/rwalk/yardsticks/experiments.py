@@ -200,7 +200,7 @@ def cifar100_methods() -> Iterator[Cell]:
             yield Cell(method, run, head, f"no exemplars, {head}-head", None, None, (), "validation")
     size = settings.EXEMPLARS["cifar100"]
     for method in (*settings.METHODS, *REPLAYING):
-        run = _under("cifar100-replay" + "-table1" * (method in settings.METHODS), method, size)
+        run = _under("cifar100-sweeps" if method in settings.METHODS else "cifar100-replay", method, size)
         # iCaRL stands in the table's block without samples, though it has as many.
         theirs = _of_table1("single" if method == "icarl" else "samples", method)
         tuned = "validation" if run.numbers else "nothing to tune"
