@@ -74,7 +74,9 @@ def ablation(dataset: str, measured: Measured) -> Iterator[str]:
     held = verdict(list(gaps.values()))
     seeds = seeds_to_decide(list(gaps.values())) if held == UNDECIDED else 0
     more = f" ({'about ' + format(seeds, '.0f') if np.isfinite(seeds) else 'over 1000'} seeds)" if seeds else ""
-    yield f"RWalk is better than both in every block: {held}{more}. A of RWalk minus A of the other, in points:"
+    most = max(gap.value + gap.reach for gap in gaps.values())
+    worth = f" Whatever it is worth, it is less than {most:.1f} points (95 % confidence)." if more else ""
+    yield f"RWalk is better than both in every block: {held}{more}.{worth} A of RWalk minus A of the other, in points:"
     yield ""
     yield from row("", "with Δθ² in place of ½FΔθ²", "with no denominator")
     for block in RWALKS_BLOCKS:
