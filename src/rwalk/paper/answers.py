@@ -76,7 +76,8 @@ def ablation(dataset: str, measured: Measured) -> Iterator[str]:
     more = f" ({'about ' + format(seeds, '.0f') if np.isfinite(seeds) else 'over 1000'} seeds)" if seeds else ""
     most = max(gap.value + gap.reach for gap in gaps.values())
     worth = f" Whatever it is worth, it is less than {most:.1f} points (95 % confidence)." if more else ""
-    yield f"RWalk is better than both in every block: {held}{more}.{worth} A of RWalk minus A of the other, in points:"
+    judged = f"RWalk is better than both in every block: {held}{more}."
+    yield f"{judged}{worth} A of RWalk minus A of the other, in points:"
     yield ""
     yield from row("", "with Δθ² in place of ½FΔθ²", "with no denominator")
     for block in RWALKS_BLOCKS:
