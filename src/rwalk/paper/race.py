@@ -22,7 +22,7 @@ from rwalk.training import Training
 
 SCOUT = 0  # the seed of scouts
 SCOUTS = (SCOUT,)
-WAYS = 2  # to train, at least, that finalists are trained in
+WAYS = 2  # that finalists are trained in, at least: networks and lengths
 SCOUTING = 2  # rounds, at most
 ROUNDS = 7  # in all, at most
 STRIDES = {"lam": 10.0, "alpha": 10.0, "eps": 1e3}  # from the edge of a grid to the next value
