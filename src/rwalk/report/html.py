@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from rwalk import __version__
+import rwalk
 from rwalk.errors import InputError
 from rwalk.files import write_atomically
 from rwalk.learners import summaries as learner_summaries
@@ -78,7 +78,7 @@ def render(
         title=title,
         counts=_counts(rows, len(summaries), sum(study.missing for study in studies)),
         made=(made or datetime.now(UTC)).strftime("%d %B %Y, %H:%M UTC"),
-        version=__version__,
+        version=rwalk.__version__,
         studies=[_study(study) for study in studies],
         mixture=mixture(rows) if rows else "",
         heads={head: HEAD_NAMES[head] for head in HEADS},

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import torch
 
-from rwalk import __version__
+import rwalk
 
 
 @cache
 def environment(device: str) -> dict[str, str]:
     """What it takes to explain why two studies differ."""
-    versions = {"rwalk": __version__}  # also where it is not installed, only put on the path
+    versions = {"rwalk": rwalk.__version__}  # also where it is not installed, only put on the path
     for package in ("torch", "numpy", "scikit-learn"):
         with suppress(PackageNotFoundError):
             versions[package] = version(package)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rwalk.files import write_atomically
 from rwalk.metrics import HEADS
 from rwalk.studies.environment import environment
-from rwalk.studies.executors import Context
+from rwalk.studies.executors import Context, Job, Outcomes
 from rwalk.studies.specs import RunSpec, content_hash
 
 
@@ -41,3 +41,23 @@ class ReferenceCache(NamedTuple):
         around = environment(device)
         key = [self.context.identity([spec]), around["torch"], device, around.get("gpu")]
         return folder / "references" / f"{content_hash(key)}.json"
+
+
+def once_known(
+    trained: Iterable[Outcomes],
+    untrained: Iterable[RunSpec],
+    references_of: Callable[[Job], Iterable[RunSpec]],
+    learn: Callable[[Job, Sequence[Any]], None],
+) -> Iterator[Outcomes]:
+    """Of runs and references trained together the runs, each once none of its references is still to come."""
+    awaited = {spec.hash() for spec in untrained}
+    held: list[Outcomes] = []
+    for job, outcomes in trained:
+        if job[0].reference is None:
+            held.append((job, outcomes))
+        else:
+            learn(job, outcomes)
+            awaited -= {spec.hash() for spec in job}
+        waiting = [any(spec.hash() in awaited for spec in references_of(runs)) for runs, _ in held]
+        yield from (each for each, waits in zip(held, waiting, strict=True) if not waits)
+        held = [each for each, waits in zip(held, waiting, strict=True) if waits]

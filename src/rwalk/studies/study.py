@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from rwalk.errors import InputError, unknown
 from rwalk.studies import lams, provenance
 from rwalk.studies.environment import environment
 from rwalk.studies.events import Finished, RowDone, Started, Stopped, Watch
-from rwalk.studies.executors import DTYPES, Context, Executor, Job, Keep, Outcomes, fleet_of
+from rwalk.studies.executors import DTYPES, Context, Executor, Job, Keep, fleet_of
 from rwalk.studies.executors import find as find_executor
-from rwalk.studies.references import ReferenceCache
+from rwalk.studies.references import ReferenceCache, once_known
 from rwalk.studies.rows import row_of
 from rwalk.studies.specs import RunSpec, StreamSpec, content_hash, reference_of
 from rwalk.studies.store import SCHEMA, Row, Store
@@ -217,7 +217,7 @@ class Study:
 
             # References and runs together, so that no worker waits for the last reference.
             trained = executor([*untrained, *ready], lams.renamed(watch, owners))
-            for job, outcomes in self._once_referenced(trained, untrained, learn):
+            for job, outcomes in once_known(trained, untrained, self.references, learn):
                 rows = [
                     row_of(run, outcome, known, choices.get(run.hash()))
                     for spec, outcome in zip(job, outcomes, strict=True)
@@ -229,25 +229,6 @@ class Study:
                 for row in rows:
                     done[row["hash"]] = row
                     watch(RowDone(row))
-
-    def _once_referenced(
-        self,
-        trained: Iterable[Outcomes],
-        references: Iterable[RunSpec],
-        learn: Callable[[Job, Sequence[Any]], None],
-    ) -> Iterator[Outcomes]:
-        """What was trained, each job as soon as none of its references is still to be learned."""
-        awaited = {spec.hash() for spec in references}
-        held: list[Outcomes] = []
-        for job, outcomes in trained:
-            if job[0].reference is None:
-                held.append((job, outcomes))
-            else:
-                learn(job, outcomes)
-                awaited -= {spec.hash() for spec in job}
-            waiting = [any(spec.hash() in awaited for spec in self.references(runs)) for runs, _ in held]
-            yield from (each for each, waits in zip(held, waiting, strict=True) if not waits)
-            held = [each for each, waits in zip(held, waiting, strict=True) if waits]
 
     def _executor(self, jobs: int, store: Store | None, stop: Stop) -> Executor:
         several = self.device == "cuda" and torch.cuda.device_count() > 1

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from rwalk import __version__
+import rwalk
 from rwalk.errors import InputError, first_line
 from rwalk.studies.executors.parcels import packed
 from rwalk.studies.executors.ray_worker import News, Post, perform
@@ -108,7 +108,7 @@ class Tasks:
     def _submit(self, number: int, job: Any) -> Any:
         # In a list, so that Ray does not fetch and unpack the content again for every task.
         post = Post(self._mailbox, self._round, number)
-        return self._task.remote(__version__, self._work, [self._shared], job, post)
+        return self._task.remote(rwalk.__version__, self._work, [self._shared], job, post)
 
     def _result(self, task: Any) -> Any:
         errors = self._ray.exceptions
@@ -117,7 +117,7 @@ class Tasks:
         except errors.RayTaskError as error:  # before our own code was reached
             raise InputError(
                 f"a Ray worker could not begin ({first_line(error.cause or error)}): "
-                f"install rwalk {__version__} and what your code imports on every node"
+                f"install rwalk {rwalk.__version__} and what your code imports on every node"
             ) from None
         except errors.RayError as error:
             raise WorkerDied(f"{LIVES + 1} Ray workers died at the same run ({first_line(error)})") from None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from rwalk import __version__
+import rwalk
 from rwalk.errors import InputError
 from rwalk.studies.executors.parcels import unpacked
 from rwalk.studies.interrupts import Interrupts
@@ -66,7 +66,7 @@ class Post:
 def perform(asked: str, work: Work, shared: list[Any], job: Any, post: Post) -> Answer:
     """One job, in a worker process of Ray's."""
     post.begin()
-    if asked != (here := __version__):
+    if asked != (here := rwalk.__version__):
         reason = f"a node of the Ray cluster has rwalk {here}, not {asked}: install the same everywhere"
         return Answer("refused", reason, post.news())
     kind, content = _done(work, shared[0], job, post)
