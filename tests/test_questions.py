@@ -21,7 +21,9 @@ from rwalk.paper.experiments import EXPERIMENTS, runs_of
 from rwalk.paper.measured import Measured
 from rwalk.paper.questions import FACTORS_OF, QUESTIONS
 from rwalk.paper.surface import Surface, advice
+from rwalk.studies import Study
 from rwalk.studies.specs import RunSpec, StreamSpec
+from rwalk.studies.store import Store
 from rwalk.training import Training
 
 
@@ -122,6 +124,13 @@ def test_every_question_about_mnist_is_answered_at_a_tiny_size(
     for name in ("surface-mnist", "surface-mnist-multi"):
         assert Path(f"results/figures/{name}.png").stat().st_size > 10_000
     assert "| the Fisher vanishes at a minimum, and EWC's hold too | not run yet |" not in page
+    before = list(answers.authors("authors-mnist", Measured(Path("results"))))
+    first = next(iter(QUESTIONS["authors-mnist"].entries()))
+    Path("results/table1-mnist").mkdir()
+    Study((first.run_of(2),), "none", workers=1).execute(Store(Path("results/table1-mnist")))
+    _, summary = Measured(Path("results")).cell("authors-mnist", first.block, first.label)
+    assert len(summary.seeds) == 3, "a table has one seed more than the question"
+    assert list(answers.authors("authors-mnist", Measured(Path("results")))) == before
 
 
 def test_main_effects_are_means_over_all_other_combinations() -> None:

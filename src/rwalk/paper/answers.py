@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import product
 
@@ -25,6 +25,7 @@ from rwalk.paper.settings import ABLATED, RWALKS_BLOCKS
 from rwalk.paper.surface import Surface, advice
 from rwalk.paper.verdicts import UNDECIDED, seeds_to_decide, verdict
 from rwalk.report.statistics import Mean
+from rwalk.report.summary import Summary
 
 DRAWN = ("surface-mnist", "surface-mnist-plain")  # as figures: their tables would be long
 JUDGED = ("ewc-", "tasks-", "fisher-")  # answered by a claim's verdict
@@ -115,12 +116,27 @@ def surface(measured: Measured) -> Iterator[str]:
 
 def authors(name: str, measured: Measured) -> Iterator[str]:
     """Main effects: each factor on minus off, averaged over combinations of the others."""
-    shown = {
-        "vanilla's F": partial(_values, measured, name, "vanilla", "F"),
-        **{f"A of {m}": partial(_values, measured, name, m, "A") for m in VARIANTS},
-        **{f"plasticity lost by {m}": partial(_lost_plasticity, measured, name, m) for m in VARIANTS[1:]},
-    }
     factors = FACTORS_OF[name]
+    cells = {
+        (method, on): measured.cell(name, method, factor_label(on))
+        for method, on in product(VARIANTS, combinations(factors))
+    }
+    # Those that every cell has: a run that table 1 has too may have more there.
+    seeds = sorted(set.intersection(*(set(summary.seeds) for _, summary in cells.values())))
+
+    def values(method: str, measure: str, on: tuple[str, ...]) -> Values:
+        entry, summary = cells[method, on]
+        by_seed = dict(zip(summary.seeds, _measure(summary, measure)[entry.head], strict=True))
+        return np.array([by_seed[seed] for seed in seeds]) * (1 if measure == "F" else 100)
+
+    def lost(method: str, on: tuple[str, ...]) -> Values:
+        return values("vanilla", "learning", on) - values(method, "learning", on)
+
+    shown: dict[str, Callable[[tuple[str, ...]], Values]] = {
+        "vanilla's F": partial(values, "vanilla", "F"),
+        **{f"A of {m}": partial(values, m, "A") for m in VARIANTS},
+        **{f"plasticity lost by {m}": partial(lost, m) for m in VARIANTS[1:]},
+    }
     half = " (the half of them with an even number of changes)" if len(factors) > 3 else ""
     yield f"Mean effects, on minus off, over all combinations{half}; ± is half a 95 % interval:"
     yield ""
@@ -142,16 +158,10 @@ def _main_effect(of: Callable[[tuple[str, ...]], Values], factors: tuple[str, ..
     return Mean.over(np.mean(on, axis=0) - np.mean(off, axis=0))  # the same seeds everywhere: one effect per seed
 
 
-def _values(measured: Measured, name: str, method: str, measure: str, on: tuple[str, ...]) -> Values:
-    return measured.values(measure, name, method, factor_label(on))
-
-
-def _lost_plasticity(measured: Measured, name: str, method: str, on: tuple[str, ...]) -> Values:
-    def learned(which: str) -> Values:
-        entry, summary = measured.cell(name, which, factor_label(on))
-        return 100 * summary.more["learning"][entry.head][np.argsort(summary.seeds)]
-
-    return learned("vanilla") - learned(method)
+def _measure(summary: Summary, name: str) -> Mapping[str, Values]:
+    """By head, one value per seed."""
+    found: Mapping[str, Values] = summary.more[name] if name in summary.more else getattr(summary, name)
+    return found
 
 
 def _digits(what: str) -> int:
