@@ -14,7 +14,7 @@ A setting marked † was tuned by an earlier rule, from every combination of a n
 ε = 1e-3 only; CIFAR-100 in the proximal form and with α = 0.01 for EWC++, with three seeds (one with samples and
 with ResNet-18), over decades of λ found in a first trial, and widened three times, by longer trainings, more
 decades and more seeds, after results on the test set were known (the choice from them was made by validation
-alone). iCaRL trained as long as the block with samples. `rwalk reproduce --tune SETTING` tunes it again.
+alone). `rwalk reproduce --tune SETTING` tunes it again.
 """.strip()
 
 

@@ -59,7 +59,7 @@ def table1(dataset: str) -> Iterator[Entry]:
         published = TABLE1[dataset, block]
         for method in dict.fromkeys([*published, *METHODS]):
             if method.startswith("icarl"):  # it cannot do without exemplars, and needs a length of its own
-                run = budgeted(dataset, method, "icarl" if f"{dataset}-icarl" in load() else "samples", size)
+                run = budgeted(dataset, method, "icarl", size)
             elif block == "samples":
                 run = budgeted(dataset, method, "samples", size)
             else:
@@ -76,9 +76,8 @@ def table_s1() -> Iterator[Entry]:
 
 
 def _resnet_rwalk(per_class: int) -> RunSpec:
-    """Exemplars are trained under their own task's head, as networks are evaluated, once that has been tuned."""
-    masked = "cifar100-resnet-masked" in load()
-    return under_budget("cifar100-resnet" + "-masked" * masked, resnet("rwalk", per_class, masked=masked))
+    """Exemplars are trained under their own task's head, as networks are evaluated."""
+    return under_budget("cifar100-resnet-masked", resnet("rwalk", per_class, masked=True))
 
 
 def table_s2(dataset: str) -> Iterator[Entry]:
