@@ -58,7 +58,7 @@ def fleet(case: Case, method: str, device: str) -> Fleet:
         Training(steps=1, batch=case.batch),
         device,
         autocast=case.bfloat16,
-        fuse=True if case.network == "cnn" else None,  # as in a long training
+        fuse=True,  # as in a long training
     )
     learn_task(made)
     return made

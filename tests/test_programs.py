@@ -147,14 +147,17 @@ FACTS = Facts(cuda=False, runs=1, parameters=300_000, steps=5_000, observes=True
         ({"grows": True, "steps": 10**6}, None, Plan()),  # EWC would be compiled anew for every task
         ({"one_gradient": False, "steps": 10**6}, None, Plan()),
         ({"steps": 10**6}, False, Plan()),
-        ({"steps": 1}, True, Plan(compiled=True, gradient=True, warn=True)),
-        ({"one_gradient": False}, True, Plan(gradient=True, warn=True)),
-        ({"cuda": True, "steps": 1}, None, Plan(compiled=True)),
-        ({"cuda": True, "grows": True}, None, Plan()),
-        ({"cuda": True, "runs": 10, "gains_from_recording": True}, None, Plan(compiled=True, gradient=True)),
-        ({"cuda": True, "runs": 9, "gains_from_recording": True}, None, Plan(compiled=True)),
-        ({"cuda": True, "runs": 10}, None, Plan(compiled=True)),
-        ({"cuda": True, "one_gradient": False}, None, Plan(compiled=True)),
+        ({"steps": 1}, True, Plan(compiled=True, warn=True)),
+        ({"one_gradient": False}, True, Plan(warn=True)),
+        ({"cuda": True, "steps": 1}, True, Plan(compiled=True, warn=True)),
+        ({"cuda": True, "steps": 1, "gains_from_recording": True}, True, Plan(True, True, True)),
+        ({"cuda": True, "runs": 200}, None, Plan(compiled=True)),
+        ({"cuda": True, "runs": 199}, None, Plan()),  # its kernels would take longer to compile than they gain
+        ({"cuda": True, "parameters": 10**8}, None, Plan(compiled=True)),
+        ({"cuda": True, "runs": 200, "grows": True}, None, Plan()),
+        ({"cuda": True, "runs": 200, "one_gradient": False}, None, Plan(compiled=True)),
+        ({"cuda": True, "runs": 10, "gains_from_recording": True}, None, Plan(gradient=True)),
+        ({"cuda": True, "runs": 9, "gains_from_recording": True}, None, Plan()),
     ],
 )
 def test_what_is_worth_compiling(changes: dict[str, Any], asked: bool | None, expected: Plan) -> None:

@@ -23,6 +23,7 @@ from rwalk.studies import Study
 from rwalk.studies.compare import compare
 from rwalk.studies.events import Event, RowDone, Started, Stepped, Trained
 from rwalk.studies.executors import EXECUTORS, base
+from rwalk.studies.executors import find as find_executor
 from rwalk.studies.executors.base import Executor
 from rwalk.studies.executors.widths import begun, is_out_of_memory, note, spread
 from rwalk.studies.executors.widths import fleets as in_fleets
@@ -61,6 +62,18 @@ def test_rows_do_not_depend_on_who_computes_them(tmp_path: Path) -> None:
     together = executed(little.study(workers=2), tmp_path / "together")
     assert alone == together
     assert len(alone.splitlines()) == 4
+
+
+def test_whether_a_study_can_be_run_is_found_out_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trying the compiler takes up to a minute, and where a device trains it is of no use."""
+    study = little.study()
+    long = replace(study.runs[0], network="mlp", training=rwalk.Training(steps=10**6))
+    tried: list[str] = []
+    monkeypatch.setattr("rwalk.engine.execution.compiler_works", lambda device: tried.append(device) or False)
+    replace(study, runs=(long,)).prepare()
+    assert tried == []
+    base.fleet_of("cpu", study.stream(long.stream), [long])
+    assert tried == ["cpu"], "as it would be in a worker"
 
 
 def test_rows_do_not_depend_on_the_executor(tmp_path: Path) -> None:
@@ -348,6 +361,16 @@ def test_every_device_gets_a_fleet_and_none_is_split_without_need() -> None:
         assert sorted(map(len, found)) == sorted(expected)
         assert [run for job in found for run in job] == [run for job in jobs for run in job]
     assert spread([], 4) == []
+
+
+def test_of_several_fleets_at_a_time_the_longest_begins_first() -> None:
+    (short,) = sweep(1).runs
+    few = tuple(replace(short, training=replace(short.training, epochs=3), seed=seed) for seed in range(2))
+    many = tuple(replace(short, training=replace(short.training, epochs=2), seed=seed) for seed in range(4))
+    runs, gpus = (short, *few, *many), find_executor("own_executors:PretendedGpus")
+    for workers, expected in ((1, [(short,), few, many]), (2, [many, few, (short,)])):
+        context = Study(runs, "none")._context(None)
+        assert gpus(context, workers, lambda: False).jobs_of(runs) == expected
 
 
 def test_begun_fleets_are_found_again_unless_their_note_is_wrong(tmp_path: Path) -> None:

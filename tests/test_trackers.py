@@ -24,9 +24,9 @@ import readers
 from rwalk import InputError, cli
 from rwalk.studies import trackers
 from rwalk.studies.curves import Curves
-from rwalk.studies.specs import RunSpec
+from rwalk.studies.specs import RunSpec, steps_of
 from rwalk.studies.store import Store
-from rwalk.studies.study import Study, steps_of
+from rwalk.studies.study import Study
 from rwalk.studies.trackers import Subject, tracking
 from rwalk.studies.trackers.tracking import Tracking
 

@@ -110,7 +110,7 @@ def execute(
     from rwalk.studies.events import Event
     from rwalk.studies.interrupts import Interrupts
     from rwalk.studies.provenance import strangers
-    from rwalk.studies.study import steps_of
+    from rwalk.studies.specs import steps_of
     from rwalk.studies.trackers.tracking import Tracking
     from rwalk.studies.workers import WorkerDied
 

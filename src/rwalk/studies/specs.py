@@ -276,6 +276,17 @@ def reference_of(run: RunSpec, k: int) -> RunSpec:
                    autocast=run.autocast, reference=k)  # fmt: skip
 
 
+def learned_by(spec: RunSpec, stream: Stream) -> Stream:
+    """What a run learns of its stream: all tasks so far at once, if it is a reference."""
+    return stream if spec.reference is None else splits.union(stream, spec.reference)
+
+
+def steps_of(spec: RunSpec, stream: Stream, tasks: int) -> int:
+    """The steps of a run's first tasks."""
+    learner = spec.learner()
+    return sum(learner.steps(spec.training, stream, task) for task in range(tasks))
+
+
 def content_hash(record: Any) -> str:
     """The same for the same content, whatever the order of keys."""
     return hashlib.sha256(json.dumps(record, sort_keys=True, default=list).encode()).hexdigest()[:32]

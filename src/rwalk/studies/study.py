@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from rwalk.data import splits
 from rwalk.data.streams import Stream
 from rwalk.errors import InputError, unknown
 from rwalk.studies import lams, provenance
@@ -21,7 +20,7 @@ from rwalk.studies.executors import DTYPES, Context, Executor, Job, Keep, fleet_
 from rwalk.studies.executors import find as find_executor
 from rwalk.studies.references import ReferenceCache, once_known
 from rwalk.studies.rows import row_of
-from rwalk.studies.specs import RunSpec, StreamSpec, content_hash, reference_of
+from rwalk.studies.specs import RunSpec, StreamSpec, content_hash, learned_by, reference_of, steps_of
 from rwalk.studies.store import SCHEMA, Row, Store
 from rwalk.studies.workers import Stop
 
@@ -100,7 +99,7 @@ class Study:
     def prepare(self) -> None:
         """Load the data and build a fleet of every kind, so that whatever is wrong with the study is found now."""
         for spec in {(run.fleet_key(), run.walker_key()): run for run in self.runs}.values():
-            fleet_of("cpu", self.stream(spec.stream), [spec])
+            fleet_of("cpu", self.stream(spec.stream), [spec], fuse=False)  # to be looked at: no compiler is tried
 
     def describe(self) -> dict[str, Any]:
         """The content of study.json."""
@@ -157,9 +156,7 @@ class Study:
 
     def steps(self, spec: RunSpec) -> int:
         """All steps of a run, for time estimates."""
-        stream = self.stream(spec.stream)
-        if spec.reference is not None:
-            stream = splits.union(stream, spec.reference)
+        stream = learned_by(spec, self.stream(spec.stream))
         return steps_of(spec, stream, len(stream))
 
     def execute(
@@ -251,12 +248,6 @@ def runs_of(record: Mapping[str, Any]) -> tuple[RunSpec, ...]:
         raise
     except UNREADABLE as error:
         raise _unreadable(error) from None
-
-
-def steps_of(spec: RunSpec, stream: Stream, tasks: int) -> int:
-    """The steps of a run's first tasks."""
-    learner = spec.learner()
-    return sum(learner.steps(spec.training, stream, task) for task in range(tasks))
 
 
 def _unreadable(error: Exception) -> InputError:

@@ -13,6 +13,9 @@ from typing import NamedTuple
 # are cached. Smaller networks gain less; larger ones more, but the more layers, the longer the compilation.
 WORTH_COMPILING = {True: 5_000, False: 10_000}
 LARGE = 260_000  # parameters
+# Steps × parameters of all runs on CUDA from which the walk is compiled. 10,000 steps of 80 of the paper's MLPs,
+# with four methods (2.2e11), gain 5.5 s by it; their kernels take 14 s to compile, 4 s once they are cached.
+WORTH_FUSING = 3e11
 # Steps × runs on CUDA from which a gradient is compiled: 10,000 steps of five of the paper's CIFAR networks gain
 # the time that compiling takes, and the next fleet of a study finds its program ready.
 WORTH_RECORDING = 50_000
@@ -49,11 +52,12 @@ def choose(facts: Facts, asked: bool | None, compiler_works: Callable[[], bool])
     """What to compile: what was `asked` for, where possible; otherwise what repays the time it takes."""
     possible = facts.cuda or (facts.one_gradient and facts.alike)
     if asked is not None:
-        return Plan(compiled=asked and possible, gradient=asked, warn=asked)
+        return Plan(compiled=asked and possible, gradient=asked and facts.gains_from_recording, warn=asked)
     if facts.cuda:
-        long = facts.steps * facts.runs >= WORTH_RECORDING
-        gradient = long and facts.gains_from_recording and compiler_works()
-        return Plan(compiled=not facts.grows and compiler_works(), gradient=gradient)
+        steps = facts.steps * facts.runs
+        gradient = facts.gains_from_recording and steps >= WORTH_RECORDING and compiler_works()
+        walk = not facts.grows and steps * facts.parameters >= WORTH_FUSING and compiler_works()
+        return Plan(compiled=walk, gradient=gradient)
     weight = min(1.0, facts.parameters / LARGE)
     worth = facts.runs == 1 and facts.steps * weight >= WORTH_COMPILING[facts.observes]
     return Plan(compiled=possible and not facts.grows and worth and compiler_works())

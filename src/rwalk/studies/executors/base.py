@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rwalk.data import splits
 from rwalk.data.streams import Stream
 from rwalk.engine import evaluation
 from rwalk.engine.fleet import Fleet, Measured, Progress
@@ -27,7 +26,7 @@ from rwalk.studies.checkpoint import Checkpointer
 from rwalk.studies.events import Spent, Stepped, TaskMeasured, Trained, Watch
 from rwalk.studies.executors import widths
 from rwalk.studies.executors.widths import TooWide
-from rwalk.studies.specs import RunSpec, StreamSpec, content_hash
+from rwalk.studies.specs import RunSpec, StreamSpec, content_hash, learned_by, steps_of
 from rwalk.studies.workers import Crew, Stop, Work
 from rwalk.threads import available_cores, few_threads
 
@@ -58,6 +57,11 @@ class Context(NamedTuple):
         """
         runs = [[spec.hash(), provenance.code_of(spec), numerics.number_of(spec)] for spec in job]
         return content_hash([runs, self.streams[job[0].stream].fingerprint()])
+
+    def steps_of(self, job: Job) -> int:
+        """All steps of its runs."""
+        stream = learned_by(job[0], self.streams[job[0].stream])
+        return len(job) * steps_of(job[0], stream, len(stream))
 
     def folder(self, job: Sequence[RunSpec]) -> Path | None:
         return self.checkpoints / self.identity(job) if self.checkpoints else None
@@ -167,8 +171,10 @@ class Executor:
         alone = [spec for spec in specs if spec.hash() not in taken and self.context.has_begun((spec,))]
         begun += [(spec,) for spec in alone]
         taken |= {spec.hash() for spec in alone}
-        fresh = [spec for spec in specs if spec.hash() not in taken]
-        return [*begun, *widths.spread(widths.fleets(fresh), self.workers)]
+        fresh = widths.fleets([spec for spec in specs if spec.hash() not in taken])
+        jobs = [*begun, *widths.spread(fresh, self.workers)]
+        # The longest first: what begins last should not be what all others wait for.
+        return sorted(jobs, key=self.context.steps_of, reverse=True) if self.workers > 1 else jobs
 
     def in_fleets(self) -> bool:
         """On a CPU a fleet gains nothing (docs/design.md)."""
@@ -218,7 +224,7 @@ def train(
     """One fleet, from its last checkpoint to its end: one outcome per run, as JSON values."""
     begun = time.perf_counter()
     stream, k = context.streams[job[0].stream], job[0].reference
-    fleet = fleet_of(context.device, stream if k is None else splits.union(stream, k), job)
+    fleet = fleet_of(context.device, learned_by(job[0], stream), job)
     folder = context.folder(job)
     checkpoints = Checkpointer(folder, context.identity(job), context.checkpoint_every, stop)
     if folder is not None:
@@ -263,7 +269,7 @@ def _plain(values: NDArray[np.float64]) -> Any:
     return np.where(np.isnan(values), None, values).tolist()  # type: ignore[call-overload]
 
 
-def fleet_of(device: str, stream: Stream, job: Sequence[RunSpec]) -> Fleet:
+def fleet_of(device: str, stream: Stream, job: Sequence[RunSpec], fuse: bool | None = None) -> Fleet:
     first = job[0]
     return Fleet(
         stream,
@@ -274,6 +280,7 @@ def fleet_of(device: str, stream: Stream, job: Sequence[RunSpec]) -> Fleet:
         device,
         DTYPES[first.dtype],
         first.autocast,
+        fuse=fuse,
         measures=evaluation.Measures(first.measure_every, first.calibration),
     )
 
