@@ -115,11 +115,8 @@ them. The largest differences from the paper are iCaRL's and those of vanilla wi
 little about how these were trained, and we did not tune ours to match.
 """.strip()
 NOTE_CIFAR = """
-Convolutions in bfloat16, parameters and updates in float32. The tuning without samples was ended by time, when
-seven runs of its challengers were still to come; the one with samples dropped `cnn-normal` for what one seed said,
-which the rule below no longer does. The largest differences from the paper are iCaRL's and
-those of vanilla without samples. The paper says little about how these were trained, and we did not tune ours to
-match.
+Convolutions in bfloat16, parameters and updates in float32. The largest differences from the paper are iCaRL's and
+those of vanilla. The paper says little about how these were trained, and we did not tune ours to match.
 """.strip()
 NOTE_S2 = """
 The λ's are the paper's, but the effect of λ depends on the scale of the importances: our EWC++ scales the Fisher
@@ -127,8 +124,8 @@ to [0, 1] and averages it with a small α, so that its λ's are not on the paper
 hardly regularise (compare A with vanilla's in table 1), EWC++ seems less sensitive than it is.
 """.strip()
 NOTE_SWEEPS = """
-290 networks: to save time they are trained for half as long as table 1's, under the budget `cifar100-sweeps`. So A
-with 25 samples by MoF is not quite table 1's.
+290 networks: to save time they have a budget of their own, `cifar100-sweeps`, half as long as table 1's and with
+torch's own initial weights. So A with 25 samples by MoF is lower than table 1's.
 """.strip()
 NOTE_S1 = """
 Budgets differ: GEM and iCaRL train as GEM's authors do (one epoch of batches of 10, SGD at 0.1; nothing tuned),
@@ -147,7 +144,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         Experiment(
             "table1-mnist",
             "Table 1, MNIST (and figures 2 and 3)",
-            "2 min on an H200, 20 min on two CPU cores",
+            "40 s on an H200, 20 min on two CPU cores",
             partial(table1, "mnist"),
             seeds=20,
             note=NOTE_MNIST,
@@ -177,7 +174,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         Experiment(
             "table1-cifar100",
             "Table 1, CIFAR-100 (and figures 2 and 3)",
-            "10 min on an H200 that another study shares",
+            "6 min on an H200 with --workers 3 under MPS",
             partial(table1, "cifar100"),
             note=NOTE_CIFAR,
         ),
