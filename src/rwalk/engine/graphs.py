@@ -1,4 +1,4 @@
-"""What keeps a CUDA device busy: steps as captured graphs, batches and losses that nobody waits for."""
+"""What keeps a CUDA device busy: steps as captured graphs, and losses that are read without waiting."""
 
 from __future__ import annotations
 
@@ -64,11 +64,6 @@ class _Capture:
         if isinstance(self.result, tuple):
             return tuple(each.clone() for each in self.result)
         return None if self.result is None else self.result.clone()
-
-
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on its way to a device, which has other work until it comes; the host goes on at once."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class Arriving:

@@ -12,7 +12,6 @@ from torch import Tensor
 from rwalk import seeds
 from rwalk.data import batches
 from rwalk.engine import reservoirs
-from rwalk.engine.graphs import sent
 from rwalk.losses import heads
 from rwalk.training import steps_per_epoch
 
@@ -106,7 +105,7 @@ def batches_of(fleet: Fleet, start: int | None = None) -> Iterator[tuple[Tensor,
     while step < fleet.lesson.steps:
         epoch, offset = divmod(step, per_epoch)
         drawn = [_epoch(fleet, run, seed, epoch) for run, seed in enumerate(fleet.seeds)]
-        plans = [sent(torch.stack(each, dim=1), fleet.theta.device) for each in zip(*drawn, strict=True)]
+        plans = [torch.stack(each, dim=1).to(fleet.theta.device) for each in zip(*drawn, strict=True)]
         here = slice(offset, offset + fleet.lesson.steps - step)
         yield from zip(*(plan[here] for plan in plans), strict=True)
         step += per_epoch - offset
