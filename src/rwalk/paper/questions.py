@@ -6,7 +6,7 @@ they find must not have been chosen by the test set.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -175,27 +175,46 @@ def precision() -> Iterator[Entry]:
         yield Entry(f"{method}, {kind}", replace(run, autocast=half), BLOCKS[block], block)
 
 
-def _of(dataset: str, kind: str) -> tuple[str, ...]:
-    return tuple(f"{dataset}-{block}-{kind}" for block in RWALKS_BLOCKS)
-
-
 NAMES = {"mnist": "MNIST", "cifar100": "CIFAR-100"}
+
+
+def _on_both(
+    kind: str,
+    title: str,
+    entries: Callable[[str], Iterator[Entry]],
+    mnist: str,
+    cifar100: str,
+    tuned: bool = False,
+    reference: str = "none",
+    seeds: int = 20,
+) -> Iterator[Experiment]:
+    """A question asked on both datasets, at these costs: on MNIST with so many seeds, on CIFAR-100 with five.
+
+    `tuned`, if its methods have budgets of their own.
+    """
+    for dataset, cost, count in (("mnist", mnist, seeds), ("cifar100", cifar100, 5)):
+        yield Experiment(
+            f"{kind}-{dataset}",
+            f"{title} {NAMES[dataset]}",
+            cost,
+            partial(entries, dataset),
+            count,
+            reference,
+            tuned=tuple(f"{dataset}-{block}-{kind}" for block in RWALKS_BLOCKS) if tuned else (),
+        )
+
+
 QUESTIONS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
-        *(
-            Experiment(
-                f"ablation-{d}",
-                f"Is the Riemannian distance worth anything? {NAMES[d]}",
-                cost,
-                partial(ablation, d),
-                seeds=seeds,
-                tuned=_of(d, "ablation"),
-            )
-            for d, seeds, cost in (
-                ("mnist", 20, "12 min on two CPU cores"),
-                ("cifar100", 5, "estimated: 5 min on an H200"),
-            )
+        *_on_both(
+            "ablation",
+            "Is the Riemannian distance worth anything?",
+            ablation,
+            mnist="12 min on two CPU cores",
+            cifar100="estimated: 5 min on an H200",
+            tuned=True,
+            reference="final",
         ),
         Experiment(
             "surface-mnist",
@@ -243,43 +262,29 @@ QUESTIONS: dict[str, Experiment] = {
             precision,
             reference="none",
         ),
-        *(
-            Experiment(
-                f"ewc-{d}",
-                f"EWC beside EWC++, {NAMES[d]}",
-                cost,
-                partial(ewc, d),
-                seeds=seeds,
-                tuned=_of(d, "ewc"),
-            )
-            for d, seeds, cost in (
-                ("mnist", 20, "5 min on two CPU cores"),
-                ("cifar100", 5, "estimated: 5 min on an H200"),
-            )
+        *_on_both(
+            "ewc",
+            "EWC beside EWC++,",
+            ewc,
+            mnist="5 min on two CPU cores",
+            cifar100="estimated: 5 min on an H200",
+            tuned=True,
+            reference="final",
         ),
-        *(
-            Experiment(
-                f"tasks-{d}",
-                f"Does λ depend on the number of tasks? {NAMES[d]}",
-                cost,
-                partial(tasks, d),
-                seeds=seeds,
-                reference="none",
-            )
-            for d, seeds, cost in (
-                ("mnist", 20, "estimated: 1 min on an H200"),
-                ("cifar100", 5, "estimated: 20 min on an H200"),
-            )
+        *_on_both(
+            "tasks",
+            "Does λ depend on the number of tasks?",
+            tasks,
+            mnist="estimated: 1 min on an H200",
+            cifar100="estimated: 20 min on an H200",
         ),
-        *(
-            Experiment(
-                f"fisher-{d}",
-                f"Does the Fisher vanish at a minimum? {NAMES[d]}",
-                cost,
-                partial(fisher, d),
-                reference="none",
-            )
-            for d, cost in (("mnist", "estimated: 2 min on an H200"), ("cifar100", "estimated: 10 min on an H200"))
+        *_on_both(
+            "fisher",
+            "Does the Fisher vanish at a minimum?",
+            fisher,
+            mnist="estimated: 2 min on an H200",
+            cifar100="estimated: 10 min on an H200",
+            seeds=5,
         ),
     )
 }
