@@ -58,7 +58,7 @@ def fleet(case: Case, method: str, device: str) -> Fleet:
         Training(steps=1, batch=case.batch),
         device,
         autocast=case.bfloat16,
-        fuse=True,  # as in a long training
+        fuse=torch.device(device).type == "cuda",  # as in a long training
     )
     learn_task(made)
     return made
