@@ -18,7 +18,9 @@ from rwalk import cli
 from rwalk.data.datasets import verified
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
-from rwalk.paper import budgets, race
+from rwalk.files import write_atomically
+from rwalk.paper import budgets, figures, race
+from rwalk.paper import reproduce as paper_reproduce
 from rwalk.paper import settings as tuned
 from rwalk.paper.claims import CLAIMS
 from rwalk.paper.experiments import EXPERIMENTS, Entry, Experiment, runs_of
@@ -512,6 +514,36 @@ def test_reproduce_runs_what_is_missing_and_writes_the_page(
     assert said.startswith("tableS1: 2 of 6 runs to do, 30 steps, about 1 min"), "seeds 0 and 1 are known"
 
 
+@pytest.mark.parametrize("place", ["RESULTS.md", "results/figures/figure2-mnist.png"])
+def test_a_page_that_cannot_be_written_is_named_and_costs_no_row(
+    place: str, tiny: Experiment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if place != "RESULTS.md":
+        monkeypatch.setattr(figures, "draw_all", lambda *_: write_atomically(Path(place), "a picture"))
+    Path(place).mkdir(parents=True)  # a folder is in the way
+    assert reproduce(monkeypatch, "tableS1", "--only=rwalk") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("rwalk: cannot write ") and "all rows are kept in results" in said
+    assert said.count("\n") == 1 and place.rpartition("/")[2] in said
+    assert len(Path("results/tableS1/runs.jsonl").read_text().splitlines()) == 2
+    assert not [each for each in Path(place).parent.iterdir() if each.name.startswith(".")], "nothing half-written"
+
+
+@pytest.mark.usefixtures("ablations_not_tuned")
+def test_of_all_questions_those_that_await_a_tuning_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = [name for name, each in QUESTIONS.items() if each.awaits]
+    monkeypatch.setattr(paper_reproduce, "_absence", lambda *_: "no data here")
+    monkeypatch.chdir(tmp_path)
+    assert reproduce(monkeypatch, "questions", "--dry-run") == 0
+    told = capsys.readouterr()
+    said = [re.match("rwalk: (.*) is left out: it needs budgets: ", line) for line in told.err.splitlines()]
+    assert waiting and [each and each[1] for each in said] == waiting
+    planned = {line.partition(":")[0] for line in told.out.splitlines()}
+    assert QUESTIONS.keys() - waiting <= planned and not planned & {*waiting}
+
+
 def test_what_an_experiment_was_before_is_set_aside_and_its_rows_are_reused(
     tiny: Experiment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -552,6 +584,10 @@ def test_part_of_an_experiment_can_be_joined_and_the_rest_later(
         (("--only=rwlak",), "did you mean 'rwalk'"),
         (("tableS1", "--only=gem"), "unknown method here 'gem'"),
         (("--seeds=0",), "--seeds must be at least 1, not 0"),
+        (("yardstick",), "did you mean 'yardsticks'"),
+        (("--scenario=task",), "--scenario and --buffer are of yardsticks only"),
+        (("--buffer=200", "--dry-run"), "--scenario and --buffer are of yardsticks only"),
+        (("--tune=mnist-multi", "--scenario=task"), "--scenario and --buffer are of yardsticks only"),
         (("--executor=rya",), "did you mean 'ray'"),
         (("--join", "--executor=ray"), "--join trains one run at a time per process: drop --executor"),
         (("--tune=mnits",), "did you mean 'mnist'"),

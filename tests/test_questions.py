@@ -165,6 +165,8 @@ def test_the_surface_is_read_as_it_is() -> None:
     said = advice([steep])
     assert "highest (82.0) at 2000 steps per task (balanced batches, optimizer reset) and λ = 10" in said
     assert "No setting here is both" in said and "tuned on held-out data, train for 2000 steps" in said
+    assert "if not, train for 5000: whatever λ is then, A is 74.0 to 76.0." in said, "the best of the worst"
+    assert "Not run yet: balanced, kept; concat, reset; concat, kept; no exemplars, reset." in said
     flat = made([80.0, 81.0, 82.0, 81.0, 80.5, 80.0])
     assert "Within 1 point of the best and flat to 3 points: 5000 steps per task" in advice([flat])
     assert flat.spread[-1] == pytest.approx(2.0) and flat.best[-1] == 82.0

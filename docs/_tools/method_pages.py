@@ -40,6 +40,18 @@ PAPER = {
     "Table 1, CIFAR-100 (and figures 2 and 3)": "CIFAR-100, 10 tasks",
     "Table S1: ResNet-18, 20 tasks, GEM and iCaRL": "CIFAR-100, 20 tasks, ResNet-18",
 }
+# … and those of our own questions, for methods that the paper's do not have.
+QUESTIONS = {
+    f"{title} {name}": data
+    for title in ("Is the Riemannian distance worth anything?", "EWC beside EWC++,")
+    for name, data in (("MNIST", "MNIST, 5 tasks"), ("CIFAR-100", "CIFAR-100, 10 tasks"))
+}
+# In these a block is a method, and the row of the paper's training is the one to compare.
+FACTORIALS = {
+    f"What does the authors' code change? {name}{memory}": f"{data}, {head}"
+    for name, data in (("MNIST", "MNIST, 5 tasks"), ("CIFAR-100", "CIFAR-100, 10 tasks"))
+    for memory, head in (("", "multi-head"), (", with samples", "single-head, with exemplars"))
+}
 BLOCKS = {"multi": "multi-head", "single": "single-head", "samples": "single-head, with exemplars"}
 OTHERWISE_CALLED = {"none": "vanilla", "si": "pi"}  # in the tables of others
 FROM_MEMORY = "Quoted from memory: we could not check it against its source."
@@ -136,13 +148,22 @@ def measured(name: str) -> str:
 
 
 def _of_the_paper(name: str) -> list[Figure]:
+    return _in(PAPER, name) or _in(QUESTIONS, name) or _in(FACTORIALS, name)
+
+
+def _in(tables: dict[str, str], name: str) -> list[Figure]:
+    """A method's rows in tables of RESULTS.md."""
     out = []
-    for title, data in PAPER.items():
-        for row in _table(ROOT / "RESULTS.md", title)[1]:
-            block, method, ours, published, seeds = row[0], row[1], row[5], row[6], row[4]
-            if method in (name, f"{name}-S") and _was_run(ours):
-                where = f"[{data}, {BLOCKS.get(block, block)}](../../RESULTS.md#{_slug(title)})"
-                out.append(Figure(where, ours, published, seeds))
+    for title, data in tables.items():
+        head, rows = _table(ROOT / "RESULTS.md", title)
+        for (block, label, *_), row in ((cells, dict(zip(head, cells, strict=True))) for cells in rows):
+            is_its = (
+                block == name and label == "the paper's" if tables is FACTORIALS else label in (name, f"{name}-S")
+            )
+            if is_its and _was_run(row["A ↑"]):
+                where = data if tables is FACTORIALS else f"{data}, {BLOCKS.get(block, block)}"
+                link = f"[{where}](../../RESULTS.md#{_slug(title)})"
+                out.append(Figure(link, row["A ↑"], row.get("A paper", ""), row["seeds"]))
     return out
 
 

@@ -19,6 +19,7 @@ from rwalk.cli.options import (
     check_join,
     check_seeds,
     chosen_device,
+    to_stderr,
 )
 
 
@@ -32,9 +33,7 @@ def reproduce(
             "all of them: yardsticks"
         ),
     ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(help="how many seeds (default: the experiment's, 20, 5 or 3)")
-    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="how many seeds (default: the experiment's, 3 to 20)")] = None,
     only: Annotated[str, typer.Option(help="only these methods: rwalk,pi (default: all)")] = "",
     scenario: Annotated[
         str, typer.Option(help="only this scenario of a yardstick: task, domain or class (default: all)")
@@ -102,13 +101,15 @@ def reproduce(
         out /= "tuning"
     asked = yardsticks.spelled_out(names or [])
     theirs = [name for name in asked if name in yardsticks.EXPERIMENTS]
-    if (scenario or buffer is not None) and theirs != asked:
+    if (scenario or buffer is not None) and (tune or not theirs or theirs != asked):
         raise InputError("--scenario and --buffer are of yardsticks only: name no other experiments with them")
     others = yardsticks.experiments(scenario, buffer)
     yardsticks.check_parts(others, theirs)
     chosen = budgets_file or out / "budgets.json"
     with budgets.taken_from(None if tune else budgets_file):
         plan = paper.plan_tuning(tune, out, **where) if tune else paper.plan(asked, out, seeds, others, **where)
+        for line in () if tune else paper.left_out(asked, others):
+            to_stderr(line)
         compared = dict.fromkeys(run.method for planned in plan for run in planned.study.runs)
         for name in wanted:
             if name not in compared:
@@ -151,8 +152,15 @@ def reproduce(
         if tune:
             print(f"to use {chosen}: rwalk reproduce --budgets {shlex.quote(str(chosen))}")
         else:
-            pages = [] if theirs and theirs == asked else write_results(out)
-            for path in [*pages, *([write_page(out)] if theirs else [])]:
+            try:
+                pages = [] if theirs and theirs == asked else write_results(out)
+                pages += [write_page(out)] if theirs else []
+            except OSError as error:
+                raise InputError(
+                    f"cannot write {error.filename or 'the pages'}: {error.strerror or error}; all rows are kept "
+                    f"in {out}: make room for it, and the same command writes it"
+                ) from error
+            for path in pages:
                 print(path)
             print(f"interactive, in one page: rwalk report {out}")
         for line in clock.lines(machine_here(where["device"])):

@@ -138,7 +138,8 @@ def authors(name: str, measured: Measured) -> Iterator[str]:
         **{f"plasticity lost by {m}": partial(lost, m) for m in VARIANTS[1:]},
     }
     half = " (the half of them with an even number of changes)" if len(factors) > 3 else ""
-    yield f"Mean effects, on minus off, over all combinations{half}; ± is half a 95 % interval:"
+    count = f"{len(seeds)} seed{'s' * (len(seeds) != 1)}"
+    yield f"Mean effects over {count}, on minus off, over all combinations{half}; ± is half a 95 % interval:"
     yield ""
     yield from row("", *shown)
     start = [_value(Mean.over(of(())), what) for what, of in shown.items()]

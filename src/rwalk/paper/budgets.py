@@ -24,8 +24,8 @@ A method's hyper-parameters are those with the highest mean over all seeds; the 
 those with which the methods, each at its best, are best on average. Vanilla is trained alike, but has no say in
 that: it has nothing to tune, and what suits it best is to train little. No choice rests on fewer than three seeds.
 
-The result is `budgets.json` next to this file, with the validation scores of everything tried. Tuning again writes
-another file, which `rwalk reproduce --budgets` reads.
+The result is `budgets.json` in `src/rwalk/paper`, with the validation scores of everything tried. Tuning again
+writes another file, which `rwalk reproduce --budgets` reads.
 """
 
 from __future__ import annotations

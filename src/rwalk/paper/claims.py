@@ -29,6 +29,11 @@ class Claim:
     datasets: tuple[str, ...] = tuple(DATASETS)
     needs: str = ""  # an experiment beyond the paper's tables, less its dataset
 
+    @property
+    def is_about_rwalk(self) -> bool:
+        """Whether it says that RWalk is good, not what the problem or other methods are like."""
+        return "RWalk" in self.text
+
     def judge(self, measured: Measured, dataset: str) -> Evidence | None:
         """None, unless everything needed to judge it has been run."""
         try:
@@ -49,20 +54,25 @@ CLAIMS = (
     Claim("… because there regularised methods hardly forget or refuse to learn", judges.hardly_anything_is_lost),
     Claim("in single-head evaluation forgetting and intransigence grow", judges.single_head_is_worse, MNIST),
     Claim("… and accuracy falls, whatever the method", judges.single_head_loses_accuracy),
-    Claim("samples cure intransigence", judges.samples_cure),
+    Claim("a few samples mitigate intransigence", judges.samples_mitigate),
     Claim("… and regularised methods then transfer forward (I < 0)", judges.samples_give_forward_transfer, CIFAR),
     Claim("forgetting and intransigence are negatively correlated", strength_judges.negative_correlation),
     Claim("RWalk with samples is nearest to F = I = 0: the best trade-off", judges.nearest_to_zero, MNIST),
     Claim("all but iCaRL-hb1 are top right in figure 3 (F > 0, I > 0)", judges.top_right_but_hybrid, MNIST),
     Claim("all are in the top quadrants of figure 3, on both sides of I = 0", judges.both_top_quadrants, CIFAR),
     Claim("MoF is the best sampler", judges.mof_is_best),
-    Claim("uniform sampling is nearly as good as MoF", judges.uniform_is_enough),
-    Claim("the sampler matters less to regularised methods than to vanilla", judges.only_vanilla_minds_samplers),
+    Claim("uniform sampling is as good as MoF", judges.uniform_is_as_good),
+    Claim("regularised methods are insensitive to the sampler", judges.samplers_are_alike),
+    Claim("… less sensitive than vanilla", judges.only_vanilla_minds_samplers),
     Claim("RWalk is insensitive to λ", strength_judges.insensitive),
     Claim("RWalk is less sensitive to λ than EWC++", partial(strength_judges.less_sensitive_than, "ewc++")),
     Claim("RWalk is less sensitive to λ than PI", partial(strength_judges.less_sensitive_than, "pi")),
-    Claim("… and its λ depends less on the number of tasks", strength_judges.one_lambda, needs="tasks"),
-    Claim("the Fisher vanishes at a minimum, and EWC's hold too", strength_judges.fisher_vanishes, needs="fisher"),
+    Claim("… and RWalk's λ depends less on the number of tasks", strength_judges.one_lambda, needs="tasks"),
+    Claim(
+        "the Fisher vanishes at a minimum: the longer EWC trains, the less it holds",
+        strength_judges.fisher_vanishes,
+        needs="fisher",
+    ),
     Claim("where vanilla is poor, RWalk is best", judges.best_where_vanilla_is_poor),
     Claim(
         "vanilla catches up with enough samples",

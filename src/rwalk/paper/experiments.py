@@ -110,9 +110,8 @@ def figure5(dataset: str) -> Iterator[Entry]:
 
 
 NOTE_MNIST = """
-Means over twenty seeds are accurate to 0.3 points with samples, to one point in single-head evaluation without
-them. The largest differences from the paper are iCaRL's and those of vanilla without samples. The paper says
-little about how these were trained, and we did not tune ours to match.
+The largest differences from the paper are iCaRL's and those of vanilla without samples. The paper says little
+about how these were trained, and we did not tune ours to match.
 """.strip()
 NOTE_CIFAR = """
 Convolutions in bfloat16, parameters and updates in float32. The largest differences from the paper are iCaRL's and
@@ -121,7 +120,7 @@ those of vanilla. The paper says little about how these were trained, and we did
 NOTE_S2 = """
 The λ's are the paper's, but the effect of λ depends on the scale of the importances: our EWC++ scales the Fisher
 to [0, 1] and averages it with a small α, so that its λ's are not on the paper's scale. Where the smallest of them
-hardly regularise (compare A with vanilla's in table 1), EWC++ seems less sensitive than it is.
+hardly regularise (compare A with vanilla's by MoF in figure 5), EWC++ seems less sensitive than it is.
 """.strip()
 NOTE_SWEEPS = """
 290 networks: to save time they have a budget of their own, `cifar100-sweeps`, half as long as table 1's and with

@@ -46,7 +46,9 @@ def find(names: Sequence[str], known: Mapping[str, Experiment] = EXPERIMENTS) ->
         if not here:
             short = dict.fromkeys(part for each in EXPERIMENTS for part in each.split("-"))
             others = {**EXPERIMENTS, **known}
-            raise unknown("experiment", asked, ["all", "questions", "figure2", "figure3", *(short | others)])
+            raise unknown(
+                "experiment", asked, ["all", "questions", "yardsticks", "figure2", "figure3", *(short | others)]
+            )
         found |= here
     return list(found.values())
 
@@ -75,15 +77,26 @@ def plan(
     known: Mapping[str, Experiment] = EXPERIMENTS,
     **where: Any,
 ) -> list[Planned]:
-    """Experiments by their names, each a study under `results`."""
+    """Experiments by their names, each a study under `results`; of many, those whose budgets are known."""
     for each in find(names, known):
-        if each.awaits:
-            wanted = ",".join(each.awaits)
-            raise InputError(f"{each.name} needs budgets: run rwalk reproduce --tune {wanted}, and add --budgets")
+        if each.awaits and each.name in names:
+            raise InputError(f"{each.name} {_what_it_needs(each)}, and add --budgets")
     return [
         Planned(each.name, each.title, each.cost, study_of(each, seeds, **where), folder_of(each, results, seeds))
         for each in find(names, known)
+        if not each.awaits
     ]
+
+
+def left_out(names: Sequence[str], known: Mapping[str, Experiment] = EXPERIMENTS) -> Iterator[str]:
+    """What a plan leaves out, and why."""
+    yield from (
+        f"{each.name} is left out: it {_what_it_needs(each)}" for each in find(names, known) if each.awaits
+    )
+
+
+def _what_it_needs(experiment: Experiment) -> str:
+    return f"needs budgets: run rwalk reproduce --tune {','.join(experiment.awaits)}"
 
 
 def plan_tuning(name: str, folder: Path, **where: Any) -> list[Planned]:

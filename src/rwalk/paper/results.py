@@ -98,6 +98,10 @@ def _verdicts(judged: dict[tuple[Claim, str], Evidence | None]) -> Iterator[str]
     yield ""
     counts = ", ".join(f"{words.count(each)} {said}" for each, said in COUNTED.items())
     yield f"{len(CLAIMS)} claims of the paper's text, each judged on one dataset or on both: {counts}."
+    merits = [word for (claim, _), word in zip(held, words, strict=True) if claim.is_about_rwalk]
+    if any(word != NOT_RUN for word in merits):
+        of_them = ", ".join(f"{merits.count(each)} {said}" for each, said in COUNTED.items())
+        yield f"Those that praise RWalk itself: {of_them}. The others are about the problem and other methods."
     yield ""
     yield from row("claim", *DATASETS.values(), "in a sentence")
     for claim in CLAIMS:
@@ -108,7 +112,8 @@ def _verdicts(judged: dict[tuple[Claim, str], Evidence | None]) -> Iterator[str]
         ]
         sentence = "; ".join(f"{dataset}: {each}" if len(said) > 1 else each for dataset, each in said)
         if not said and claim.needs:
-            sentence = "needs " + " and ".join(f"`rwalk reproduce {claim.needs}-{d}`" for d in claim.datasets)
+            commands = (answers.command_for(QUESTIONS[f"{claim.needs}-{d}"]) for d in claim.datasets)
+            sentence = "needs " + "; ".join(commands)
         yield from row(claim.text, *(held.get((claim, d), "") for d in DATASETS), sentence, head=False)
     yield ""
     yield HOW_JUDGED

@@ -12,10 +12,10 @@ from rwalk.paper.budgets import load
 from rwalk.paper.experiments import LAMBDA_DECADES
 from rwalk.paper.measured import Measured, NotRun
 from rwalk.paper.published import TABLE_S2
-from rwalk.paper.questions import FISHER_STEPS, TASKS, decades_of
+from rwalk.paper.questions import FISHER_LAMBDAS, FISHER_STEPS, TASKS, decades_of
 from rwalk.paper.settings import SWEEPS
 from rwalk.paper.verdicts import Evidence
-from rwalk.paper.words import NEAR, REGULARISED, listed, ranged, spread
+from rwalk.paper.words import INSENSITIVE, NAMES, NEAR, REGULARISED, listed, ranged, spread
 from rwalk.report.statistics import Mean
 
 
@@ -39,7 +39,7 @@ def ewcpp_is_as_good(measured: Measured, dataset: str) -> Evidence:
     for block, suffix in (("multi", ""), ("samples", "-S")):
         ours = measured.mean("A", f"table1-{dataset}", block, f"ewc++{suffix}")
         leads[block] = ours - measured.mean("A", f"ewc-{dataset}", block, f"ewc{suffix}")
-    said = f"EWC++ minus EWC: {ranged(leads.values())} points"
+    said = f"EWC++ minus EWC: {ranged(leads.values())} points, where up to {NEAR} less counts as equal"
     seen = f"{listed(leads)} points (not worse by more than {NEAR}?)"
     return Evidence([each - Mean(-NEAR) for each in leads.values()], said, seen)
 
@@ -54,7 +54,9 @@ def fisher_vanishes(measured: Measured, dataset: str) -> Evidence:
         scores = np.stack([measured.values("A", f"fisher-{dataset}", f"{steps} steps", label) for label in labels])
         best[steps] = np.log10([float(label.partition("λ=")[2]) for label in labels])[scores.argmax(0)]
     first, *_, last = best
-    said = f"λ grows by {np.mean(best[last] - best[first]):.1f} decades from {first} to {last} steps"
+    more = " or more" * bool((best[last] == np.log10(max(FISHER_LAMBDAS))).any())  # beyond what was tried
+    grows = f"{np.mean(best[last] - best[first]):.1f} decades{more}"
+    said = f"the best λ grows by {grows} from {first} to {last} steps"
     seen = ", ".join(f"{steps} steps: best λ 1e{np.mean(each):.1f}" for steps, each in best.items())
     return Evidence([Mean.over(best[last] - best[first])], said, seen)
 
@@ -65,11 +67,13 @@ def insensitive(measured: Measured, dataset: str) -> Evidence:
     for form in ("gradient", "proximal"):
         scores = [measured.mean("A", f"tableS2-{dataset}", form, f"rwalk λ={lam:g}") for lam in LAMBDA_DECADES]
         spreads[f"{form} form"] = spread(scores)
-        margins += [Mean(2) - (one - other) for one, other in permutations(scores, 2)]
+        margins += [Mean(INSENSITIVE) - (one - other) for one, other in permutations(scores, 2)]
     published = [each.A for each in TABLE_S2[dataset, "rwalk"].values()]
     paper = f"paper: {max(published) - min(published):.1f}"
     said = f"over λ = 0.1 … 10⁴ A varies by {ranged(spreads.values())} points"
-    return Evidence(margins, said, f"{listed(spreads)} points (any two within 2 in both forms? {paper})")
+    return Evidence(
+        margins, said, f"{listed(spreads)} points (any two within {INSENSITIVE:g} in both forms? {paper})"
+    )
 
 
 def _change(means: Sequence[Mean]) -> Mean:
@@ -91,20 +95,26 @@ def less_sensitive_than(other: str, measured: Measured, dataset: str) -> Evidenc
     said = "change of " + " and ".join(
         f"{measure}: {by['rwalk'].value:.2f} against {by[other].value:.2f}" for measure, by in changes.items()
     )
+    if other == "ewc++":
+        said += ", whose λ's have another scale here (see table S2)"
     seen = "; ".join(f"change of {measure}: {listed(by, 2)}" for measure, by in changes.items())
     return Evidence([by[other] - by["rwalk"] for by in changes.values()], said, seen)
 
 
 def one_lambda(measured: Measured, dataset: str) -> Evidence:
     """What is lost with most tasks by the λ that is best with fewest, instead of the best λ there."""
-    lost = {}
+    lost, kept = {}, []
     for method in REGULARISED:
-        labels = [f"{method} λ={lam:g}" for lam in decades_of(dataset, method)]
+        lams = decades_of(dataset, method)
+        labels = [f"{method} λ={lam:g}" for lam in lams]
         few, many = (
             np.stack([measured.values("A", f"tasks-{dataset}", f"{count} tasks", label) for label in labels])
             for count in (TASKS[dataset][0], TASKS[dataset][-1])
         )
-        taken = few.mean(1).argmax()
+        taken = int(few.mean(1).argmax())
         lost[method] = Mean.over(many.max(0) - many[taken])
+        edge = ", the smallest tried" * (taken == 0) + ", the largest tried" * (taken == len(lams) - 1)
+        kept.append(f"{NAMES[method]} {lams[taken]:g}{edge}")
     said = f"points lost by keeping λ: {listed(lost)}"
-    return Evidence([lost[other] - lost["rwalk"] for other in ("ewc++", "pi")], said, listed(lost))
+    seen = f"{listed(lost)}; best with {TASKS[dataset][0]} tasks: {'; '.join(kept)}"
+    return Evidence([lost[other] - lost["rwalk"] for other in ("ewc++", "pi")], said, seen)

@@ -88,6 +88,8 @@ def advice(surfaces: list[Surface]) -> str:
     ):
         if chosen := [each for each in surfaces if each.replays == replays]:
             said.append(f"{opening} {_compared(chosen)}")
+    missing = [panel for panel in SURFACES if panel not in {each.panel for each in surfaces}]
+    said.append("Five seeds, α and ε at their defaults." + f" Not run yet: {'; '.join(missing)}." * bool(missing))
     return " ".join(said)
 
 
@@ -100,6 +102,7 @@ def _compared(surfaces: list[Surface]) -> str:
     }
     top = max(rows, key=lambda key: rows[key][0])
     flattest = min(rows, key=lambda key: rows[key][1])
+    safest = max(rows, key=lambda key: rows[key][0] - rows[key][1])
     highest, its_spread, lam = rows[top]
     both = [key for key, (a, spread, _) in rows.items() if spread <= FLAT and a >= highest - CLOSE]
     price = highest - rows[flattest][0]
@@ -113,7 +116,8 @@ def _compared(surfaces: list[Surface]) -> str:
         return said + f"Within {CLOSE:g} point of the best and flat to {FLAT:g} points: {_listed(both, rows)}."
     return said + (
         f"No setting here is both within {CLOSE:g} point of the best and flat to {FLAT:g} points: if λ can be "
-        f"tuned on held-out data, train for {top[1]} steps and tune it; if not, train for {flattest[1]}."
+        f"tuned on held-out data, train for {top[1]} steps and tune it; if not, train for {safest[1]}: whatever λ "
+        f"is then, A is {rows[safest][0] - rows[safest][1]:.1f} to {rows[safest][0]:.1f}."
     )
 
 

@@ -10,6 +10,7 @@ from rwalk.report.statistics import Mean
 NAMES = {"ewc": "EWC", "ewc++": "EWC++", "pi": "PI", "rwalk": "RWalk", "icarl": "iCaRL", "gem": "GEM"}
 REGULARISED = tuple(method for method in METHODS if method != "vanilla")
 NEAR = 0.5  # points: as good as
+INSENSITIVE = 2.0  # points between any two settings of what does not matter
 
 
 def named(label: str) -> str:

@@ -35,8 +35,8 @@ EXPLANATIONS = (
         Explanation(
             "cifar100-methods",
             method,
-            "How a network begins, of which the paper does not speak, is worth two points: with the weights of "
-            "its authors' public code EWC++ reaches 73.0 and RWalk 72.7 (RESULTS.md).",
+            "How a network begins, of which the paper does not speak, is worth about two points: RESULTS.md's "
+            "table 1 has the weights of its authors' public code.",
             "no exemplars, multi-head",
         )
         for method in ("ewc++", "rwalk")
