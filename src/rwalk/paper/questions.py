@@ -242,7 +242,12 @@ QUESTIONS: dict[str, Experiment] = {
             )
             for name, cost in zip(
                 FACTORS_OF,
-                (f"estimated: {minutes} min on an H200" for minutes in (2, 2, 15, 10)),
+                (
+                    "40 min on two CPU cores",
+                    "10 min on two CPU cores",
+                    "estimated: 5 min on an H200",
+                    "estimated: 5 min on an H200",
+                ),
                 strict=True,
             )
         ),
