@@ -244,7 +244,7 @@ QUESTIONS: dict[str, Experiment] = {
                 FACTORS_OF,
                 (
                     "40 min on two CPU cores",
-                    "10 min on two CPU cores",
+                    "estimated: 30 min on two CPU cores",
                     "estimated: 5 min on an H200",
                     "estimated: 5 min on an H200",
                 ),
