@@ -60,9 +60,8 @@ class Store:
         try:
             yield
         except OSError as error:
-            raise InputError(
-                f"cannot write to {self.folder}: {error.strerror or error}; finished runs are kept"
-            ) from error
+            rest = "finished runs are kept" if self.rows_file.exists() else "choose another --out"
+            raise InputError(f"cannot write to {self.folder}: {error.strerror or error}; {rest}") from error
 
     def _check_is_ours(self, study: Mapping[str, Any]) -> None:
         if self.folder.exists() and not self.folder.is_dir():
