@@ -157,11 +157,11 @@ def _in(tables: dict[str, str], name: str) -> list[Figure]:
     for title, data in tables.items():
         head, rows = _table(ROOT / "RESULTS.md", title)
         for (block, label, *_), row in ((cells, dict(zip(head, cells, strict=True))) for cells in rows):
-            is_its = (
-                block == name and label == "the paper's" if tables is FACTORIALS else label in (name, f"{name}-S")
-            )
-            if is_its and _was_run(row["A ↑"]):
-                where = data if tables is FACTORIALS else f"{data}, {BLOCKS.get(block, block)}"
+            if tables is FACTORIALS:
+                method, where = block if label == "the paper's" else "", data
+            else:
+                method, where = label.removesuffix("-S"), f"{data}, {BLOCKS.get(block, block)}"
+            if method == name and _was_run(row["A ↑"]):
                 link = f"[{where}](../../RESULTS.md#{_slug(title)})"
                 out.append(Figure(link, row["A ↑"], row.get("A paper", ""), row["seeds"]))
     return out

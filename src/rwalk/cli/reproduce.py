@@ -101,8 +101,9 @@ def reproduce(
         out /= "tuning"
     asked = yardsticks.spelled_out(names or [])
     theirs = [name for name in asked if name in yardsticks.EXPERIMENTS]
-    if (scenario or buffer is not None) and (tune or not theirs or theirs != asked):
-        raise InputError("--scenario and --buffer are of yardsticks only: name no other experiments with them")
+    theirs_alone = bool(theirs) and theirs == asked
+    if (scenario or buffer is not None) and (tune or not theirs_alone):
+        raise InputError("--scenario and --buffer are of yardsticks only: name one, and no other experiments")
     others = yardsticks.experiments(scenario, buffer)
     yardsticks.check_parts(others, theirs)
     chosen = budgets_file or out / "budgets.json"
@@ -153,12 +154,13 @@ def reproduce(
             print(f"to use {chosen}: rwalk reproduce --budgets {shlex.quote(str(chosen))}")
         else:
             try:
-                pages = [] if theirs and theirs == asked else write_results(out)
+                pages = [] if theirs_alone else write_results(out)
                 pages += [write_page(out)] if theirs else []
             except OSError as error:
+                place = error.filename2 or error.filename or "the pages"  # what a new file was to replace, if any
                 raise InputError(
-                    f"cannot write {error.filename or 'the pages'}: {error.strerror or error}; all rows are kept "
-                    f"in {out}: make room for it, and the same command writes it"
+                    f"cannot write {place}: {error.strerror or error}; all rows are kept in {out}: make room for "
+                    "it, and the same command writes it"
                 ) from error
             for path in pages:
                 print(path)

@@ -28,6 +28,7 @@ class Claim:
     by: Judge
     datasets: tuple[str, ...] = tuple(DATASETS)
     needs: str = ""  # an experiment beyond the paper's tables, less its dataset
+    caveat: str = ""  # what a reader of the verdict must know
 
     @property
     def is_about_rwalk(self) -> bool:
@@ -43,12 +44,15 @@ class Claim:
 
 
 MNIST, CIFAR = ("mnist",), ("cifar100",)
+LONGER = "RWalk trained for longer (see the table)"
+SCALE = "EWC++'s λ's have another scale here (see table S2)"
+LESS = strength_judges.less_sensitive_than
 AS_GOOD = partial(judges.best_of_block, "multi", within=NEAR)
 CLAIMS = (
     Claim("RWalk is best in single-head evaluation with samples", partial(judges.best_of_block, "samples")),
     Claim("RWalk is as good as any in multi-head evaluation", AS_GOOD, MNIST),
     Claim("RWalk is best in multi-head evaluation", partial(judges.best_of_block, "multi"), CIFAR),
-    Claim("RWalk beats GEM and iCaRL with ResNet-18", judges.beats_gem, CIFAR),
+    Claim("RWalk beats GEM and iCaRL with ResNet-18", judges.beats_gem, CIFAR, caveat=LONGER),
     Claim("EWC++ is at least as good as EWC", strength_judges.ewcpp_is_as_good, needs="ewc"),
     Claim("multi-head evaluation hides the problem", judges.multi_head_hides),
     Claim("… because there regularised methods hardly forget or refuse to learn", judges.hardly_anything_is_lost),
@@ -65,8 +69,8 @@ CLAIMS = (
     Claim("regularised methods are insensitive to the sampler", judges.samplers_are_alike),
     Claim("… less sensitive than vanilla", judges.only_vanilla_minds_samplers),
     Claim("RWalk is insensitive to λ", strength_judges.insensitive),
-    Claim("RWalk is less sensitive to λ than EWC++", partial(strength_judges.less_sensitive_than, "ewc++")),
-    Claim("RWalk is less sensitive to λ than PI", partial(strength_judges.less_sensitive_than, "pi")),
+    Claim("RWalk is less sensitive to λ than EWC++", partial(LESS, "ewc++"), caveat=SCALE),
+    Claim("RWalk is less sensitive to λ than PI", partial(LESS, "pi")),
     Claim("… and RWalk's λ depends less on the number of tasks", strength_judges.one_lambda, needs="tasks"),
     Claim(
         "the Fisher vanishes at a minimum: the longer EWC trains, the less it holds",

@@ -111,6 +111,7 @@ def _verdicts(judged: dict[tuple[Claim, str], Evidence | None]) -> Iterator[str]
             if (evidence := judged[claim, dataset]) is not None
         ]
         sentence = "; ".join(f"{dataset}: {each}" if len(said) > 1 else each for dataset, each in said)
+        sentence += f"; {claim.caveat}" if said and claim.caveat else ""
         if not said and claim.needs:
             commands = (answers.command_for(QUESTIONS[f"{claim.needs}-{d}"]) for d in claim.datasets)
             sentence = "needs " + "; ".join(commands)

@@ -95,8 +95,6 @@ def less_sensitive_than(other: str, measured: Measured, dataset: str) -> Evidenc
     said = "change of " + " and ".join(
         f"{measure}: {by['rwalk'].value:.2f} against {by[other].value:.2f}" for measure, by in changes.items()
     )
-    if other == "ewc++":
-        said += ", whose λ's have another scale here (see table S2)"
     seen = "; ".join(f"change of {measure}: {listed(by, 2)}" for measure, by in changes.items())
     return Evidence([by[other] - by["rwalk"] for by in changes.values()], said, seen)
 

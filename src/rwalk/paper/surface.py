@@ -22,18 +22,17 @@ class Surface:
 
     panel: str
     accuracy: NDArray[np.float64]
+    seeds: int
 
     @classmethod
     def of(cls, measured: Measured, panel: str) -> Surface:
         """NotRun unless all of its cells have rows."""
         cells = [
-            [
-                measured.mean("A", "surface-mnist", panel, surface_label(steps, lam)).value
-                for lam in SURFACE_LAMBDAS
-            ]
+            [measured.mean("A", "surface-mnist", panel, surface_label(steps, lam)) for lam in SURFACE_LAMBDAS]
             for steps in SURFACE_STEPS
         ]
-        return cls(panel, np.array(cells))
+        accuracy = np.array([[cell.value for cell in row] for row in cells])
+        return cls(panel, accuracy, int(min(cell.seeds for row in cells for cell in row)))
 
     @classmethod
     def all_of(cls, measured: Measured) -> list[Surface]:
@@ -89,8 +88,10 @@ def advice(surfaces: list[Surface]) -> str:
         if chosen := [each for each in surfaces if each.replays == replays]:
             said.append(f"{opening} {_compared(chosen)}")
     missing = [panel for panel in SURFACES if panel not in {each.panel for each in surfaces}]
-    said.append("Five seeds, α and ε at their defaults." + f" Not run yet: {'; '.join(missing)}." * bool(missing))
-    return " ".join(said)
+    seeds = min(each.seeds for each in surfaces)
+    said.append(f"α and ε are at their defaults, {seeds} seed{'s' * (seeds != 1)} each.")
+    said.append(f"Not run yet: {'; '.join(missing)}." * bool(missing))
+    return " ".join(filter(None, said))
 
 
 def _compared(surfaces: list[Surface]) -> str:
