@@ -35,7 +35,7 @@ class Adam:
 
     def __init__(self, theta: Tensor, lr: float, written_out: bool = False) -> None:
         self.lr = lr
-        self._kernel = None if written_out or theta.is_cuda else private_torch.fused_adam()
+        self._kernel = None if written_out else private_torch.fused_adam()
         self.written_out = self._kernel is None
         self.state = {
             "mean": torch.zeros_like(theta),
