@@ -199,7 +199,7 @@ def resnet(
     """
     memory = MemorySpec(per_class, sampler="uniform" if method == "gem" else "mof")
     stream = StreamSpec(dataset, classes_per_task=5, scenario="task" if masked else None)
-    return RunSpec(stream, f"resnet18{width}", method, memory=memory, training=GEMS_TRAINING, autocast=True)
+    return RunSpec(stream, f"resnet18{width}", method, memory=memory, training=GEMS_TRAINING, autocast=masked)
 
 
 def _resnet(*trainings: Training, lams: tuple[float, ...] = decades(2, 4), **how: Any) -> Setting:
