@@ -132,8 +132,8 @@ RWalk for 800 steps of batches of 64 with Adam, about twenty epochs, with a tune
 head of their own task. That head is worth more than the penalty: on validation data RWalk reaches 67.1 with
 exemplars under the head of all classes and 73.6 under their own, where λ = 1 and λ = 0.1 are equally good and
 larger ones are worse. Within GEM's one epoch, under the head of all classes, it reaches 61.0. The mean image is
-subtracted, as everywhere here, which helps: on plain pixels, which GEM's authors used, we measured 66.6 for GEM
-and 61.5 for iCaRL. Their 5120 samples are 51 per class here, 5100 in total. I is not measured: there are no
+subtracted, as everywhere here; on plain pixels, which GEM's authors used, we measured 66.6 for GEM and 61.5 for
+iCaRL. Their 5120 samples are 51 per class here, 5100 in total. I is not measured: there are no
 reference models of this size.
 """.strip()
 
@@ -143,7 +143,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         Experiment(
             "table1-mnist",
             "Table 1, MNIST (and figures 2 and 3)",
-            "40 s on an H200, 20 min on two CPU cores",
+            "20 s on an H200 with --workers 3 under MPS, 20 min on two CPU cores",
             partial(table1, "mnist"),
             seeds=20,
             note=NOTE_MNIST,
@@ -151,7 +151,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         Experiment(
             "tableS2-mnist",
             "Table S2, MNIST: sensitivity to λ",
-            "45 s on an H200, 11 min on two CPU cores",
+            "17 s on an H200, 11 min on two CPU cores",
             partial(table_s2, "mnist"),
             seeds=20,
             note=NOTE_S2,
@@ -159,14 +159,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         Experiment(
             "figure4-mnist",
             "Figure 4, MNIST: number of samples",
-            "40 s on an H200, 9 min on two CPU cores",
+            "18 s on an H200, 9 min on two CPU cores",
             partial(figure4, "mnist"),
             seeds=20,
         ),
         Experiment(
             "figure5-mnist",
             "Figure 5, MNIST: sampling strategies",
-            "30 s on an H200, 9 min on two CPU cores",
+            "12 s on an H200, 9 min on two CPU cores",
             partial(figure5, "mnist"),
             seeds=20,
         ),
@@ -187,21 +187,21 @@ EXPERIMENTS: dict[str, Experiment] = {
         Experiment(
             "figure4-cifar100",
             "Figure 4, CIFAR-100: number of samples",
-            "8 min on an H200",
+            "7 min on an H200",
             partial(figure4, "cifar100"),
             note=NOTE_SWEEPS,
         ),
         Experiment(
             "figure5-cifar100",
             "Figure 5, CIFAR-100: sampling strategies",
-            "5 min on an H200",
+            "2 min on an H200 after figure 4 and table S2, which share its runs",
             partial(figure5, "cifar100"),
             note=NOTE_SWEEPS,
         ),
         Experiment(
             "tableS1",
             "Table S1: ResNet-18, 20 tasks, GEM and iCaRL",
-            "estimated: 17 min on an H200, 12 of them GEM's",
+            "26 min on an H200 beside all other tables; most of it is GEM's",
             table_s1,
             seeds=3,
             reference="none",
