@@ -696,7 +696,7 @@ def test_a_dry_run_needs_no_data_and_downloads_none(
     monkeypatch.setattr(verified, "download_file", lambda *_: pytest.fail("a dry run downloads nothing"))
     assert reproduce(monkeypatch, "all", "--dry-run") == 0
     *experiments, mnist, cifar = capsys.readouterr().out.splitlines()
-    assert experiments[0] == "table1-mnist: 200 of 200 runs to do (20 s on an H200 with --workers 3 under MPS, 20 min on two CPU cores)"
+    assert experiments[0] == "table1-mnist: 200 of 200 runs to do (20 s on an H200, 20 min on two CPU cores)"
     assert len(experiments) == len(EXPERIMENTS)
     assert mnist.startswith("no estimate: ") and "mnist" in mnist
     assert cifar.startswith("no estimate: ") and "cifar" in cifar

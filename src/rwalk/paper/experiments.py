@@ -38,7 +38,7 @@ class Experiment:
 
     name: str
     title: str
-    cost: str
+    cost: str  # on a GPU: of three processes (--workers 3) under MPS
     entries: Callable[[], Iterable[Entry]]
     seeds: int = 5
     reference: str = "final"  # of which tasks intransigence is measured
@@ -143,7 +143,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         Experiment(
             "table1-mnist",
             "Table 1, MNIST (and figures 2 and 3)",
-            "20 s on an H200 with --workers 3 under MPS, 20 min on two CPU cores",
+            "20 s on an H200, 20 min on two CPU cores",
             partial(table1, "mnist"),
             seeds=20,
             note=NOTE_MNIST,
@@ -173,7 +173,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         Experiment(
             "table1-cifar100",
             "Table 1, CIFAR-100 (and figures 2 and 3)",
-            "6 min on an H200 with --workers 3 under MPS",
+            "6 min on an H200",
             partial(table1, "cifar100"),
             note=NOTE_CIFAR,
         ),
