@@ -56,6 +56,11 @@ class Measured:
             return said
         return "".join(f"Trained by {maker}." for maker in provenance.makers(rows))
 
+    def one_machine(self, names: Iterable[str]) -> str:
+        """What all of these experiments were trained on, if all were, by one version on one kind of machine."""
+        machine, *others = {self.machine(name) for name in names}
+        return "" if others or not machine.startswith("Trained") else machine
+
     def entries(self, name: str) -> list[tuple[Entry, Summary | None]]:
         """The cells of an experiment, each with its rows, if there are any; no cells before it has been tuned."""
         if name not in self._entries:
