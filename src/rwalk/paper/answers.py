@@ -27,7 +27,7 @@ from rwalk.paper.verdicts import UNDECIDED, seeds_to_decide, verdict
 from rwalk.report.statistics import Mean
 from rwalk.report.summary import Summary
 
-DRAWN = ("surface-mnist", "surface-mnist-plain")  # as figures: their tables would be long
+DRAWN = ("surface-mnist",)  # as a figure: its table would be long
 JUDGED = ("ewc-", "tasks-", "fisher-")  # answered by a claim's verdict
 
 Values = NDArray[np.float64]
@@ -37,8 +37,6 @@ def lines_of(measured: Measured) -> Iterator[str]:
     """Each question with its answer, or with the command that would give it."""
     for name, experiment in QUESTIONS.items():
         if name.startswith(JUDGED):
-            continue
-        if name == "surface-mnist-plain":  # a part of the one before
             continue
         try:
             answer = list(ANSWERS[name](measured))

@@ -119,13 +119,12 @@ def resnets() -> Iterator[Entry]:
         yield Entry(method, under_budget("cifar100-resnet-shared", run), "multi", "one budget")
 
 
-def surface(panels: tuple[str, ...]) -> Iterator[Entry]:
+def surface() -> Iterator[Entry]:
     """RWalk, how long × how strongly, in the paper's form of the penalty.
 
     In single-head evaluation with ten exemplars per class by MoF, in multi-head evaluation without any.
     """
-    for panel, steps, lam in product(panels, SURFACE_STEPS, SURFACE_LAMBDAS):
-        replay, keep = SURFACES[panel]
+    for (panel, (replay, keep)), steps, lam in product(SURFACES.items(), SURFACE_STEPS, SURFACE_LAMBDAS):
         run = held_out(base("mnist", None if replay is None else EXEMPLARS["mnist"]))
         memory = replace(run.memory, replay=replay) if run.memory and replay else None
         training = Training(steps=steps, keep_optimizer=keep)
@@ -224,14 +223,7 @@ QUESTIONS: dict[str, Experiment] = {
             "surface-mnist",
             "How long and how strongly? The surface steps × λ, MNIST",
             "estimated: 3 min on an H200, two hours on two CPU cores",
-            partial(surface, tuple(SURFACES)),
-            reference="none",
-        ),
-        Experiment(
-            "surface-mnist-plain",
-            "How long and how strongly? Without other replays and kept optimizers",
-            "50 min on two CPU cores",
-            partial(surface, ("balanced, reset", "no exemplars, reset")),
+            surface,
             reference="none",
         ),
         *(

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rwalk.data.batches import REPLAYS
 from rwalk.paper.measured import Measured, NotRun
 from rwalk.paper.questions import SURFACE_LAMBDAS, SURFACE_STEPS, SURFACES, surface_label
 
 FLAT = 3.0  # points between the best and the worst λ
 CLOSE = 1.0  # points from the best of all
+HOW_REPLAYED = f"balanced: {REPLAYS['balanced']}; concat: {REPLAYS['concat']}"
 
 
 @dataclass(frozen=True)
@@ -107,18 +109,20 @@ def _compared(surfaces: list[Surface]) -> str:
     highest, its_spread, lam = rows[top]
     both = [key for key, (a, spread, _) in rows.items() if spread <= FLAT and a >= highest - CLOSE]
     price = highest - rows[flattest][0]
+    ways = [f"{each.panel} {each.best.max():.1f}" for each in surfaces]
     decades = f"from {decade(SURFACE_LAMBDAS[0])} to {decade(SURFACE_LAMBDAS[-1])}"
     said = (
         f"A is highest ({highest:.1f}) at {_where(top)} and λ = {lam:g}; there the choice of λ "
         f"{decades} is worth {its_spread:.1f} points. λ matters least at {_where(flattest)}: "
         f"{rows[flattest][1]:.1f} points, at the price of {price:.1f} points of A. "
     )
+    said += f"The best A of each way: {'; '.join(ways)} ({HOW_REPLAYED}). " * (len(ways) > 1)
     if both:
         return said + f"Within {CLOSE:g} point of the best and flat to {FLAT:g} points: {_listed(both, rows)}."
     return said + (
-        f"No setting here is both within {CLOSE:g} point of the best and flat to {FLAT:g} points: if λ can be "
-        f"tuned on held-out data, train for {top[1]} steps and tune it; if not, train for {safest[1]}: whatever λ "
-        f"is then, A is {rows[safest][0] - rows[safest][1]:.1f} to {rows[safest][0]:.1f}."
+        f"No setting here is both within {CLOSE:g} point of the best and flat to {FLAT:g} points: if you can tune "
+        f"λ on held-out data, train for {top[1]} steps; if not, take {_where(safest)}: whatever λ is then, A is "
+        f"{rows[safest][0] - rows[safest][1]:.1f} to {rows[safest][0]:.1f}."
     )
 
 
