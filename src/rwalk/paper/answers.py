@@ -21,7 +21,7 @@ from rwalk.paper.questions import (
     combinations,
     factor_label,
 )
-from rwalk.paper.settings import ABLATED, RWALKS_BLOCKS
+from rwalk.paper.settings import ABLATIONS, RWALKS_BLOCKS
 from rwalk.paper.surface import Surface, advice
 from rwalk.paper.verdicts import UNDECIDED, seeds_to_decide, verdict
 from rwalk.report.statistics import Mean
@@ -68,7 +68,7 @@ def ablation(dataset: str, measured: Measured) -> Iterator[str]:
     gaps = {
         (block, other): measured.mean("A", name, block, "rwalk") - measured.mean("A", name, block, other)
         for block in RWALKS_BLOCKS
-        for other in ABLATED[1:]
+        for other in ABLATIONS
     }
     held = verdict(list(gaps.values()))
     seeds = seeds_to_decide(list(gaps.values())) if held == UNDECIDED else 0
@@ -80,7 +80,7 @@ def ablation(dataset: str, measured: Measured) -> Iterator[str]:
     yield ""
     yield from row("", "with Δθ² in place of ½FΔθ²", "with no denominator")
     for block in RWALKS_BLOCKS:
-        yield from row(block, *(_signed(gaps[block, other]) for other in ABLATED[1:]), head=False)
+        yield from row(block, *(_signed(gaps[block, other]) for other in ABLATIONS), head=False)
 
 
 def precision(measured: Measured) -> Iterator[str]:
