@@ -21,6 +21,7 @@ from rwalk.paper.experiments import EXPERIMENTS, runs_of
 from rwalk.paper.measured import Measured
 from rwalk.paper.questions import FACTORS_OF, QUESTIONS
 from rwalk.paper.surface import Surface, advice
+from rwalk.report.statistics import Mean
 from rwalk.studies import Study
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.studies.store import Store
@@ -124,9 +125,17 @@ def test_every_question_about_mnist_is_answered_at_a_tiny_size(
     first = next(iter(QUESTIONS["authors-mnist"].entries()))
     Path("results/table1-mnist").mkdir()
     Study((first.run_of(2),), "none", workers=1).execute(Store(Path("results/table1-mnist")))
-    _, summary = Measured(Path("results")).cell("authors-mnist", first.block, first.label)
-    assert len(summary.seeds) == 3, "a table has one seed more than the question"
+
+    def seeds() -> list[int]:
+        return sorted(Measured(Path("results")).cell("authors-mnist", first.block, first.label)[1].seeds)
+
+    assert seeds() == [0, 1], "a table has one seed more, which is not the question's"
     assert list(answers.authors("authors-mnist", Measured(Path("results")))) == before
+    Path("results/table1-mnist").rename("results/authors-mnist-1-seeds")
+    assert seeds() == [0, 1, 2], "the same question, asked of another seed"
+    for folder in Path("results").glob("authors-mnist-?-seeds"):
+        folder.rename(f"results/others-{folder.name}")
+    assert seeds() == [0, 1, 2], "shared, where the question has no rows of its own"
 
 
 def test_main_effects_are_means_over_all_other_combinations() -> None:
@@ -139,6 +148,15 @@ def test_main_effects_are_means_over_all_other_combinations() -> None:
     for factor, expected in (("a", 1.0 + 2.0), ("b", -2.0 + 2.0)):
         effect = answers._main_effect(of, ("a", "b"), factor)
         assert effect.value == pytest.approx(expected) and effect.error == pytest.approx(0)
+
+
+def test_what_moves_is_what_its_interval_says() -> None:
+    def effect(value: float) -> Mean:
+        return Mean.over(np.array([value - 0.1, value, value + 0.1]))
+
+    effects = {"a": effect(1.0), "b": effect(0.1), "c": effect(-1.0), "d": effect(2.0)}
+    assert answers._moved("vanilla's F", effects) == "Vanilla's F rises with a, d and falls with c."
+    assert answers._moved("A of rwalk", {"b": effect(0.1)}) == "A of rwalk is moved by none."
 
 
 def test_half_a_factorial_tells_main_effects_from_what_two_factors_do_together() -> None:

@@ -24,6 +24,7 @@ from rwalk.paper.questions import (
 from rwalk.paper.settings import ABLATIONS, RWALKS_BLOCKS
 from rwalk.paper.surface import Surface, advice
 from rwalk.paper.verdicts import UNDECIDED, seeds_to_decide, verdict
+from rwalk.paper.words import listed
 from rwalk.report.statistics import Mean
 from rwalk.report.summary import Summary
 
@@ -98,11 +99,14 @@ def precision(measured: Measured) -> Iterator[str]:
 
 
 def resnets(measured: Measured) -> Iterator[str]:
-    cells = [(entry.block, entry.label) for entry, _ in measured.entries("resnet")]
-    if not cells:
-        raise NotRun("resnet")
-    means = {cell: measured.mean("A", "resnet", *cell) for cell in cells}
-    yield "A: " + ", ".join(f"{label} ({block}) {mean.value:.1f}" for (block, label), mean in means.items()) + "."
+    own, one = (partial(measured.mean, "A", "resnet", f"{budget} budget") for budget in ("own", "one"))
+    masked, alone, full = own("rwalk"), own("vanilla"), own("rwalk, full width")
+    shared = {method: one(method) for method in ("gem", "icarl", "rwalk")}
+    yield (
+        f"With exemplars under their own task's head RWalk has {masked.value:.1f}; its exemplars alone, without a "
+        f"penalty, {alone.value:.1f} (a difference of {_signed(masked - alone)}). At full width RWalk has "
+        f"{full.value:.1f}. All under one budget, GEM's of one epoch: {listed(shared)}."
+    )
 
 
 def surface(measured: Measured) -> Iterator[str]:
@@ -135,20 +139,33 @@ def authors(name: str, measured: Measured) -> Iterator[str]:
         **{f"A of {m}": partial(values, m, "A") for m in VARIANTS},
         **{f"plasticity lost by {m}": partial(lost, m) for m in VARIANTS[1:]},
     }
+    effects = {what: {f: _main_effect(of, factors, f) for f in factors} for what, of in shown.items()}
     half = " (the half of them with an even number of changes)" if len(factors) > 3 else ""
     count = f"{len(seeds)} seed{'s' * (len(seeds) != 1)}"
-    yield f"Mean effects over {count}, on minus off, over all combinations{half}; ± is half a 95 % interval:"
+    told = " ".join(
+        _moved(what, effects[what]) for what in ("vanilla's F", "A of rwalk", "plasticity lost by rwalk")
+    )
+    how = f"Mean effects over {count}, on minus off, over all combinations{half}; ± is half a 95 % interval:"
+    yield f"{told} {how}"
     yield ""
     yield from row("", *shown)
     start = [_value(Mean.over(of(())), what) for what, of in shown.items()]
     yield from row("as the paper says", *start, head=False)
     for factor in factors:
-        effects = [_effect(_main_effect(of, factors, factor), what) for what, of in shown.items()]
-        yield from row(f"{factor}: {FACTORS[factor]}", *effects, head=False)
+        cells_of = [_effect(by[factor], what) for what, by in effects.items()]
+        yield from row(f"{factor}: {FACTORS[factor]}", *cells_of, head=False)
     together = [_value(Mean.over(of(factors)), what) for what, of in shown.items()]
     yield from row("all of them", *together, head=False)
     yield ""
     yield "Plasticity lost: how many points worse than by vanilla each task is learned when it is new."
+
+
+def _moved(what: str, effects: Mapping[str, Mean]) -> str:
+    """Which factors raise it and which lower it, by a 95 % interval without zero."""
+    rising = [factor for factor, mean in effects.items() if mean.value - mean.reach > 0]
+    falling = [factor for factor, mean in effects.items() if mean.value + mean.reach < 0]
+    moves = [f"{verb} with {', '.join(by)}" for verb, by in (("rises", rising), ("falls", falling)) if by]
+    return f"{what[0].upper()}{what[1:]} {' and '.join(moves) or 'is moved by none'}."
 
 
 def _main_effect(of: Callable[[tuple[str, ...]], Values], factors: tuple[str, ...], factor: str) -> Mean:

@@ -17,7 +17,7 @@ from rwalk.report.statistics import Mean
 from rwalk.report.summary import Summary, summarise
 from rwalk.studies import provenance
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.store import Row
+from rwalk.studies.store import Row, Store
 
 
 def _by_run(rows: Iterable[Row]) -> dict[str, Summary]:
@@ -45,13 +45,15 @@ class Measured:
         self.folder = folder
         self.rows = known_rows(folder)
         self.summaries = _by_run(self.rows.values())
-        self._entries: dict[str, list[tuple[Entry, Summary | None]]] = {}  # of experiments that were asked for
+        self._own: dict[str, list[Row]] = {}  # of experiments that were asked for
+        self._entries: dict[str, list[tuple[Entry, Summary | None]]] = {}
 
     def machine(self, name: str) -> str:
         """What an experiment was trained on, if it was."""
         shown = [summary for _, summary in self.entries(name) if summary]
         wanted = {RunSpec.from_json({**each.spec, "seed": seed}).hash() for each in shown for seed in each.seeds}
-        rows = [row for row in self.rows.values() if row["hash"] in wanted]
+        known = {**self.rows, **{row["hash"]: row for row in self.own_rows(name)}}
+        rows = [row for run, row in known.items() if run in wanted]
         if said := provenance.mixture(rows):
             return said
         return "".join(f"Trained by {maker}." for maker in provenance.makers(rows))
@@ -61,12 +63,24 @@ class Measured:
         machine, *others = {self.machine(name) for name in names}
         return "" if others or not machine.startswith("Trained") else machine
 
+    def own_rows(self, name: str) -> list[Row]:
+        """The rows in an experiment's folder, and in those of the same with other numbers of seeds."""
+        if name not in self._own:
+            folders = (self.folder / name, *sorted(self.folder.glob(f"{name}-*-seeds")))
+            by_hash = {row["hash"]: row for folder in reversed(folders) for row in Store(folder).rows()}
+            self._own[name] = list(by_hash.values())
+        return self._own[name]
+
     def entries(self, name: str) -> list[tuple[Entry, Summary | None]]:
-        """The cells of an experiment, each with its rows, if there are any; no cells before it has been tuned."""
+        """The cells of an experiment, each with its rows, if there are any; no cells before it has been tuned.
+
+        Its own rows, if it has any of that cell; otherwise those of others that share it.
+        """
         if name not in self._entries:
             experiment = KNOWN[name]
+            summaries = {**self.summaries, **_by_run(self.own_rows(name))}
             self._entries[name] = [
-                (entry, self.summaries.get(replace(entry.run, seed=0).hash()))
+                (entry, summaries.get(replace(entry.run, seed=0).hash()))
                 for entry in (() if experiment.awaits else experiment.entries())
             ]
         return self._entries[name]

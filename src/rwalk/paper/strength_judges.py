@@ -54,7 +54,9 @@ def fisher_vanishes(measured: Measured, dataset: str) -> Evidence:
         scores = np.stack([measured.values("A", f"fisher-{dataset}", f"{steps} steps", label) for label in labels])
         best[steps] = np.log10([float(label.partition("λ=")[2]) for label in labels])[scores.argmax(0)]
     first, *_, last = best
-    more = " or more" * bool((best[last] == np.log10(max(FISHER_LAMBDAS))).any())  # beyond what was tried
+    smallest, largest = np.log10(min(FISHER_LAMBDAS)), np.log10(max(FISHER_LAMBDAS))
+    is_open = (best[first] == smallest).any() or (best[last] == largest).any()  # the best may not have been tried
+    more = " or more" * bool(is_open)
     grows = f"{np.mean(best[last] - best[first]):.1f} decades{more}"
     said = f"the best λ grows by {grows} from {first} to {last} steps"
     seen = ", ".join(f"{steps} steps: best λ 1e{np.mean(each):.1f}" for steps, each in best.items())
