@@ -22,7 +22,8 @@ from rwalk.paper.questions import (
     factor_label,
 )
 from rwalk.paper.settings import ABLATIONS, RWALKS_BLOCKS
-from rwalk.paper.surface import Surface, advice
+from rwalk.paper.surface import Surface
+from rwalk.paper.surface import lines_of as lines_of_surfaces
 from rwalk.paper.verdicts import UNDECIDED, seeds_to_decide, verdict
 from rwalk.paper.words import listed
 from rwalk.report.statistics import Mean
@@ -110,7 +111,7 @@ def resnets(measured: Measured) -> Iterator[str]:
 
 
 def surface(measured: Measured) -> Iterator[str]:
-    yield advice(Surface.all_of(measured))
+    yield from lines_of_surfaces(Surface.all_of(measured))
 
 
 # ── what the authors' code changes ────────────────────────────────────────────────────────────────────────────

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rwalk.data.batches import REPLAYS
+from rwalk.paper.markdown import row
 from rwalk.paper.measured import Measured, NotRun
 from rwalk.paper.questions import SURFACE_LAMBDAS, SURFACE_STEPS, SURFACES, surface_label
 
 FLAT = 3.0  # points between the best and the worst λ
 CLOSE = 1.0  # points from the best of all
-HOW_REPLAYED = f"balanced: {REPLAYS['balanced']}; concat: {REPLAYS['concat']}"
+HOW_REPLAYED = f"Balanced: {REPLAYS['balanced']}; concat: {REPLAYS['concat']}. Reset, kept: Adam's moments."
 
 
 @dataclass(frozen=True)
@@ -80,57 +81,73 @@ def decade(number: float) -> str:
     )
 
 
-def advice(surfaces: list[Surface]) -> str:
-    """For practitioners, from the numbers alone."""
-    said = []
-    for replays, opening in (
-        (True, "On held-out data, with ten exemplars per class in single-head evaluation,"),
-        (False, "Without exemplars, in multi-head evaluation,"),
-    ):
-        if chosen := [each for each in surfaces if each.replays == replays]:
-            said.append(f"{opening} {_compared(chosen)}")
-    missing = [panel for panel in SURFACES if panel not in {each.panel for each in surfaces}]
+OPENINGS = {
+    True: "With ten exemplars per class, in single-head evaluation:",
+    False: "Without exemplars, in multi-head evaluation:",
+}
+
+
+def lines_of(surfaces: list[Surface]) -> Iterator[str]:
+    """For practitioners, from the numbers alone: what to do, and the numbers that say so."""
+    chosen = {replays: [each for each in surfaces if each.replays == replays] for replays in OPENINGS}
+    yield " ".join(
+        f"{opening} {_advice(chosen[replays])}" for replays, opening in OPENINGS.items() if chosen[replays]
+    )
+    yield ""
+    yield from row("", "best A", "steps, λ", "λ's worth there", "λ is worth least at", "there", "best A there")
+    for each in surfaces:
+        top, flat = int(each.best.argmax()), int(each.spread.argmin())
+        where = f"{SURFACE_STEPS[top]}, {decade(SURFACE_LAMBDAS[int(each.accuracy[top].argmax())])}"
+        cells = (f"{each.best[top]:.1f}", where, f"{each.spread[top]:.1f}", f"{SURFACE_STEPS[flat]} steps")
+        yield from row(each.panel, *cells, f"{each.spread[flat]:.1f}", f"{each.best[flat]:.1f}", head=False)
+    yield ""
+    yield (
+        f"What λ is worth: A at the best of the λ's {_decades()} minus A at the worst. {HOW_REPLAYED} "
+        f"{_how_measured(surfaces)}"
+    )
+
+
+def _how_measured(surfaces: list[Surface]) -> str:
     seeds = min(each.seeds for each in surfaces)
-    said.append(f"α and ε are at their defaults, {seeds} seed{'s' * (seeds != 1)} each.")
-    said.append(f"Not run yet: {'; '.join(missing)}." * bool(missing))
-    return " ".join(filter(None, said))
+    said = f"On held-out data, {seeds} seed{'s' * (seeds != 1)}, α and ε at their defaults."
+    missing = [panel for panel in SURFACES if panel not in {each.panel for each in surfaces}]
+    return f"{said} Not run yet: {'; '.join(missing)}." if missing else said
 
 
-def _compared(surfaces: list[Surface]) -> str:
-    """Where A is highest, where λ matters least, and whether one can have both."""
+def _advice(surfaces: list[Surface]) -> str:
+    """Whether one can have both, a high A and a λ that does not matter; if not, what to take."""
     rows = {
         (each.panel, steps): (each.best[i], each.spread[i], SURFACE_LAMBDAS[int(each.accuracy[i].argmax())])
         for each in surfaces
         for i, steps in enumerate(SURFACE_STEPS)
     }
     top = max(rows, key=lambda key: rows[key][0])
-    flattest = min(rows, key=lambda key: rows[key][1])
-    safest = max(rows, key=lambda key: rows[key][0] - rows[key][1])
     highest, its_spread, lam = rows[top]
     both = [key for key, (a, spread, _) in rows.items() if spread <= FLAT and a >= highest - CLOSE]
-    price = highest - rows[flattest][0]
-    ways = [f"{each.panel} {each.best.max():.1f}" for each in surfaces]
-    decades = f"from {decade(SURFACE_LAMBDAS[0])} to {decade(SURFACE_LAMBDAS[-1])}"
-    said = (
-        f"A is highest ({highest:.1f}) at {_where(top)} and λ = {lam:g}; there the choice of λ "
-        f"{decades} is worth {its_spread:.1f} points. λ matters least at {_where(flattest)}: "
-        f"{rows[flattest][1]:.1f} points, at the price of {price:.1f} points of A. "
-    )
-    said += f"The best A of each way: {'; '.join(ways)} ({HOW_REPLAYED}). " * (len(ways) > 1)
+    as_wished = f"within {CLOSE:g} point of the best and flat to {FLAT:g} points"
+    safest = max(both or rows, key=lambda key: rows[key][0] - rows[key][1])
     if both:
-        return said + f"Within {CLOSE:g} point of the best and flat to {FLAT:g} points: {_listed(both, rows)}."
-    return said + (
-        f"No setting here is both within {CLOSE:g} point of the best and flat to {FLAT:g} points: if you can tune "
-        f"λ on held-out data, train for {top[1]} steps; if not, take {_where(safest)}: whatever λ is then, A is "
-        f"{rows[safest][0] - rows[safest][1]:.1f} to {rows[safest][0]:.1f}."
+        others = f" So are {', '.join(_where(key) for key in both if key != safest)}." * (len(both) > 1)
+        return (
+            f"take {_where(safest)}; whatever λ is then {_decades()}, A is {_range(rows[safest])}, where the best "
+            f"of all is {highest:.1f}. That is {as_wished}.{others}"
+        )
+    return (
+        f"if you can tune λ on held-out data, take {_where(top)}, where A is {highest:.1f} at λ = {decade(lam)} "
+        f"and a bad λ costs {its_spread:.1f} points; if not, {_where(safest)}, where A is {_range(rows[safest])} "
+        f"whatever λ is. Nothing tried is {as_wished}."
     )
+
+
+def _decades() -> str:
+    return f"from {decade(SURFACE_LAMBDAS[0])} to {decade(SURFACE_LAMBDAS[-1])}"
+
+
+def _range(of: tuple[float, float, float]) -> str:
+    best, spread, _ = of
+    return f"{best - spread:.1f} to {best:.1f}"
 
 
 def _where(key: tuple[str, int]) -> str:
     replay, _, optimizer = key[0].partition(", ")
-    batches = f"{replay} batches, " if SURFACES[key[0]][0] else ""
-    return f"{key[1]} steps per task ({batches}optimizer {optimizer})"
-
-
-def _listed(keys: list[tuple[str, int]], rows: Mapping[tuple[str, int], tuple[float, float, float]]) -> str:
-    return "; ".join(f"{_where(key)}, A {rows[key][0]:.1f}, spread {rows[key][1]:.1f}" for key in keys)
+    return f"{key[1]} steps per task" + f" ({replay} batches, optimizer {optimizer})" * bool(SURFACES[key[0]][0])
