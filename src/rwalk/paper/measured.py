@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import ChainMap
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,7 +13,6 @@ from numpy.typing import NDArray
 
 from rwalk.paper.experiments import EXPERIMENTS, Entry
 from rwalk.paper.questions import QUESTIONS
-from rwalk.paper.reproduce import known_rows
 from rwalk.report.statistics import Mean
 from rwalk.report.summary import Summary, summarise
 from rwalk.studies import provenance
@@ -43,10 +43,12 @@ class Measured:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.rows = known_rows(folder)
+        self._rows_in = {
+            file.parent.name: Store(file.parent).rows() for file in sorted(folder.glob("*/runs.jsonl"))
+        }
+        self.rows = {row["hash"]: row for rows in self._rows_in.values() for row in rows}
         self.summaries = _by_run(self.rows.values())
-        self._own: dict[str, list[Row]] = {}  # of experiments that were asked for
-        self._entries: dict[str, list[tuple[Entry, Summary | None]]] = {}
+        self._entries: dict[str, list[tuple[Entry, Summary | None]]] = {}  # of experiments that were asked for
 
     def machine(self, name: str) -> str:
         """What an experiment was trained on, if it was."""
@@ -65,11 +67,9 @@ class Measured:
 
     def own_rows(self, name: str) -> list[Row]:
         """The rows in an experiment's folder, and in those of the same with other numbers of seeds."""
-        if name not in self._own:
-            folders = (self.folder / name, *sorted(self.folder.glob(f"{name}-*-seeds")))
-            by_hash = {row["hash"]: row for folder in reversed(folders) for row in Store(folder).rows()}
-            self._own[name] = list(by_hash.values())
-        return self._own[name]
+        others = [folder for folder in self._rows_in if re.fullmatch(rf"{re.escape(name)}-\d+-seeds", folder)]
+        rows = {row["hash"]: row for folder in (*others, name) for row in self._rows_in.get(folder, ())}
+        return list(rows.values())
 
     def entries(self, name: str) -> list[tuple[Entry, Summary | None]]:
         """The cells of an experiment, each with its rows, if there are any; no cells before it has been tuned.
