@@ -16,7 +16,7 @@ import pytest
 
 from rwalk import cli
 from rwalk.data.memory import MemorySpec
-from rwalk.paper import answers, budgets, figures, questions, strength_judges, surface
+from rwalk.paper import answers, budgets, factorial, figures, questions, strength_judges, surface
 from rwalk.paper.experiments import EXPERIMENTS, runs_of
 from rwalk.paper.measured import Measured
 from rwalk.paper.questions import FACTORS_OF, QUESTIONS
@@ -84,7 +84,9 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         "AROUND": (0, 1),
         "FACTORS_OF": {**FACTORS_OF, "authors-mnist": ("length",), "authors-mnist-samples": ("concat",)},
     }
-    for module, (name, value) in product((questions, surface, figures, strength_judges, answers), smaller.items()):
+    for module, (name, value) in product(
+        (questions, surface, figures, strength_judges, answers, factorial), smaller.items()
+    ):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, value)
     panels = {name: questions.SURFACES[name] for name in ("concat, reset", "no exemplars, reset")}
@@ -116,12 +118,14 @@ def test_every_question_about_mnist_is_answered_at_a_tiny_size(
             assert f"`rwalk reproduce {name}`" not in own, "answered, not asked for"
     assert re.search(r"\| multi \| [+-]\d+\.\d ± \d+\.\d \| [+-]\d+\.\d ± \d+\.\d \|", own), "the ablation"
     assert re.search(r"where A is \d+\.\d( at λ|, where| to )|A is \d+\.\d to \d+\.\d", own), "the surface"
-    assert own.count("as the paper says") == own.count("all of them") == 2, "the factorials"
+    assert own.count("| none of them |") == own.count("| all of them |") == own.count("| published |") == 2, (
+        "the factorials"
+    )
     assert "Without exemplars, in multi-head evaluation: " in own
     for name in ("surface-mnist", "surface-mnist-multi"):
         assert Path(f"results/figures/{name}.png").stat().st_size > 10_000
     assert "| the Fisher vanishes at a minimum, and EWC's hold too | not run yet |" not in page
-    before = list(answers.authors("authors-mnist", Measured(Path("results"))))
+    before = list(factorial.lines_of("authors-mnist", Measured(Path("results"))))
     first = next(iter(QUESTIONS["authors-mnist"].entries()))
     Path("results/table1-mnist").mkdir()
     Study((first.run_of(2),), "none", workers=1).execute(Store(Path("results/table1-mnist")))
@@ -130,7 +134,7 @@ def test_every_question_about_mnist_is_answered_at_a_tiny_size(
         return sorted(Measured(Path("results")).cell("authors-mnist", first.block, first.label)[1].seeds)
 
     assert seeds() == [0, 1], "a table has one seed more, which is not the question's"
-    assert list(answers.authors("authors-mnist", Measured(Path("results")))) == before
+    assert list(factorial.lines_of("authors-mnist", Measured(Path("results")))) == before
     Path("results/table1-mnist").rename("results/authors-mnist-1-seeds")
     assert seeds() == [0, 1, 2], "the same question, asked of another seed"
     for folder in Path("results").glob("authors-mnist-?-seeds"):
@@ -146,7 +150,7 @@ def test_main_effects_are_means_over_all_other_combinations() -> None:
         return np.array([10.0, 20.0]) + sum(truth[each] for each in on) + 4.0 * (set(on) == {"a", "b"})
 
     for factor, expected in (("a", 1.0 + 2.0), ("b", -2.0 + 2.0)):
-        effect = answers._main_effect(of, ("a", "b"), factor)
+        effect = factorial.main_effect(of, ("a", "b"), factor)
         assert effect.value == pytest.approx(expected) and effect.error == pytest.approx(0)
 
 
@@ -155,8 +159,26 @@ def test_what_moves_is_what_its_interval_says() -> None:
         return Mean.over(np.array([value - 0.1, value, value + 0.1]))
 
     effects = {"a": effect(1.0), "b": effect(0.1), "c": effect(-1.0), "d": effect(2.0)}
-    assert answers._moved("vanilla's F", effects) == "Vanilla's F rises with a, d and falls with c."
-    assert answers._moved("A of rwalk", {"b": effect(0.1)}) == "A of rwalk is moved by none."
+    assert (
+        factorial.moved("vanilla's F", effects)
+        == "Vanilla's F rises with a (+1.000), d (+2.000) and falls with c (-1.000)."
+    )
+    assert factorial.moved("A of rwalk", {"b": effect(0.1)}) == "A of rwalk is moved by none."
+
+
+def test_a_factor_that_does_the_opposite_with_another_is_told() -> None:
+    def of(on: tuple[str, ...]) -> Any:
+        long, mixed = "length" in on, "concat" in on
+        return np.array([80.0, 82.0]) - 40.0 * mixed + (12.0 if mixed else -11.0) * long
+
+    (said,) = factorial.dependence(of, ("length", "concat"))
+    assert said == "What length does to A of rwalk depends on concat (-11.0 without, +12.0 with it)."
+    (said,) = factorial.dependence(of, ("init", "debias", "length", "concat"))
+    assert (
+        "What length does to A of rwalk depends on concat (-11.0 without, +12.0 with it; or init and debias"
+        in said
+    )
+    assert not factorial.dependence(lambda on: np.array([1.0, 2.0]) * len(on), ("length", "concat"))
 
 
 def test_half_a_factorial_tells_main_effects_from_what_two_factors_do_together() -> None:
@@ -168,7 +190,7 @@ def test_half_a_factorial_tells_main_effects_from_what_two_factors_do_together()
         return np.array([10.0, 20.0]) + sum(truth[each] * signs[each] for each in truth) + together
 
     for factor, expected in truth.items():
-        assert answers._main_effect(of, tuple(truth), factor).value == pytest.approx(expected)
+        assert factorial.main_effect(of, tuple(truth), factor).value == pytest.approx(expected)
 
 
 def test_the_surface_is_read_as_it_is() -> None:
@@ -183,7 +205,7 @@ def test_the_surface_is_read_as_it_is() -> None:
     assert "Nothing tried is within 1 point of the best and flat to 3 points." in said
     flattest = made([50.0, 60.0, 70.0, 60.0, 50.0, 50.0], [74.0, 75.0, 76.0, 75.0, 74.5, 74.0])
     (panel,) = (line for line in surface.lines_of([flattest]) if line.startswith("| balanced, reset"))
-    assert panel == "| balanced, reset | 76.0 | 5000, 10 | 2.0 | 50 steps | 0.0 | 50.0 |"
+    assert panel == "| balanced, reset | 76.0 | 5000, 10 | 2.0 | 5000 steps | 74.0 to 76.0 | 2.0 |"
     assert "Not run yet: balanced, kept; concat, reset; concat, kept; no exemplars, reset." in table[-1]
     flat = made([80.0, 81.0, 82.0, 81.0, 80.5, 80.0])
     said = next(surface.lines_of([flat]))

@@ -158,7 +158,7 @@ def _in(tables: dict[str, str], name: str) -> list[Figure]:
         head, rows = _table(ROOT / "RESULTS.md", title)
         for (block, label, *_), row in ((cells, dict(zip(head, cells, strict=True))) for cells in rows):
             if tables is FACTORIALS:
-                method, where = block if label == "the paper's" else "", data
+                method, where = block if label == "none of them" else "", data
             else:
                 method, where = label.removesuffix("-S"), f"{data}, {BLOCKS.get(block, block)}"
             if method == name and _was_run(row["A ↑"]):

@@ -156,7 +156,7 @@ def combinations(factors: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def factor_label(on: tuple[str, ...]) -> str:
-    return " + ".join(on) or "the paper's"
+    return " + ".join(on) or "none of them"
 
 
 def _as_authors(name: str, method: str, on: tuple[str, ...]) -> RunSpec:

@@ -59,7 +59,9 @@ def fisher_vanishes(measured: Measured, dataset: str) -> Evidence:
     more = " or more" * bool(is_open)
     grows = f"{np.mean(best[last] - best[first]):.1f} decades{more}"
     said = f"the best λ grows by {grows} from {first} to {last} steps"
-    seen = ", ".join(f"{steps} steps: best λ 1e{np.mean(each):.1f}" for steps, each in best.items())
+    seen = ", ".join(f"{steps} steps: 1e{np.mean(each):.1f}" for steps, each in best.items())
+    edge = f", where 1e{smallest:g} is the smallest tried" * bool((best[first] == smallest).any())
+    seen = f"each seed's best λ, on average: {seen}{edge}"
     return Evidence([Mean.over(best[last] - best[first])], said, seen)
 
 
@@ -88,8 +90,9 @@ def less_sensitive_than(other: str, measured: Measured, dataset: str) -> Evidenc
     """As the paper measures it: how F and I change over the λ's of its table, relative to the first of them, each
     method in the form that its budget chose."""
     changes: dict[str, dict[str, Mean]] = {}
+    forms = {}
     for method in (other, "rwalk"):
-        form = load()[f"{dataset}-{SWEEPS[dataset]}"]["numbers"][method]["penalty"]
+        forms[method] = form = load()[f"{dataset}-{SWEEPS[dataset]}"]["numbers"][method]["penalty"]
         for measure in ("F", "I"):
             labels = [f"{method} λ={lam:g}" for lam in TABLE_S2[dataset, method]]
             means = [measured.mean(measure, f"tableS2-{dataset}", form, label) for label in labels]
@@ -97,7 +100,8 @@ def less_sensitive_than(other: str, measured: Measured, dataset: str) -> Evidenc
     said = "change of " + " and ".join(
         f"{measure}: {by['rwalk'].value:.2f} against {by[other].value:.2f}" for measure, by in changes.items()
     )
-    seen = "; ".join(f"change of {measure}: {listed(by, 2)}" for measure, by in changes.items())
+    in_forms = ", ".join(f"{NAMES[method]} in the {form} form" for method, form in forms.items())
+    seen = "; ".join(f"change of {measure}: {listed(by, 2)}" for measure, by in changes.items()) + f" ({in_forms})"
     return Evidence([by[other] - by["rwalk"] for by in changes.values()], said, seen)
 
 
@@ -112,7 +116,7 @@ def one_lambda(measured: Measured, dataset: str) -> Evidence:
             for count in (TASKS[dataset][0], TASKS[dataset][-1])
         )
         taken = int(few.mean(1).argmax())
-        lost[method] = Mean.over(many.max(0) - many[taken])
+        lost[method] = Mean.over(many[many.mean(1).argmax()] - many[taken])
         edge = ", the smallest tried" * (taken == 0) + ", the largest tried" * (taken == len(lams) - 1)
         kept.append(f"{NAMES[method]} {lams[taken]:g}{edge}")
     said = f"points lost by keeping λ: {listed(lost)}"

@@ -13,6 +13,7 @@ from rwalk.data.batches import REPLAYS
 from rwalk.paper.markdown import row
 from rwalk.paper.measured import Measured, NotRun
 from rwalk.paper.questions import SURFACE_LAMBDAS, SURFACE_STEPS, SURFACES, surface_label
+from rwalk.parts import defaults
 
 FLAT = 3.0  # points between the best and the worst λ
 CLOSE = 1.0  # points from the best of all
@@ -94,12 +95,13 @@ def lines_of(surfaces: list[Surface]) -> Iterator[str]:
         f"{opening} {_advice(chosen[replays])}" for replays, opening in OPENINGS.items() if chosen[replays]
     )
     yield ""
-    yield from row("", "best A", "steps, λ", "λ's worth there", "λ is worth least at", "there", "best A there")
+    yield from row("", "best A", "steps, λ", "λ's worth there", "best whatever λ is", "A there", "λ's worth there")
     for each in surfaces:
-        top, flat = int(each.best.argmax()), int(each.spread.argmin())
+        top, safest = int(each.best.argmax()), int(each.accuracy.min(1).argmax())
         where = f"{SURFACE_STEPS[top]}, {decade(SURFACE_LAMBDAS[int(each.accuracy[top].argmax())])}"
-        cells = (f"{each.best[top]:.1f}", where, f"{each.spread[top]:.1f}", f"{SURFACE_STEPS[flat]} steps")
-        yield from row(each.panel, *cells, f"{each.spread[flat]:.1f}", f"{each.best[flat]:.1f}", head=False)
+        there = f"{each.accuracy[safest].min():.1f} to {each.best[safest]:.1f}"
+        cells = (f"{each.best[top]:.1f}", where, f"{each.spread[top]:.1f}", f"{SURFACE_STEPS[safest]} steps")
+        yield from row(each.panel, *cells, there, f"{each.spread[safest]:.1f}", head=False)
     yield ""
     yield (
         f"What λ is worth: A at the best of the λ's {_decades()} minus A at the worst. {HOW_REPLAYED} "
@@ -109,7 +111,8 @@ def lines_of(surfaces: list[Surface]) -> Iterator[str]:
 
 def _how_measured(surfaces: list[Surface]) -> str:
     seeds = min(each.seeds for each in surfaces)
-    said = f"On held-out data, {seeds} seed{'s' * (seeds != 1)}, α and ε at their defaults."
+    usual = defaults("rwalk")
+    said = f"On held-out data, {seeds} seed{'s' * (seeds != 1)}, α = {usual['alpha']:g} and ε = {usual['eps']:g}."
     missing = [panel for panel in SURFACES if panel not in {each.panel for each in surfaces}]
     return f"{said} Not run yet: {'; '.join(missing)}." if missing else said
 
