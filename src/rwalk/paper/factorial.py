@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import permutations, product
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rwalk.paper.budgets import load
 from rwalk.paper.markdown import row
 from rwalk.paper.measured import Measured
-from rwalk.paper.published import TABLE1
+from rwalk.paper.published import TABLE1, Published
 from rwalk.paper.questions import FACTORS, FACTORS_OF, VARIANTS, combinations, factor_label
 from rwalk.report.statistics import Mean
 from rwalk.report.summary import Summary
@@ -46,7 +46,13 @@ def lines_of(name: str, measured: Measured) -> Iterator[str]:
         cells = [_signed(by[factor], what) for what, by in effects.items()]
         yield from row(f"{factor}: {FACTORS[factor]}", *cells, head=False)
     yield from row("all of them", *(_value(of(factors), what) for what, of in shown.items()), head=False)
-    yield from row("published", *_published(name, shown), head=False)
+    published = TABLE1[_block_of(name)]
+    nearest = min(
+        combinations(factors), key=lambda on: abs(shown["vanilla's F"](on).mean() - (published["vanilla"].F or 0))
+    )
+    label = f"{factor_label(nearest)}: nearest to vanilla's published F"
+    yield from row(label, *(_value(of(nearest), what) for what, of in shown.items()), head=False)
+    yield from row("published", *_published(published, shown), head=False)
     yield ""
     yield f"{NONE}{', which begin as with init' * _begins_otherwise(name)}. {PLASTICITY}"
 
@@ -125,8 +131,7 @@ def _begins_otherwise(name: str) -> bool:
     return str(load()["-".join(_block_of(name))].get("network")).endswith("-normal")
 
 
-def _published(name: str, shown: Mapping[str, Outcome]) -> list[str]:
-    table = TABLE1[_block_of(name)]
+def _published(table: Mapping[str, Published], shown: Iterable[str]) -> list[str]:
     known = {"vanilla's F": table["vanilla"].F, **{f"A of {method}": of.A for method, of in table.items()}}
     return ["" if (value := known.get(what)) is None else _digits(value, what, "") for what in shown]
 
