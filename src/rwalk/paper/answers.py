@@ -17,7 +17,7 @@ from rwalk.paper.settings import ABLATIONS, RWALKS_BLOCKS
 from rwalk.paper.surface import Surface
 from rwalk.paper.surface import lines_of as lines_of_surfaces
 from rwalk.paper.verdicts import UNDECIDED, seeds_to_decide, verdict
-from rwalk.paper.words import listed
+from rwalk.paper.words import NAMES, listed
 from rwalk.report.statistics import Mean
 
 DRAWN = ("surface-mnist",)  # as a figure: its table would be long
@@ -98,7 +98,7 @@ def precision(measured: Measured) -> Iterator[str]:
 def resnets(measured: Measured) -> Iterator[str]:
     own, one = (partial(measured.mean, "A", "resnet", f"{budget} budget") for budget in ("own", "one"))
     masked, alone, full = own("rwalk"), own("vanilla"), own("rwalk, full width")
-    shared = {method: one(method) for method in ("gem", "icarl", "rwalk")}
+    shared = {NAMES.get(method, "exemplars alone"): one(method) for method in ("gem", "icarl", "rwalk", "vanilla")}
     yield (
         f"With exemplars under their own task's head RWalk has {masked.value:.1f}; its exemplars alone, without a "
         f"penalty, {alone.value:.1f} (a difference of {_signed(masked - alone)}). At full width RWalk has "
