@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from rwalk import PI, Guard, RWalk
 from rwalk.guard.compiled import CompiledPack, Facts, is_worth_it
 from rwalk.methods import Method
-from rwalk.programs import compiler_works, program
+from rwalk.programs import program
 
-needs_compiler = pytest.mark.skipif(not compiler_works(), reason="there is no C++ compiler")
+needs_compiler = pytest.mark.usefixtures("compiler")
 FACTS = Facts(asked=None, ours=True, tensors=6, numbers=270_000, steps=20_000)
 
 

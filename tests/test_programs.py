@@ -28,7 +28,7 @@ from rwalk.learners import Learner, learner
 from rwalk.programs import compiler_works, program
 from rwalk.training import Training
 
-needs_compiler = pytest.mark.skipif(not compiler_works(), reason="needs a C++ compiler")
+needs_compiler = pytest.mark.usefixtures("compiler")
 DOUBLE = torch.float64
 TRAINING = Training(steps=7, batch=16)
 LEARNERS: dict[str, Callable[[], Learner]] = {
