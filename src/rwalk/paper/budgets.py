@@ -146,7 +146,7 @@ def read(file: Path) -> dict[str, Any]:
                 raise ValueError(f"{name!r} does not describe a setting")
             Training(**setting["training"])
     except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}") from None
+        raise InputError(f"{file} cannot be read ({error.strerror}): give the file that --tune wrote") from None
     except (AttributeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{file} holds no budgets ({reason}): write it with `rwalk reproduce --tune`") from None

@@ -42,7 +42,6 @@ class Measured:
     """All rows under a results folder, summarised over their seeds."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         self._rows_in = {
             file.parent.name: Store(file.parent).rows() for file in sorted(folder.glob("*/runs.jsonl"))
         }
