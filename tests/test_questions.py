@@ -79,7 +79,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         "LAMBDA_DECADES": (0.1, 10.0),
         "SURFACE_LAMBDAS": (0.1, 10.0),
         "FISHER_STEPS": {**questions.FISHER_STEPS, "mnist": (2, 3)},
-        "FISHER_LAMBDAS": {**questions.FISHER_LAMBDAS, "mnist": (10.0, 100.0)},
+        "FISHER_LAMBDAS": (10.0, 100.0),
         "AUTHORS_STEPS": {"mnist": 2, "cifar100": 2},
         "AROUND": (0, 1),
         "FACTORS_OF": {**FACTORS_OF, "authors-mnist": ("length",), "authors-mnist-samples": ("concat",)},
