@@ -22,7 +22,8 @@ say). What counts is the validation A_K under the setting's own head.
 
 A method's hyper-parameters are those with the highest mean over all seeds; the training time and the network are
 those with which the methods, each at its best, are best on average. Vanilla is trained alike, but has no say in
-that: it has nothing to tune, and what suits it best is to train little. No choice rests on fewer than three seeds.
+that: it has nothing to tune, and what suits it best is to train little. No choice rests on fewer than three seeds,
+unless a tuning was cut short: the table says how many each rests on.
 
 The result is `budgets.json` in `src/rwalk/paper`, with the validation scores of everything tried. Tuning again
 writes another file, which `rwalk reproduce --budgets` reads.
@@ -99,6 +100,17 @@ def is_current(name: str) -> bool:
     }
     scouts = ((brief(run.to_json()["training"]), run.method, race.text(run.numbers)) for run in setting.scouts())
     return all(seeds.get(scout) for scout in scouts)  # before there were scouts, nobody counted seeds
+
+
+def seeds_behind(name: str, method: str) -> int | None:
+    """How many seeds a method's choice rests on; None where nobody counted them."""
+    chosen = load()[name]
+    same = [
+        count
+        for _, of, numbers, score, *count in chosen["tried"]
+        if (of, numbers, score) == (method, chosen["numbers"][method], chosen["validation"][method])
+    ]
+    return int(same[0][0]) if same and same[0] else None
 
 
 def brief(training: Mapping[str, Any]) -> str:

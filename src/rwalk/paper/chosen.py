@@ -26,7 +26,7 @@ def lines_of(chosen: Mapping[str, Any]) -> Iterator[str]:
         yield ""
     yield "A value marked * is the smallest or the largest of those that were tried."
     yield ""
-    yield from row("setting", "how long", "method", "hyper-parameters", "validation A, %")
+    yield from row("setting", "how long", "method", "hyper-parameters", "validation A, %", "seeds")
     for name, budget in chosen.items():
         if name not in SETTINGS:
             continue
@@ -37,6 +37,7 @@ def lines_of(chosen: Mapping[str, Any]) -> Iterator[str]:
                 method,
                 _numbers(budget, method, numbers),
                 budget["validation"][method],
+                budgets.seeds_behind(name, method) or "–",
             )
             yield from row(marked, *cells, head=False)
 

@@ -102,12 +102,11 @@ def _verdicts(measured: Measured, judged: dict[tuple[Claim, str], Evidence | Non
     yield "## The claims of the paper's text"
     yield ""
     yield from _in_short(measured)
-    counts = ", ".join(f"{words.count(each)} {said}" for each, said in COUNTED.items())
-    yield f"{len(CLAIMS)} claims of the paper's text, each judged on one dataset or on both: {counts}."
+    yield f"{len(CLAIMS)} claims of the paper's text, each judged on one dataset or on both: {_counted(words)}."
     merits = [word for (claim, _), word in zip(held, words, strict=True) if claim.is_about_rwalk]
     if any(word != NOT_RUN for word in merits):
-        of_them = ", ".join(f"{merits.count(each)} {said}" for each, said in COUNTED.items())
-        yield f"Those that praise RWalk itself: {of_them}. The others are about the problem and other methods."
+        others = "The others are about the problem and other methods."
+        yield f"Those that praise RWalk itself: {_counted(merits)}. {others}"
     yield ""
     yield from row("claim", *DATASETS.values(), "in a sentence")
     for claim in CLAIMS:
@@ -124,6 +123,10 @@ def _verdicts(measured: Measured, judged: dict[tuple[Claim, str], Evidence | Non
         yield from row(claim.text, *(held.get((claim, d), "not claimed") for d in DATASETS), sentence, head=False)
     yield ""
     yield HOW_JUDGED
+
+
+def _counted(verdicts: list[str]) -> str:
+    return ", ".join(f"{verdicts.count(each)} {said}" for each, said in COUNTED.items() if each in verdicts)
 
 
 def _held(evidence: Evidence | None) -> str:
