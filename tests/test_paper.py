@@ -27,11 +27,11 @@ from rwalk.paper.experiments import EXPERIMENTS, Entry, Experiment, runs_of
 from rwalk.paper.measured import KNOWN, Measured, _by_run
 from rwalk.paper.published import TABLE1, TABLE_S1
 from rwalk.paper.questions import QUESTIONS
-from rwalk.paper.reproduce import Planned, _weight, dry_run, find, plan, study_of
+from rwalk.paper.reproduce import Planned, dry_run, find, plan, study_of
 from rwalk.paper.results import _page
 from rwalk.paper.settings import Setting
 from rwalk.report.statistics import Mean
-from rwalk.studies.specs import RunSpec, StreamSpec
+from rwalk.studies.specs import RunSpec, StreamSpec, passes_of
 from rwalk.studies.store import Store
 from rwalk.training import Training
 
@@ -717,8 +717,8 @@ def test_a_dry_run_needs_no_data_and_downloads_none(
 def test_gems_constraints_count_in_the_estimate(tiny: Experiment, tmp_path: Path) -> None:
     study = study_of(tiny)
     run = replace(study.runs[0], memory=MemorySpec(4), training=Training(steps=3, batch=16))
-    weights = {name: _weight(study, replace(run, method=name)) for name in ("rwalk", "gem", "a-gem")}
-    assert weights == {
+    stream = study.stream(run.stream)
+    assert {name: passes_of(replace(run, method=name), stream) for name in ("rwalk", "gem", "a-gem")} == {
         "rwalk": 1.0,
         "gem": 1.0 + 2.0 * 8 / 16,
         "a-gem": 2.0,

@@ -74,10 +74,10 @@ def reproduce(
 ) -> None:
     """Regenerate the paper's tables and figures, or other published comparisons, beside the published values.
 
-    Only what is missing runs.
+    Only what is missing runs. On a GPU all of it is trained as one study, whatever is longest first.
     """
     from rwalk.errors import InputError, unknown
-    from rwalk.paper import budgets, race
+    from rwalk.paper import budgets, race, together
     from rwalk.paper import reproduce as paper
     from rwalk.paper.clock import Clock
     from rwalk.paper.results import write_results
@@ -145,11 +145,18 @@ def reproduce(
                 return budgets.decide(setting, rows, chosen)
 
         clock = Clock()
+        # Who joins trains one run at a time, and so does a CPU's core: there they come one after the other.
+        alone = tune or join or where["device"] == "cpu" or len(plan) < 2
+        pool = None if alone else together.as_one(plan, out)
+        if pool and together.is_worth_it(plan, wanted):
+            run(pool)
         for planned in plan:
             if tune:
                 print(choose_for(planned.name))
             else:
                 run(planned)
+        if pool:
+            together.dissolve(pool, plan)
         if tune:
             print(f"to use {chosen}: rwalk reproduce --budgets {shlex.quote(str(chosen))}")
         else:

@@ -16,7 +16,7 @@ from rwalk.paper.experiments import EXPERIMENTS, Experiment, runs_of
 from rwalk.paper.questions import QUESTIONS
 from rwalk.studies import Study
 from rwalk.studies.executors import fleet_of
-from rwalk.studies.specs import RunSpec, content_hash
+from rwalk.studies.specs import RunSpec, content_hash, passes_of
 from rwalk.studies.store import Row, Store
 from rwalk.threads import available_cores, few_threads
 
@@ -148,7 +148,7 @@ def dry_run(plan: Sequence[Planned], known: Collection[str], only: Collection[st
         references = [spec for spec in study.unknown_references(missing) if spec.hash() not in there]
         there |= {spec.hash() for spec in references}
         steps = sum(study.steps(run) for run in [*missing, *references])
-        seconds = sum(study.steps(run) * _weight(study, run) for run in missing)
+        seconds = sum(study.steps(run) * passes_of(run, study.stream(run.stream)) for run in missing)
         seconds += sum(study.steps(run) for run in references)
         seconds /= _steps_per_second(study, missing[0])
         total += seconds
@@ -180,18 +180,6 @@ def _duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{round(seconds / length)} {unit}"
     return f"{max(1, round(seconds / 60))} min"
-
-
-def _weight(study: Study, run: RunSpec) -> float:
-    """The cost of a step, in batches: GEM's also passes over all exemplars of every earlier task."""
-    projector, memory = run.learner().projector, run.memory
-    if projector is None or memory is None:
-        return 1.0
-    tasks = study.stream(run.stream).tasks
-    classes = len(tasks[0].classes)
-    kept = classes * memory.quota(classes * len(tasks)) if projector.per_task else run.training.batch
-    constraints = (len(tasks) - 1) / 2 if projector.per_task else 1.0  # on average
-    return 1.0 + constraints * kept / run.training.batch
 
 
 TRIALS = (2, 40, 40)  # steps; the first ones are cold

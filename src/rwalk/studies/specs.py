@@ -287,6 +287,17 @@ def steps_of(spec: RunSpec, stream: Stream, tasks: int) -> int:
     return sum(learner.steps(spec.training, stream, task) for task in range(tasks))
 
 
+def passes_of(spec: RunSpec, stream: Stream) -> float:
+    """The batches that a step of a run passes over, on average: GEM's also all exemplars of every earlier task."""
+    projector, memory = spec.learner().projector, spec.memory
+    if projector is None or memory is None:
+        return 1.0
+    classes, tasks = len(stream.tasks[0].classes), len(stream)
+    kept = classes * memory.quota(classes * tasks) if projector.per_task else spec.training.batch
+    constraints = (tasks - 1) / 2 if projector.per_task else 1.0
+    return 1.0 + constraints * kept / spec.training.batch
+
+
 def content_hash(record: Any) -> str:
     """The same for the same content, whatever the order of keys."""
     return hashlib.sha256(json.dumps(record, sort_keys=True, default=list).encode()).hexdigest()[:32]

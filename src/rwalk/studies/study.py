@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 class Study:
     """Runs to compare, on one machine, with the references their intransigence is measured against.
 
+    reference         of which tasks: final, all or none, for all runs or for each
     checkpoint_every  steps between checkpoints of a run; by default as often as 2 % of the time allows
     executor          where runs are trained: an executor's name, or `package.module:Name`
     keep              called with the runs of a fleet, and the fleet, once it has learned all its tasks:
@@ -41,7 +42,7 @@ class Study:
     """
 
     runs: tuple[RunSpec, ...]
-    reference: str = "final"
+    reference: str | tuple[str, ...] = "final"
     data: Path | str | None = None
     device: str = "cpu"
     workers: int | None = None
@@ -50,12 +51,18 @@ class Study:
     executor: str = "local"
     keep: Keep | None = None
     _streams: dict[StreamSpec, Stream] = field(default_factory=dict, repr=False)
+    _kinds: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # of reference, by a run's hash
 
     def __post_init__(self) -> None:
-        if self.reference not in REFERENCES:
-            raise unknown("reference", self.reference, REFERENCES)
         if not self.runs:
             raise InputError("a study needs at least one run")
+        kinds = (self.reference,) * len(self.runs) if isinstance(self.reference, str) else self.reference
+        if len(kinds) != len(self.runs):
+            raise InputError(f"{len(kinds)} references for {len(self.runs)} runs: give one, or one each")
+        for run, kind in zip(self.runs, kinds, strict=True):
+            if kind not in REFERENCES:
+                raise unknown("reference", kind, REFERENCES)
+            self._kinds[run.hash()] = kind
         if self.workers is not None and self.workers < 1:
             raise InputError(f"workers must be at least 1, not {self.workers}")
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
@@ -75,7 +82,8 @@ class Study:
         """The study that a study.json describes; `where` it is to run (data, device, workers …) is not in it."""
         runs = runs_of(record)
         try:
-            study = cls(runs, record["reference"], **where)
+            reference = record["reference"]
+            study = cls(runs, tuple(reference) if isinstance(reference, list) else reference, **where)
             # In a file without a schema, the hash covers every setting.
             as_written = {"runs": record["runs"], "reference": record["reference"]}
             expected = content_hash(as_written) if record.get("schema", 1) == 1 else study.hash()
@@ -139,12 +147,14 @@ class Study:
 
     def references(self, runs: Sequence[RunSpec] | None = None) -> list[RunSpec]:
         """The reference runs that this study needs, or some of its runs."""
-        if self.reference == "none":
-            return []
         wanted = {}
         for run in self.runs if runs is None else runs:
+            # A run that goes by a λ it chose is none of `runs`: it may wait for any of its references.
+            kind = self._kinds.get(run.hash(), "all" if isinstance(self.reference, tuple) else self.reference)
+            if kind == "none":
+                continue
             last = len(self.stream(run.stream)) - 1
-            for k in range(last + 1) if self.reference == "all" else [last]:
+            for k in range(last + 1) if kind == "all" else [last]:
                 spec = reference_of(run, k)
                 wanted[spec.hash()] = spec
         return list(wanted.values())
@@ -216,9 +226,10 @@ class Study:
             trained = executor([*untrained, *ready], lams.renamed(watch, owners))
             for job, outcomes in once_known(trained, untrained, self.references, learn):
                 rows = [
-                    row_of(run, outcome, known, choices.get(run.hash()))
+                    row_of(run, outcome, {r.hash(): known[r.hash()] for r in own}, choices.get(run.hash()))
                     for spec, outcome in zip(job, outcomes, strict=True)
                     for run in owners[spec.hash()]
+                    for own in [self.references([run])]  # others may have asked for the same models
                 ]
                 if store:
                     store.add(*rows)

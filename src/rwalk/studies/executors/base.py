@@ -26,7 +26,7 @@ from rwalk.studies.checkpoint import Checkpointer
 from rwalk.studies.events import Spent, Stepped, TaskMeasured, Trained, Watch
 from rwalk.studies.executors import widths
 from rwalk.studies.executors.widths import TooWide
-from rwalk.studies.specs import RunSpec, StreamSpec, content_hash, learned_by, steps_of
+from rwalk.studies.specs import RunSpec, StreamSpec, content_hash, learned_by, passes_of, steps_of
 from rwalk.studies.workers import Crew, Stop, Work
 from rwalk.threads import available_cores, few_threads
 
@@ -58,10 +58,10 @@ class Context(NamedTuple):
         runs = [[spec.hash(), provenance.code_of(spec), numerics.number_of(spec)] for spec in job]
         return content_hash([runs, self.streams[job[0].stream].fingerprint()])
 
-    def steps_of(self, job: Job) -> int:
-        """All steps of its runs."""
+    def batches_of(self, job: Job) -> float:
+        """All batches that the steps of its runs pass over."""
         stream = learned_by(job[0], self.streams[job[0].stream])
-        return len(job) * steps_of(job[0], stream, len(stream))
+        return len(job) * steps_of(job[0], stream, len(stream)) * passes_of(job[0], stream)
 
     def folder(self, job: Sequence[RunSpec]) -> Path | None:
         return self.checkpoints / self.identity(job) if self.checkpoints else None
@@ -174,7 +174,7 @@ class Executor:
         fresh = widths.fleets([spec for spec in specs if spec.hash() not in taken])
         jobs = [*begun, *widths.spread(fresh, self.workers)]
         # The longest first: what begins last should not be what all others wait for.
-        return sorted(jobs, key=self.context.steps_of, reverse=True) if self.workers > 1 else jobs
+        return sorted(jobs, key=self.context.batches_of, reverse=True) if self.workers > 1 else jobs
 
     def in_fleets(self) -> bool:
         """On a CPU a fleet gains nothing (docs/design.md)."""

@@ -1,0 +1,58 @@
+"""Several experiments trained as one study, on a device: no part of it waits for the last run of any of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from rwalk.paper.reproduce import Planned
+from rwalk.studies import commands, costs, curves
+from rwalk.studies.specs import RunSpec
+from rwalk.studies.store import Store
+
+NAME = "together"  # of the folder, while there is one
+MOST_FIRST = ("all", "final", "none")
+
+
+def as_one(plan: Sequence[Planned], results: Path) -> Planned:
+    """Every run of several studies, with the references that each asks for; each then finds its rows there.
+
+    Runs that can share a fleet do, whichever study they are of, and of all fleets the longest begins first.
+    """
+    runs: dict[str, RunSpec] = {}
+    kinds: dict[str, str] = {}
+    for planned in plan:
+        assert isinstance(planned.study.reference, str)
+        for run in planned.study.runs:
+            key = run.hash()
+            runs.setdefault(key, run)
+            kinds[key] = min(planned.study.reference, kinds.get(key, "none"), key=MOST_FIRST.index)
+    study = replace(plan[0].study, runs=tuple(runs.values()), reference=tuple(kinds.values()))
+    names = ", ".join(planned.name for planned in plan)
+    return Planned(NAME, f"the runs of {names}", "", study, results / NAME)
+
+
+def is_worth_it(plan: Sequence[Planned], only: Collection[str] = ()) -> bool:
+    """Whether there is something to train in more than one of these studies."""
+    waiting = [each for each in plan if each.study.missing(each.study.current(Store(each.folder).rows()), only)]
+    return len(waiting) > 1
+
+
+def dissolve(pool: Planned, plan: Sequence[Planned]) -> None:
+    """Every study has its rows: give each the costs, curves and commands too, and remove the folder of all."""
+    store = Store(pool.folder)
+    if not store.study_file.exists() or store.study()["hash"] != pool.study.hash():
+        return
+    for planned in plan:
+        mine = {run.hash() for run in planned.study.runs}
+        for name in (costs.NAME, curves.NAME):
+            with suppress(OSError):  # neither is worth more than the rows
+                lines = (pool.folder / name).read_text().splitlines(keepends=True)
+                with open(planned.folder / name, "a", newline="") as file:
+                    file.writelines(line for line in lines if line.partition(",")[0] in mine)
+        for command in commands.read(pool.folder):
+            commands.note(planned.folder, command)
+    shutil.rmtree(pool.folder)
