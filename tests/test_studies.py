@@ -403,17 +403,21 @@ def test_workers_answer_report_refuse_and_are_missed_when_they_die() -> None:
 
 
 LEAVES_MANY_JOBS = """
+import time
 import little
-from rwalk.studies.workers import Pool
+from rwalk.studies.workers import GRACE, Pool
 
 with Pool(little.work, [None]) as pool:
     for _ in pool.run(["ends" + " " * 1000] * 1000, lambda *news: None, lambda: False):
+        time.sleep(1)  # its answers fill the pipe to here, too
         break
+    left = time.monotonic()
+assert time.monotonic() - left < GRACE / 2, "the worker had to be killed"
 """
 
 
 def test_whoever_leaves_jobs_undone_ends_at_once() -> None:
-    """More of them than fit into the pipe to the workers."""
+    """More of them than fit into the pipe to the workers, whose answers nobody reads any more."""
     subprocess.run([sys.executable, "-c", LEAVES_MANY_JOBS], cwd=Path(__file__).parent, check=True, timeout=120)
 
 

@@ -130,7 +130,11 @@ class Pool:
 
 @few_threads(1)
 def _serve(work: Work, shared: Any, jobs: Any, answers: Any, parent: int) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    def leave(*_: object) -> None:
+        answers.cancel_join_thread()  # nobody reads the answers any more: do not wait until they are sent
+        sys.exit()
+
+    signal.signal(signal.SIGTERM, leave)
 
     def stopping() -> bool:
         if os.getppid() != parent:  # its folder may be another's by now: nothing must be written any more
@@ -157,9 +161,8 @@ def _serve(work: Work, shared: Any, jobs: Any, answers: Any, parent: int) -> Non
                 answers.put(("refused", number, str(error)))
             except Exception:
                 answers.put(("failed", number, traceback.format_exc()))
-            if interrupts():
-                answers.cancel_join_thread()  # nobody reads the answers any more: do not wait until they are sent
-                return
+        if interrupts():  # asked once no further signal can come in between
+            leave()
 
 
 @contextmanager
