@@ -194,17 +194,20 @@ def test_what_follows_another_setting_is_trained_like_it(monkeypatch: pytest.Mon
     of = replace(setting(), networks=("mlp", "mlp-normal"))
     follower = replace(of, networks=(), like="digits-single", grid={"ewc": ({"lam": 1.0},)})
     monkeypatch.setattr(budgets, "SETTINGS", {"digits-single": of, "digits-ewc": follower})
-    monkeypatch.setattr(budgets, "FILE", tmp_path / "own.json")
+    monkeypatch.setattr(budgets, "FILE", tmp_path / "nothing.json")
     budgets.FILE.write_text("{}")
     assert budgets.setting_of("digits-ewc") == follower, "nothing has been chosen yet"
     _, chosen = raced(of, lambda run: (run.training.steps or 0) / 10 + 0.01 * (run.network == "mlp-normal"))
-    budgets.FILE.write_text(budgets.written({"digits-single": chosen}))
+    own = tmp_path / "own.json"
+    own.write_text(budgets.written({"digits-single": chosen}))
+    monkeypatch.setattr(budgets, "FILE", own)
     (run,) = budgets.setting_of("digits-ewc").scouts()
     assert (run.network, run.training.steps, run.method) == ("mlp-normal", 9, "ewc")
     rows = [{"spec": run.to_json(), "method": "ewc", "single": {"A": 0.5}}]
-    said = budgets.decide("digits-ewc", rows, budgets.FILE)
+    said = budgets.decide("digits-ewc", rows, own)
     assert said.startswith("chosen: 9 steps")
-    assert budgets.under_budget("digits-ewc", follower.run).network == "mlp-normal"
+    with budgets.taken_from(own):
+        assert budgets.under_budget("digits-ewc", follower.run).network == "mlp-normal"
 
 
 def test_lengths_are_followed_to_the_longest_allowed() -> None:

@@ -35,6 +35,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,13 @@ def taken_from(file: Path | None) -> Iterator[None]:
 
 def load() -> dict[str, Any]:
     """What the rule chose."""
-    return {**read(FILE), **_preferred}
+    return {**_shipped(FILE), **_preferred}
+
+
+@cache
+def _shipped(file: Path) -> dict[str, Any]:
+    """Read once: every cell of a page asks."""
+    return read(file)
 
 
 def read(file: Path) -> dict[str, Any]:
