@@ -223,3 +223,27 @@ def test_nothing_is_answered_without_rows(tmp_path: Path) -> None:
     said = "\n".join(answers.lines_of(Measured(tmp_path)))
     assert said.count("Not run yet") == len(answers.ANSWERS)
     assert "--tune mnist-multi-ablation,mnist-samples-ablation`, then `rwalk" in said
+
+
+def test_an_ablation_that_was_tuned_less_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With RWalk behind one of the two in both blocks, and not by rounding alone."""
+    scores = {"rwalk": 70.0, "rwalk-euclidean": 71.0, "rwalk-undivided": 70.01}
+    measured = Measured(Path("nowhere"))
+    monkeypatch.setattr(
+        measured, "mean", lambda measure, name, block, label: Mean.over(scores[label] + np.arange(5.0))
+    )
+    counts = {"rwalk": 3, "rwalk-euclidean": 1, "rwalk-undivided": 3}
+    monkeypatch.setattr(budgets, "seeds_behind", lambda name, method: counts[method])
+    said = next(answers.ablation("cifar100", measured))
+    assert "RWalk was more accurate with Δθ² in place of ½FΔθ², in every block." in said
+    assert "The others' tuning was cut short (a choice by 1 seed, RWalk's by 3)" in said
+    counts["rwalk-euclidean"], scores["rwalk-euclidean"] = 3, 70.0
+    said = next(answers.ablation("cifar100", measured))
+    assert "cut short" not in said and "more accurate" not in said
+
+
+def test_how_many_seeds_a_choice_rests_on() -> None:
+    """As counted by hand in the file: finalists have three seeds, a tuning that was cut short one."""
+    seeds = {name: budgets.seeds_behind(name, "rwalk") for name in ("cifar100-multi", "cifar100-resnet")}
+    assert seeds == {"cifar100-multi": 3, "cifar100-resnet": None}, "nobody counted them at first"
+    assert budgets.seeds_behind("cifar100-multi-ablation", "rwalk-euclidean") == 1
