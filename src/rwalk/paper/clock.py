@@ -24,9 +24,10 @@ class Clock:
 
     def lines(self, machine: str) -> Iterator[str]:
         """What was trained, and how long it took; nothing, if nothing was trained."""
-        for name, (runs, seconds) in self._laps.items():
+        trained = {name: lap for name, lap in self._laps.items() if lap[0]}
+        for name, (runs, seconds) in trained.items():
             yield f"{name}: {runs} run{'s' * (runs != 1)} trained in {spoken(seconds)}"
-        if self._laps:
+        if trained:
             yield f"in all: {spoken(time.perf_counter() - self._began)} on {machine}"
 
 
