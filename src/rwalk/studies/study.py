@@ -222,14 +222,17 @@ class Study:
                         known[spec.hash()] = outcome
                 executor.forget(job)
 
+            def of_its_own(run: RunSpec) -> dict[str, Any]:
+                """The references it asks for: others may have asked for more of the same models."""
+                return {spec.hash(): known[spec.hash()] for spec in self.references([run])}
+
             # References and runs together, so that no worker waits for the last reference.
             trained = executor([*untrained, *ready], lams.renamed(watch, owners))
             for job, outcomes in once_known(trained, untrained, self.references, learn):
                 rows = [
-                    row_of(run, outcome, {r.hash(): known[r.hash()] for r in own}, choices.get(run.hash()))
+                    row_of(run, outcome, of_its_own(run), choices.get(run.hash()))
                     for spec, outcome in zip(job, outcomes, strict=True)
                     for run in owners[spec.hash()]
-                    for own in [self.references([run])]  # others may have asked for the same models
                 ]
                 if store:
                     store.add(*rows)
