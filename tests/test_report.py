@@ -60,6 +60,8 @@ def test_a_folder_may_hold_many_files_or_many_studies(tmp_path: Path) -> None:
     write_rows(tmp_path / "files" / "cifar.jsonl", rows[4:])
     write_rows(tmp_path / "studies" / "a" / "runs.jsonl", rows[:6])
     write_rows(tmp_path / "studies" / "b" / "runs.jsonl", rows[6:])
+    (tmp_path / "studies" / "notes").mkdir()
+    (tmp_path / "studies" / "notes" / "rows.jsonl").write_text("{}\n")  # not a study's
     wanted = {row["hash"] for row in rows}
     for folder in ("files", "studies"):
         found = results.read(tmp_path / folder).rows

@@ -59,13 +59,13 @@ class Results:
 
 
 def read(folder: Path, name: str = "", unfinished: bool = False) -> Results:
-    """All rows of the *.jsonl files in a folder or, if it has none, in the study folders in it.
+    """All rows of the *.jsonl files in a folder or, if it has none, of the study folders in it.
 
     A folder without any finished run is refused, unless `unfinished` says that it may yet have some.
     """
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder: give one that `rwalk run --out` wrote")
-    files = sorted(folder.glob("*.jsonl")) or sorted(folder.glob("*/*.jsonl"))
+    files = sorted(folder.glob("*.jsonl")) or sorted(folder.glob("*/runs.jsonl"))
     rows = {row["hash"]: row for path in files for row in _rows(path)}
     if not rows and not unfinished:
         raise InputError(f"{folder} holds no finished run: there is no row in any *.jsonl file in it")
