@@ -6,14 +6,13 @@ Wide vectors fall out of a core's cache, so on a CPU every run is trained alone 
 from __future__ import annotations
 
 import os
-import queue
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 import torch.multiprocessing as multiprocessing
@@ -23,6 +22,7 @@ from rwalk.studies.interrupts import Interrupts
 from rwalk.threads import few_threads
 
 GRACE = 30.0  # seconds a worker has to save and go
+DIED = "a worker process died (killed, or out of memory): try fewer --workers"
 Stop = Callable[[], bool]
 Report = Callable[[int, Any], None]  # (job number, progress)
 
@@ -75,23 +75,30 @@ class Pool:
 
     def __init__(self, work: Work, shares: Sequence[Any]) -> None:
         context = multiprocessing.get_context("spawn")
-        self.jobs = context.Queue()
-        self.answers = context.Queue()
-        self.processes = [
-            context.Process(target=_serve, args=(work, share, self.jobs, self.answers, os.getpid()), daemon=True)
-            for share in shares
-        ]
+        self.workers: list[Connection] = []
+        self.processes = []
+        self._theirs: list[Connection] = []
+        for share in shares:
+            ours, theirs = context.Pipe()
+            self.workers.append(ours)
+            self._theirs.append(theirs)
+            args = (work, share, theirs, os.getpid())
+            self.processes.append(context.Process(target=_serve, args=args, daemon=True))
 
     def __enter__(self) -> Pool:
         with _one_thread_each(), _deaf_to_interrupts():
             for process in self.processes:
                 process.start()
+        for theirs in self._theirs:  # a worker's own is the only one then, and closes when it dies
+            theirs.close()
         return self
 
     def __exit__(self, *error: object) -> None:
         try:
             for process in self.processes:
                 process.terminate()
+            for worker in self.workers:
+                worker.close()
             deadline = time.monotonic() + GRACE
             for process in self.processes:
                 process.join(max(0.0, deadline - time.monotonic()))
@@ -99,70 +106,71 @@ class Pool:
             for process in self.processes:
                 process.kill()
                 process.join()
-            self.jobs.cancel_join_thread()  # nobody takes the jobs that are left: do not wait until they are sent
 
     def run(self, jobs: Sequence[Any], report: Report, stop: Stop) -> Iterator[tuple[int, Any]]:
         """(job number, result) as they finish."""
-        for item in enumerate(jobs):
-            self.jobs.put(item)
+        waiting = iter(enumerate(jobs))
+        for idle in self.workers:
+            _give(idle, next(waiting, None))
         left = len(jobs)
         while left:
             if stop():
                 raise KeyboardInterrupt
-            try:
-                kind, number, content = self.answers.get(timeout=0.2)
-            except queue.Empty:
-                if any(not process.is_alive() for process in self.processes):
-                    raise WorkerDied(
-                        "a worker process died (killed, or out of memory): try fewer --workers"
-                    ) from None
-                continue
-            if kind == "progress":
-                report(number, content)
-            elif kind == "done":
-                left -= 1
-                yield number, content
-            elif kind == "refused":
-                raise InputError(content)
-            else:
-                raise RuntimeError(content)
+            for worker in wait(self.workers, timeout=0.2):
+                kind, number, content = _heard(worker)
+                if kind == "progress":
+                    report(number, content)
+                elif kind == "done":
+                    left -= 1
+                    _give(worker, next(waiting, None))
+                    yield number, content
+                elif kind == "refused":
+                    raise InputError(content)
+                else:
+                    raise RuntimeError(content)
+
+
+def _give(worker: Any, job: tuple[int, Any] | None) -> None:
+    if job is None:
+        return
+    try:
+        worker.send(job)
+    except OSError:
+        raise WorkerDied(DIED) from None
+
+
+def _heard(worker: Any) -> tuple[str, int, Any]:
+    try:
+        return worker.recv()  # type: ignore[no-any-return]
+    except (EOFError, OSError):
+        raise WorkerDied(DIED) from None
 
 
 @few_threads(1)
-def _serve(work: Work, shared: Any, jobs: Any, answers: Any, parent: int) -> None:
-    def leave(*_: object) -> None:
-        answers.cancel_join_thread()  # nobody reads the answers any more: do not wait until they are sent
-        sys.exit()
-
-    signal.signal(signal.SIGTERM, leave)
-
+def _serve(work: Work, shared: Any, pool: Connection, parent: int) -> None:
     def stopping() -> bool:
         if os.getppid() != parent:  # its folder may be another's by now: nothing must be written any more
             os._exit(1)
         return interrupts()
 
-    while True:
-        try:
-            number, job = jobs.get(timeout=1.0)
-        except queue.Empty:
-            if os.getppid() != parent:
-                return
-            continue
+    def tell(kind: str, number: int, content: Any) -> None:
+        with suppress(OSError):  # the pool was left, and nobody listens any more
+            pool.send((kind, number, content))
 
-        def report(content: Any, number: int = number) -> None:
-            answers.put(("progress", number, content))
-
-        with Interrupts(signal.SIGTERM) as interrupts:
+    with Interrupts(signal.SIGTERM) as interrupts:
+        while not interrupts():
             try:
-                answers.put(("done", number, work(shared, job, report, stopping)))
+                number, job = pool.recv()
+            except (EOFError, OSError):  # the pool was left, or its process is gone
+                return
+            try:
+                tell("done", number, work(shared, job, partial(tell, "progress", number), stopping))
             except KeyboardInterrupt:
-                pass
+                return
             except InputError as error:
-                answers.put(("refused", number, str(error)))
+                tell("refused", number, str(error))
             except Exception:
-                answers.put(("failed", number, traceback.format_exc()))
-        if interrupts():  # asked once no further signal can come in between
-            leave()
+                tell("failed", number, traceback.format_exc())
 
 
 @contextmanager
