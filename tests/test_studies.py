@@ -414,7 +414,7 @@ with Pool(little.work, [None]) as pool:
         break
     left = time.monotonic()
 assert time.monotonic() - left < GRACE / 2, "the worker had to be killed"
-assert threading.active_count() == 1, "a thread that Python ends in mid-air, which C++ and semaphores tell users of"
+assert threading.active_count() == 1, "a thread that Python would end in mid-air"
 """
 
 
