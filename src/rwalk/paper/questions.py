@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 from rwalk.data.batches import Replay
 from rwalk.paper.budgets import budgeted, under_budget
@@ -27,13 +28,23 @@ FISHER_STEPS = {"mnist": (200, 1000, 5000), "cifar100": (250, 2000)}
 FISHER_LAMBDAS = decades(3, 12)
 SURFACE_STEPS = (50, 100, 200, 500, 1000, 2000, 5000)
 SURFACE_LAMBDAS = decades(-1, 5)
-# How exemplars are replayed, if there are any, and whether the optimizer keeps its moments from task to task.
-SURFACES: dict[str, tuple[Replay | None, bool]] = {
-    "balanced, reset": ("balanced", False),
-    "balanced, kept": ("balanced", True),
-    "concat, reset": ("concat", False),
-    "concat, kept": ("concat", True),
-    "no exemplars, reset": (None, False),
+
+
+class Panel(NamedTuple):
+    """A surface: how exemplars are replayed, if there are any, and how optimizer and network begin."""
+
+    replay: Replay | None
+    keep_optimizer: bool = False
+    normal: bool = False  # the initial weights of the authors' code
+
+
+SURFACES = {
+    "balanced, reset": Panel("balanced"),
+    "balanced, kept": Panel("balanced", keep_optimizer=True),
+    "balanced, reset, normal": Panel("balanced", normal=True),
+    "concat, reset": Panel("concat"),
+    "concat, kept": Panel("concat", keep_optimizer=True),
+    "no exemplars, reset": Panel(None),
 }
 # What the authors' public code does otherwise than the paper says; `rwalk-2018` is the method.
 FACTORS = {
@@ -125,12 +136,13 @@ def surface() -> Iterator[Entry]:
 
     In single-head evaluation with ten exemplars per class by MoF, in multi-head evaluation without any.
     """
-    for (panel, (replay, keep)), steps, lam in product(SURFACES.items(), SURFACE_STEPS, SURFACE_LAMBDAS):
-        run = held_out(base("mnist", None if replay is None else EXEMPLARS["mnist"]))
-        memory = replace(run.memory, replay=replay) if run.memory and replay else None
-        training = Training(steps=steps, keep_optimizer=keep)
-        run = replace(run, method="rwalk", numbers={"lam": lam}, memory=memory, training=training)
-        yield Entry(surface_label(steps, lam), run, "single" if replay else "multi", panel)
+    for (name, panel), steps, lam in product(SURFACES.items(), SURFACE_STEPS, SURFACE_LAMBDAS):
+        run = held_out(base("mnist", EXEMPLARS["mnist"] if panel.replay else None))
+        memory = replace(run.memory, replay=panel.replay) if run.memory and panel.replay else None
+        training = Training(steps=steps, keep_optimizer=panel.keep_optimizer)
+        network = run.network + "-normal" * panel.normal
+        run = replace(run, method="rwalk", numbers={"lam": lam}, memory=memory, training=training, network=network)
+        yield Entry(surface_label(steps, lam), run, "single" if panel.replay else "multi", name)
 
 
 def surface_label(steps: int, lam: float) -> str:

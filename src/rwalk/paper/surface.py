@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 from rwalk.data.batches import REPLAYS
 from rwalk.paper.markdown import row
 from rwalk.paper.measured import Measured, NotRun
-from rwalk.paper.questions import SURFACE_LAMBDAS, SURFACE_STEPS, SURFACES, surface_label
+from rwalk.paper.questions import FACTORS, SURFACE_LAMBDAS, SURFACE_STEPS, SURFACES, surface_label
 from rwalk.parts import defaults
 
 FLAT = 3.0  # points between the best and the worst λ
 CLOSE = 1.0  # points from the best of all
-HOW_REPLAYED = f"Balanced: {REPLAYS['balanced']}; concat: {REPLAYS['concat']}. Reset, kept: Adam's moments."
+MEANINGS = (
+    f"Balanced: {REPLAYS['balanced']}; concat: {REPLAYS['concat']}. Reset, kept: Adam's moments. "
+    f"Normal: {FACTORS['init']}, as the authors' code begins; else torch's own."
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Surface:
     @property
     def replays(self) -> bool:
         """Whether there are exemplars; only such surfaces can be compared with each other."""
-        return SURFACES[self.panel][0] is not None
+        return SURFACES[self.panel].replay is not None
 
     @property
     def best(self) -> NDArray[np.float64]:
@@ -104,7 +107,7 @@ def lines_of(surfaces: list[Surface]) -> Iterator[str]:
         yield from row(each.panel, *cells, there, f"{each.spread[safest]:.1f}", head=False)
     yield ""
     yield (
-        f"What λ is worth: A at the best of the λ's {_decades()} minus A at the worst. {HOW_REPLAYED} "
+        f"What λ is worth: A at the best of the λ's {_decades()} minus A at the worst. {MEANINGS} "
         f"{_how_measured(surfaces)}"
     )
 
@@ -152,5 +155,11 @@ def _range(of: tuple[float, float, float]) -> str:
 
 
 def _where(key: tuple[str, int]) -> str:
-    replay, _, optimizer = key[0].partition(", ")
-    return f"{key[1]} steps per task" + f" ({replay} batches, optimizer {optimizer})" * bool(SURFACES[key[0]][0])
+    name, steps = key
+    panel = SURFACES[name]
+    if panel.replay is None:
+        return f"{steps} steps per task"
+    optimizer = f"optimizer {'kept' if panel.keep_optimizer else 'reset'}"
+    return (
+        f"{steps} steps per task ({panel.replay} batches, {optimizer}{', normal initial weights' * panel.normal})"
+    )
