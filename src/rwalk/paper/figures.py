@@ -192,6 +192,8 @@ def _surfaces(surfaces: list[Surface], path: Path) -> list[Path]:
         axes.set_xticks(range(beside + 1), [*map(decade, SURFACE_LAMBDAS), "spread"])
         axes.set_yticks(range(len(SURFACE_STEPS)), [str(steps) for steps in SURFACE_STEPS])
         axes.spines[["top", "right"]].set_visible(False)
+    for axes in list(panels.flat)[len(surfaces) - columns : len(surfaces)]:
+        axes.tick_params(labelbottom=True)  # the last of its column, maybe above a gap
     for axes in list(panels.flat)[len(surfaces) :]:
         axes.set_visible(False)
     figure.supxlabel("λ", fontsize=10)

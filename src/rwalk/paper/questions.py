@@ -27,7 +27,7 @@ AROUND = (-2, -1, 0, 1, 2)  # decades from the λ that is best in table 1
 FISHER_STEPS = {"mnist": (200, 1000, 5000), "cifar100": (250, 2000)}
 FISHER_LAMBDAS = decades(3, 12)
 SURFACE_STEPS = (50, 100, 200, 500, 1000, 2000, 5000)
-SURFACE_LAMBDAS = decades(-1, 5)
+SURFACE_LAMBDAS = decades(-1, 6)
 
 
 class Panel(NamedTuple):
