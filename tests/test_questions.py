@@ -195,28 +195,36 @@ def test_half_a_factorial_tells_main_effects_from_what_two_factors_do_together()
 
 def test_the_surface_is_read_as_it_is() -> None:
     def made(*rows: list[float]) -> Surface:
-        return Surface("balanced, reset", np.array([[50.0] * 6] * (7 - len(rows)) + list(rows)), seeds=5)
+        """One value per λ, from 0.1 to 10⁶; the rows are those of the longest trainings."""
+        return Surface("balanced, reset", np.array([[50.0] * 8] * (7 - len(rows)) + list(rows)), seeds=5)
 
-    steep = made([40.0, 60.0, 82.0, 80.0, 70.0, 60.0], [74.0, 75.0, 76.0, 75.0, 74.5, 74.0])
+    steep = made(
+        [40.0, 60.0, 82.0, 80.0, 70.0, 60.0, 60.0, 60.0], [74.0, 74.0, 76.0, 75.0, 74.5, 74.0, 74.0, 70.0]
+    )
     said, *table = surface.lines_of([steep])
     assert "take 2000 steps per task (balanced batches, optimizer reset), where A is 82.0 at λ = 10" in said
     assert "a bad λ costs 42.0 points; if not, 5000 steps per task (balanced batches, optimizer reset)" in said
-    assert "where A is 74.0 to 76.0 whatever λ is." in said, "the best of the worst"
-    assert "Nothing tried is within 1 point of the best and flat to 3 points." in said
-    flattest = made([50.0, 60.0, 70.0, 60.0, 50.0, 50.0], [74.0, 75.0, 76.0, 75.0, 74.5, 74.0])
+    assert "where A is 74.0 to 76.0 whatever λ is from 0.1 to 10⁵." in said, "the best of the worst"
+    assert "Nothing tried is within 1 point of the best and flat to 3 points over six decades." in said
+    flattest = made(
+        [50.0, 60.0, 70.0, 60.0, 50.0, 50.0, 50.0, 50.0], [70.0, 75.0, 76.0, 75.0, 74.5, 74.0, 74.0, 74.0]
+    )
     (panel,) = (line for line in surface.lines_of([flattest]) if line.startswith("| balanced, reset"))
-    assert panel == "| balanced, reset | 76.0 | 5000, 10 | 2.0 | 5000 steps | 74.0 to 76.0 | 2.0 |"
+    assert panel == "| balanced, reset | 76.0 | 5000, 10 | 6.0 | 5000, 1 to 10⁶ | 74.0 to 76.0 | 2.0 |"
     missing = [panel for panel in questions.SURFACES if panel != "balanced, reset"]
     assert len(missing) == 5 and f"Not run yet: {'; '.join(missing)}." in table[-1]
-    flat = made([80.0, 81.0, 82.0, 81.0, 80.5, 80.0])
+    flat = made([80.0, 81.0, 82.0, 81.0, 80.5, 80.0, 80.0, 60.0])
     said = next(surface.lines_of([flat]))
-    assert "take 5000 steps per task (balanced batches, optimizer reset); whatever λ is then" in said
-    assert "A is 80.0 to 82.0, where the best of all is 82.0." in said and "So are" not in said
-    kept = replace(made([81.5] * 6), panel="balanced, kept")
+    assert (
+        "take 5000 steps per task (balanced batches, optimizer reset); whatever λ is then from 0.1 to 10⁵" in said
+    )
+    assert "A is 80.0 to 82.0. That is within" in said and "So are" not in said
+    assert "The best is 82.0: 5000 steps per task" in said and "where a bad λ costs 22.0." in said
+    kept = replace(made([60.0] + [81.5] * 7), panel="balanced, kept")
     said = next(surface.lines_of([flat, kept]))
-    assert "take 5000 steps per task (balanced batches, optimizer kept)" in said, "the best of the worst"
+    assert "take 5000 steps per task (balanced batches, optimizer kept); whatever λ is then from 1 to 10⁶" in said
     assert "So are 5000 steps per task (balanced batches, optimizer reset)." in said
-    assert flat.spread[-1] == pytest.approx(2.0) and flat.best[-1] == 82.0
+    assert flat.spread[-1] == pytest.approx(22.0) and flat.best[-1] == 82.0
 
 
 @pytest.mark.usefixtures("ablations_not_tuned")

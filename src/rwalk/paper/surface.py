@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +18,36 @@ from rwalk.parts import defaults
 
 FLAT = 3.0  # points between the best and the worst λ
 CLOSE = 1.0  # points from the best of all
+SIX_DECADES = 7  # λ's, from the first to the last: more than anyone is wrong by
 MEANINGS = (
     f"Balanced: {REPLAYS['balanced']}; concat: {REPLAYS['concat']}. Reset, kept: Adam's moments. "
     f"Normal: {FACTORS['init']}, as the authors' code begins; else torch's own."
 )
+
+
+class Stretch(NamedTuple):
+    """A length of training and six decades of λ, with A in percent at each."""
+
+    panel: str
+    steps: int
+    lambdas: tuple[float, ...]
+    accuracy: list[float]
+
+    @property
+    def low(self) -> float:
+        return min(self.accuracy)
+
+    @property
+    def spread(self) -> float:
+        return max(self.accuracy) - self.low
+
+    @property
+    def a(self) -> str:
+        return f"{self.low:.1f} to {max(self.accuracy):.1f}"
+
+    @property
+    def lam(self) -> str:
+        return f"{decade(self.lambdas[0])} to {decade(self.lambdas[-1])}"
 
 
 @dataclass(frozen=True)
@@ -71,6 +98,17 @@ class Surface:
         worst: NDArray[np.float64] = self.accuracy.min(1)
         return self.best - worst
 
+    @property
+    def stretches(self) -> list[Stretch]:
+        """Of every length all six decades that were tried."""
+        width = min(SIX_DECADES, self.accuracy.shape[1])
+        windows = [slice(begin, begin + width) for begin in range(self.accuracy.shape[1] - width + 1)]
+        return [
+            Stretch(self.panel, steps, SURFACE_LAMBDAS[window], accuracy[window].tolist())
+            for steps, accuracy in zip(SURFACE_STEPS, self.accuracy, strict=True)
+            for window in windows
+        ]
+
 
 def decade(number: float) -> str:
     """
@@ -100,14 +138,15 @@ def lines_of(surfaces: list[Surface]) -> Iterator[str]:
     yield ""
     yield from row("", "best A", "steps, λ", "λ's worth there", "best whatever λ is", "A there", "λ's worth there")
     for each in surfaces:
-        top, safest = int(each.best.argmax()), int(each.accuracy.min(1).argmax())
+        top, safest = int(each.best.argmax()), max(each.stretches, key=lambda stretch: stretch.low)
         where = f"{SURFACE_STEPS[top]}, {decade(SURFACE_LAMBDAS[int(each.accuracy[top].argmax())])}"
-        there = f"{each.accuracy[safest].min():.1f} to {each.best[safest]:.1f}"
-        cells = (f"{each.best[top]:.1f}", where, f"{each.spread[top]:.1f}", f"{SURFACE_STEPS[safest]} steps")
-        yield from row(each.panel, *cells, there, f"{each.spread[safest]:.1f}", head=False)
+        cells = (f"{each.best[top]:.1f}", where, f"{each.spread[top]:.1f}")
+        whatever = (f"{safest.steps}, {safest.lam}", safest.a, f"{safest.spread:.1f}")
+        yield from row(each.panel, *cells, *whatever, head=False)
     yield ""
     yield (
-        f"What λ is worth: A at the best of the λ's {_decades()} minus A at the worst. {MEANINGS} "
+        f"What λ is worth: A at the best λ minus A at the worst, of all from {decade(SURFACE_LAMBDAS[0])} to "
+        f"{decade(SURFACE_LAMBDAS[-1])}; whatever λ is: in six decades, those where the worst is best. {MEANINGS} "
         f"{_how_measured(surfaces)}"
     )
 
@@ -122,40 +161,33 @@ def _how_measured(surfaces: list[Surface]) -> str:
 
 def _advice(surfaces: list[Surface]) -> str:
     """Whether one can have both, a high A and a λ that does not matter; if not, what to take."""
-    rows = {
+    lengths = {
         (each.panel, steps): (each.best[i], each.spread[i], SURFACE_LAMBDAS[int(each.accuracy[i].argmax())])
         for each in surfaces
         for i, steps in enumerate(SURFACE_STEPS)
     }
-    top = max(rows, key=lambda key: rows[key][0])
-    highest, its_spread, lam = rows[top]
-    both = [key for key, (a, spread, _) in rows.items() if spread <= FLAT and a >= highest - CLOSE]
-    as_wished = f"within {CLOSE:g} point of the best and flat to {FLAT:g} points"
-    safest = max(both or rows, key=lambda key: rows[key][0] - rows[key][1])
+    top = max(lengths, key=lambda key: lengths[key][0])
+    highest, its_spread, lam = lengths[top]
+    stretches = [stretch for each in surfaces for stretch in each.stretches]
+    both = [each for each in stretches if each.spread <= FLAT and max(each.accuracy) >= highest - CLOSE]
+    as_wished = f"within {CLOSE:g} point of the best and flat to {FLAT:g} points over six decades"
+    safest = max(both or stretches, key=lambda each: each.low)
+    where, tuned = _where(safest.panel, safest.steps), _where(*top)
     if both:
-        others = f" So are {', '.join(_where(key) for key in both if key != safest)}." * (len(both) > 1)
+        others = dict.fromkeys(_where(each.panel, each.steps) for each in both)
+        also = f" So are {', '.join(other for other in others if other != where)}." * (len(others) > 1)
         return (
-            f"take {_where(safest)}; whatever λ is then {_decades()}, A is {_range(rows[safest])}, where the best "
-            f"of all is {highest:.1f}. That is {as_wished}.{others}"
+            f"take {where}; whatever λ is then from {safest.lam}, A is {safest.a}. That is {as_wished}.{also} "
+            f"The best is {highest:.1f}: {tuned} at λ = {decade(lam)}, where a bad λ costs {its_spread:.1f}."
         )
     return (
-        f"if you can tune λ on held-out data, take {_where(top)}, where A is {highest:.1f} at λ = {decade(lam)} "
-        f"and a bad λ costs {its_spread:.1f} points; if not, {_where(safest)}, where A is {_range(rows[safest])} "
-        f"whatever λ is. Nothing tried is {as_wished}."
+        f"if you can tune λ on held-out data, take {tuned}, where A is {highest:.1f} at λ = {decade(lam)} "
+        f"and a bad λ costs {its_spread:.1f} points; if not, {where}, where A is {safest.a} "
+        f"whatever λ is from {safest.lam}. Nothing tried is {as_wished}."
     )
 
 
-def _decades() -> str:
-    return f"from {decade(SURFACE_LAMBDAS[0])} to {decade(SURFACE_LAMBDAS[-1])}"
-
-
-def _range(of: tuple[float, float, float]) -> str:
-    best, spread, _ = of
-    return f"{best - spread:.1f} to {best:.1f}"
-
-
-def _where(key: tuple[str, int]) -> str:
-    name, steps = key
+def _where(name: str, steps: int) -> str:
     panel = SURFACES[name]
     if panel.replay is None:
         return f"{steps} steps per task"
