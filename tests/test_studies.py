@@ -418,6 +418,25 @@ assert threading.active_count() == 1, "a thread that Python would end in mid-air
 """
 
 
+DEAF = """
+import signal
+from pathlib import Path
+import little
+from rwalk.studies.workers import Pool
+
+with Pool(little.work, [None, None]) as pool:
+    for process in pool.processes:
+        (blocked,) = (line for line in Path(f"/proc/{process.pid}/status").open() if line.startswith("SigBlk"))
+        assert int(blocked.split()[1], 16) & 1 << signal.SIGINT - 1, "a terminal's Ctrl-C would end it"
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux says there which signals are blocked")
+def test_workers_never_hear_of_ctrl_c() -> None:
+    """In a process that has started none before: the first one is special."""
+    subprocess.run([sys.executable, "-c", DEAF], cwd=Path(__file__).parent, check=True, timeout=120)
+
+
 def test_whoever_leaves_jobs_undone_ends_at_once() -> None:
     """More of them than fit into the pipe to the workers, whose answers nobody reads any more."""
     program = [sys.executable, "-c", LEAVES_MANY_JOBS]
