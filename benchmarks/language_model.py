@@ -39,7 +39,7 @@ from benchmarks.language_page import summary
 from benchmarks.language_rows import Rows, Way, plan
 from rwalk import EWC, Anchor, Guard, RWalk, own_samples
 from rwalk.errors import InputError
-from rwalk.guard.drift import Probes
+from rwalk.guard.drift.probes import Probes
 from rwalk.methods.l2 import L2SP
 
 HELD_OUT = 0.1  # of each text, at its end

@@ -18,9 +18,12 @@ from torch.optim import SGD, AdamW
 
 from rwalk import own_samples
 from rwalk.errors import InputError
-from rwalk.guard import Anchor, Guard, budget, inputs, predictions
-from rwalk.guard.drift import Probes
-from rwalk.guard.keeper import Keeper, Watching
+from rwalk.guard import Anchor, Guard
+from rwalk.guard.drift import divergences as predictions
+from rwalk.guard.drift import inputs
+from rwalk.guard.drift import rule as budget
+from rwalk.guard.drift.controller import Keeper, Watching
+from rwalk.guard.drift.probes import Probes
 from rwalk.methods import EWC, PI, EWCpp, RWalk, Vanilla
 from rwalk.methods.l2 import L2SP
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rwalk import PI, Guard, RWalk
-from rwalk.guard.compiled import CompiledPack, Facts, is_worth_it
+from rwalk.guard.step.compiled import CompiledPack, Facts, is_worth_it
 from rwalk.methods import Method
 from rwalk.programs import program
 

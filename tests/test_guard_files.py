@@ -21,7 +21,8 @@ from torch.optim import SGD, Adam
 
 from rwalk import sealed
 from rwalk.errors import InputError
-from rwalk.guard import Guard, files
+from rwalk.guard import Guard
+from rwalk.guard import io as files
 from rwalk.methods import EWC, METHODS, PI, Method, RWalk, State
 from test_guard import EVERY_METHOD, RWALK, assert_same, data, made, plain_step, saved, walk
 

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rwalk import EWC, Guard
-from rwalk.guard import fisher, inputs
-from rwalk.guard.fisher import Squares
+from rwalk.guard.drift import inputs
+from rwalk.guard.importance import fisher
+from rwalk.guard.importance.fisher import Squares
 from rwalk.methods import Method
 from rwalk.methods.mas import MAS
 

@@ -18,10 +18,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rwalk import EWC, PI, EWCpp, Guard, RWalk
-from rwalk.guard import codes, fused, fused_lent, fusion, kernels, packs, stiffness
-from rwalk.guard.kernels import Coded, Layout
-from rwalk.guard.lending import LentPack
-from rwalk.guard.scripts import Script, Unwritten
+from rwalk.guard.state import codec as codes
+from rwalk.guard.step import executor as packs
+from rwalk.guard.step import fused
+from rwalk.guard.step import fused_chunked as fused_lent
+from rwalk.guard.step import generated as fusion
+from rwalk.guard.step import penalty as stiffness
+from rwalk.guard.step import triton as kernels
+from rwalk.guard.step.chunked import LentPack
+from rwalk.guard.step.trace import Script, Unwritten
+from rwalk.guard.step.triton import Coded, Layout
 from rwalk.methods import METHODS, Method
 from rwalk.methods.l2 import L2SP
 from rwalk.methods.mas import MAS

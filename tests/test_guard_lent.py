@@ -17,10 +17,12 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import guard_memory
 from rwalk import EWC, PI, Guard, InputError, RWalk, metrics
-from rwalk.guard import codes, lending, lent
-from rwalk.guard.carriers import Coming, Here
-from rwalk.guard.codes import AMOUNT, PLACE, SUM, Code
-from rwalk.guard.lent import Kept, Portion
+from rwalk.guard.state import codec as codes
+from rwalk.guard.state import quantized as lent
+from rwalk.guard.state.codec import AMOUNT, PLACE, SUM, Code
+from rwalk.guard.state.offload import Coming, Here
+from rwalk.guard.state.quantized import Kept, Portion
+from rwalk.guard.step import chunked as lending
 from rwalk.methods import METHODS, EWCpp, Method
 
 EVERY_CODE = pytest.mark.parametrize("code", [AMOUNT, SUM, PLACE], ids=["amount", "sum", "place"])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import rwalk
 from rwalk.errors import InputError
-from rwalk.guard.products import Product
+from rwalk.guard.state.lora import Product
 
 peft = pytest.importorskip("peft")
 INPUTS = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))

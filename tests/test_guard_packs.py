@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import guard_memory
 from rwalk import EWC, PI, Guard, InputError, RWalk
-from rwalk.guard import packs
-from rwalk.guard.many import Many
+from rwalk.guard.step import executor as packs
+from rwalk.guard.step.tensor_list import Many
 from rwalk.methods import Method, State
 
 RWALK = RWalk(lam=0.1, dt=3)  # soft enough to be left to the optimizer
@@ -152,7 +152,7 @@ def test_packs_of_one_do_the_same(method: Method, monkeypatch: pytest.MonkeyPatc
         return [*model.parameters(), *guard.state_dict()["tensors"].values()]
 
     together = trained()
-    monkeypatch.setattr("rwalk.guard.division.portions", lambda pieces, room: ([piece] for piece in pieces))
+    monkeypatch.setattr("rwalk.guard.step.dispatch.portions", lambda pieces, room: ([piece] for piece in pieces))
     for one, other in zip(together, trained(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 

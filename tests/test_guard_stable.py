@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from rwalk.guard import Anchor, Guard, stiffness
+from rwalk.guard import Anchor, Guard
+from rwalk.guard.step import penalty as stiffness
 from rwalk.methods import EWC, METHODS, PI, EWCpp, Method, RWalk
 from rwalk.methods.l2 import L2SP
 from rwalk.studies.specs import RunSpec

@@ -16,8 +16,9 @@ from benchmarks import language_model, language_page, language_rows
 
 from rwalk import Guard, own_samples
 from rwalk.errors import InputError
-from rwalk.guard import fisher, inputs, measure
-from rwalk.guard.attention import PlainAttention
+from rwalk.guard.drift import inputs
+from rwalk.guard.importance import fisher, measure
+from rwalk.guard.importance.attention import PlainAttention
 from rwalk.methods import EWC
 
 transformers = pytest.importorskip("transformers")

@@ -12,7 +12,7 @@ from torch.optim import SGD
 
 import little
 from rwalk import Fleet, Guard, InputError, Training, learner, seeds
-from rwalk.guard import fisher as guard_fisher
+from rwalk.guard.importance import fisher as guard_fisher
 from rwalk.methods.ewc_online import EWCOnline
 from rwalk.methods.mas import MAS
 

@@ -29,7 +29,7 @@ with atheris.instrument_imports(include=["rwalk"]):
     from rwalk.data.datasets.mnist import read_idx
     from rwalk.data.datasets.pickles import unpickled
     from rwalk.guard import Guard
-    from rwalk.guard import files as guard_files
+    from rwalk.guard import io as guard_files
     from rwalk.studies import Study, checkpoint
     from rwalk.studies.store import Store, read_rows
 

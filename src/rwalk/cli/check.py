@@ -35,7 +35,7 @@ def check(
     Drift is the mean divergence KL(before ‖ after) of the predictions on the probes. Exit code 2: wrong input.
     """
     from rwalk.errors import InputError
-    from rwalk.guard.drift import Probes
+    from rwalk.guard.drift.probes import Probes
 
     let_import([factory or ""])
     if not max_drift > 0:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rwalk.guard.anchors import Anchor
-from rwalk.guard.core import Guard
-from rwalk.guard.samples import own_samples
+from rwalk.guard.drift.anchor import Anchor
+from rwalk.guard.drift.samples import own_samples
+from rwalk.guard.guard import Guard
 
 __all__ = ["Anchor", "Guard", "own_samples"]

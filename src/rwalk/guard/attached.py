@@ -6,10 +6,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rwalk.errors import InputError
-from rwalk.guard import adapters, selection
-from rwalk.guard.following import Following, check_is_alone
-from rwalk.guard.learned import Pieces
-from rwalk.guard.selection import Params
+from rwalk.guard import select as selection
+from rwalk.guard.hooks import Following, check_is_alone
+from rwalk.guard.select import Params
+from rwalk.guard.state import adapters
+from rwalk.guard.state.guard_state import Pieces
 from rwalk.guard.work import Work
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 from rwalk.errors import InputError
-from rwalk.guard.budget import FREE
-from rwalk.guard.keeper import Keeper, Reading
+from rwalk.guard.drift.controller import Keeper, Reading
+from rwalk.guard.drift.rule import FREE
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rwalk.guard import files, shards
+from rwalk.guard import io as files
 from rwalk.guard.attached import Attached
+from rwalk.guard.state import sharded as shards
 
 
 class Saved(Attached):

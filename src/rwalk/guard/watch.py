@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import torch
 
 from rwalk.errors import InputError
-from rwalk.guard.pieces import Piece
-from rwalk.guard.shards import local
+from rwalk.guard.state.parameter import Piece
+from rwalk.guard.state.sharded import local
 
 EVERY = 100  # steps between two looks at the parameters: each look waits for the device
 

@@ -10,15 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rwalk.guard import beginning, files, keeping, products, watch
-from rwalk.guard.anchoring import Anchoring
-from rwalk.guard.anchors import Anchor
-from rwalk.guard.drift import Probes
-from rwalk.guard.forces import Springs
-from rwalk.guard.keeper import Keeper, Watching
-from rwalk.guard.learned import Learned
-from rwalk.guard.lent import Precision
+from rwalk.guard import io as files
+from rwalk.guard import watch
+from rwalk.guard.drift import files as keeping
+from rwalk.guard.drift.anchor import Anchor
+from rwalk.guard.drift.controller import Keeper, Watching
+from rwalk.guard.drift.forces import Springs
+from rwalk.guard.drift.probes import Probes
+from rwalk.guard.drift.pull import Anchoring
+from rwalk.guard.importance import begin as beginning
 from rwalk.guard.report import Report, sets_of
+from rwalk.guard.state import lora as products
+from rwalk.guard.state.guard_state import Learned
+from rwalk.guard.state.quantized import Precision
 from rwalk.methods import Method, Vanilla
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rwalk.guard.many import Many
+from rwalk.guard.step.tensor_list import Many
 from rwalk.methods.base import Method, Ranges, State
 from rwalk.testing.claims import claim, claim_close, draws
 

@@ -1,0 +1,1 @@
+"""Drift: probes, divergences, the controller of a budget, the reference model."""

@@ -1,0 +1,320 @@
+"""A guard at work: it follows one optimizer, and every step of that is guarded and observed as a whole."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from operator import is_
+from typing import Any
+from weakref import WeakSet, ref
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from rwalk.errors import InputError
+from rwalk.guard.state.guard_state import Pieces
+from rwalk.guard.state.parameter import Piece
+from rwalk.guard.step import penalty as stiffness
+from rwalk.guard.step.in_progress import Step, Uninterrupted, contain
+from rwalk.guard.step.lora import Factors
+from rwalk.guard.step.rows import Rows
+from rwalk.guard.work import Work
+from rwalk.methods import Method
+
+Moving = tuple[Piece, Tensor]  # a parameter that takes part in a step, and its gradient
+Pulls = Mapping[nn.Parameter, Tensor]
+
+
+class Following:
+    """What happens around each step of an optimizer.
+
+    owner  whom it works for, as errors name it
+    work   what is to be done before and after
+    match  finds the pieces again once the optimizer has parameters nobody has seen yet
+    """
+
+    def __init__(
+        self, owner: object, optimizer: Optimizer, model: nn.Module, work: Work, match: Callable[[], Pieces]
+    ) -> None:
+        self.owner = owner
+        self.optimizer = optimizer
+        self.learned = work.learned
+        self._model = model
+        self._work = work
+        self._match = match
+        self._rosters: dict[int, Roster] = {}  # by group of the optimizer's
+        self._step: Step | None = None  # under way, or failed without anybody saying so
+        self._release: list[Callable[[], None]] = []
+
+    def begin(self, hooks: bool) -> None:
+        if hooks:
+            me = ref(self)  # a scheduler may keep what `contain` makes for as long as the optimizer lives
+
+            def failed() -> None:
+                if (following := me()) is not None:
+                    following.forget_failed_step(at_once=True)
+
+            self._release = [
+                self.optimizer.register_step_pre_hook(self._before_hook).remove,
+                self.optimizer.register_step_post_hook(self._after_hook).remove,
+                contain(self.optimizer, failed),
+            ]
+        _watch_all_optimizers()
+        _AT_WORK.add(self)
+
+    def end(self) -> None:
+        self.forget_failed_step(at_once=False)
+        for release in self._release:
+            release()
+        self._release = []
+        _AT_WORK.discard(self)
+
+    # ── a step ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def is_within_a_step(self) -> bool:
+        return self._step is not None and self._step.is_under_way()
+
+    def before_step(self) -> None:
+        """Of a loop that calls this itself: twice without `after_step`, and the step in between was skipped."""
+        self.forget_failed_step(at_once=False)
+        self._before_step(Step())
+
+    def after_step(self) -> None:
+        if self._step is None:
+            raise InputError("after_step() without before_step(): call both, around every optimizer.step()")
+        self._after_step(self._step)
+
+    def forget_failed_step(self, at_once: bool) -> None:
+        """Nothing of it is observed, and gradients are given back: see `Passage.abandon`."""
+        step, self._step = self._step, None
+        if step is not None:
+            step.abandon(at_once)
+
+    def _before_hook(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The gradients are complete now; with a closure, only once that has run."""
+        if self.is_within_a_step():  # of a class that calls super().step()
+            return None
+        self.forget_failed_step(at_once=False)
+        step = Step(sys._getframe(1))
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._before_step(step)
+            return None
+        self._step = step
+        guarded = self._guarded_closure(step, closure)
+        if len(args) > 1:
+            return (args[0], guarded, *args[2:]), kwargs
+        return args, {**kwargs, "closure": guarded}
+
+    def _guarded_closure(self, step: Step, closure: Callable[[], Any]) -> Callable[[], Any]:
+        evaluated = False
+
+        def guarded() -> Any:
+            nonlocal evaluated
+            if evaluated:
+                raise InputError(
+                    f"{type(self.optimizer).__name__} evaluates its closure more than once per step: Guard needs "
+                    "one gradient per step; use an optimizer that evaluates it once"
+                )
+            evaluated = True
+            loss = closure()
+            self._before_step(step)
+            return loss
+
+        return guarded
+
+    def _after_hook(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._step is not None and self._step.call is sys._getframe(1):  # not of a step within it
+            self._after_step(self._step)
+
+    @torch.no_grad()
+    def _before_step(self, step: Step) -> None:
+        self._step = None
+        if not _will_step(self.optimizer):
+            return
+        self._step = step
+        try:
+            try:
+                moving = self._moving()
+            except KeyError:  # a parameter that nobody has seen yet
+                self.learned.pieces = self._match()
+                moving = self._moving()
+            pulls = self._work.pulls(self._model, self.optimizer)
+            for group, pieces in moving:
+                self._join(step, group, pieces, pulls)
+        except BaseException:
+            self.forget_failed_step(at_once=True)
+            raise
+
+    def _moving(self) -> list[tuple[dict[str, Any], list[Moving]]]:
+        """By group of the optimizer's: those parameters that are guarded and take part in the step.
+
+        Without a gradient the optimizer leaves a parameter alone, and so does the guard.
+        """
+        found = []
+        adapted: set[Piece] = set()
+        for number, group in enumerate(self.optimizer.param_groups):
+            roster = self._rosters.get(number)
+            if roster is None or not roster.is_of(group["params"], self.learned.pieces):
+                roster = self._rosters[number] = Roster(group["params"], self.learned.pieces)
+            moving = [(piece, grad) for parameter, piece in roster.guarded if (grad := parameter.grad) is not None]
+            if roster.has_adapters:
+                moving = [each for each in moving if _comes_first(each[0], adapted)]
+            found.append((group, moving))
+        return found
+
+    def _join(
+        self,
+        step: Step,
+        group: dict[str, Any],
+        moving: list[Moving],
+        pulls: Pulls,
+    ) -> None:
+        """Parameters of a group of the optimizer's take part in the step."""
+        method = self.learned.method
+        size = stiffness.step_size(self.optimizer, group)
+        pulls_gradients = method.penalty == "gradient"  # a proximal step may be as stiff as it likes
+        lr = (size if pulls_gradients else group.get("lr")) or 0.0
+        dense: list[Piece] = []
+        for piece, gradient in moving:
+            if not piece.started:
+                piece.start(method)
+            if piece.storage.product is not None:
+                factors = Factors(piece, piece.storage.product)
+                step.passages.append((factors, lr))
+                factors.enter(method, size)
+            elif gradient.is_sparse:
+                rows = Rows(piece)
+                step.passages.append((rows, lr))
+                followed = stiffness.followed(size, piece.stiffest(method)) if pulls_gradients else None
+                rows.enter(method, followed, pulls.get(piece.parameter))
+            else:
+                dense.append(piece)
+        aside = not _leaves_gradients(self.optimizer)
+        alike = _alike(dense, method, size if pulls_gradients else None, pulls)
+        for (followed, pulled), pieces in alike.items():
+            for pack in self.learned.packs.of(pieces, method):
+                step.passages.append((pack, lr))
+                pack.enter(method, followed, pulls if pulled else {}, aside)
+
+    @torch.no_grad()
+    def _after_step(self, step: Step) -> None:
+        self._step = None
+        try:
+            with Uninterrupted():
+                for passage, lr in step.passages:
+                    passage.leave(self.learned.method, lr)
+                self._work.observed(self._model, self.optimizer)
+        except BaseException:
+            step.abandon(at_once=True)
+            raise
+
+
+class Roster:
+    """Which parameters of a group of the optimizer's are guarded: asked in every step, nearly always the same."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], pieces: Pieces) -> None:
+        self._parameters, self._pieces = list(parameters), pieces
+        self.guarded = [(each, piece) for each in parameters if (piece := pieces[each]) is not None]
+        self.has_adapters = any(piece.storage.product is not None for _, piece in self.guarded)
+
+    def is_of(self, parameters: Sequence[nn.Parameter], pieces: Pieces) -> bool:
+        same = self._pieces is pieces and len(self._parameters) == len(parameters)
+        return same and all(map(is_, self._parameters, parameters))
+
+
+def _alike(
+    pieces: list[Piece], method: Method, size: float | None, pulls: Pulls
+) -> dict[tuple[float | None, bool], list[Piece]]:
+    """By the stiffness that steps of this size can follow (see `followed`), and by whether anything else pulls."""
+    found: dict[tuple[float | None, bool], list[Piece]] = {}
+    for piece in pieces:
+        followed = stiffness.followed(size, piece.stiffest(method)) if size else None
+        found.setdefault((followed, bool(pulls) and piece.parameter in pulls), []).append(piece)
+    return found
+
+
+def _comes_first(piece: Piece, adapted: set[Piece]) -> bool:
+    """An adapter has two parameters, perhaps in two groups, and takes part once."""
+    if piece.storage.product is None:
+        return True
+    first = piece not in adapted
+    adapted.add(piece)
+    return first
+
+
+def _will_step(optimizer: Any) -> bool:
+    """Whether GradScaler lets this step happen; if so, the gradients are unscaled from here on.
+
+    Of most optimizers it does not even call the step otherwise. To those that are fused it hands the scale and the
+    verdict, to be used inside the kernel, where nobody can see the gradient.
+    """
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is not None and found_inf.item():
+        return False
+    scale = getattr(optimizer, "grad_scale", None)
+    if scale is not None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.div_(scale.to(parameter.grad.device))
+        optimizer.grad_scale = None
+    return True
+
+
+def _leaves_gradients(optimizer: Optimizer) -> bool:
+    """Whether a step leaves gradients as they are: torch's own optimizers do; of others nobody knows."""
+    return type(optimizer).__module__.startswith("torch.optim.")
+
+
+# ── all guards at work ───────────────────────────────────────────────────────────────────────────────────────
+
+_AT_WORK: WeakSet[Following] = WeakSet()
+
+
+def check_is_alone(owner: object, pieces: Pieces) -> None:
+    """Two guards of one parameter would both pull, or each miss what the other's optimizer does."""
+    if _rivals(owner, pieces):
+        gc.collect()  # a guard and its optimizer hold each other: nobody else may hold them any more
+    for other in _rivals(owner, pieces):
+        raise InputError(
+            f"{other.owner} guards these parameters already, and both would pull: go on with that one, or "
+            "detach() it before"
+        )
+
+
+def _rivals(owner: object, pieces: Pieces) -> list[Following]:
+    parameters = [parameter for parameter, piece in pieces.items() if piece]
+    others = [other for other in _AT_WORK if other.owner is not owner]
+    return [other for other in others if any(map(other.learned.pieces.get, parameters))]
+
+
+def _check_is_followed(optimizer: Optimizer, args: object, kwargs: object) -> None:
+    """Before a step of any optimizer: does it move parameters of a guard that does not follow it?"""
+    if _bypasses_a_guard(optimizer):
+        gc.collect()  # as in `check_is_alone`
+        if _bypasses_a_guard(optimizer):
+            raise InputError(
+                f"an optimizer ({type(optimizer).__name__}) that the guard does not follow moves guarded "
+                "parameters: guard.attach(optimizer) follows a new one, guard.detach() stops guarding"
+            )
+
+
+def _bypasses_a_guard(optimizer: Optimizer) -> bool:
+    for following in list(_AT_WORK):
+        if following.optimizer is optimizer or following.is_within_a_step():  # of one that wraps this optimizer
+            continue
+        if any(following.learned.pieces.get(p) for group in optimizer.param_groups for p in group["params"]):
+            return True
+    return False
+
+
+@cache
+def _watch_all_optimizers() -> None:
+    register_optimizer_step_pre_hook(_check_is_followed)

@@ -1,0 +1,1 @@
+"""The importance of a trained model: its Fisher."""

@@ -1,0 +1,207 @@
+"""What a method has learned of somebody else's model: a piece per parameter, counted in tasks and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rwalk.errors import InputError
+from rwalk.guard import io as files
+from rwalk.guard import watch
+from rwalk.guard.importance import measure
+from rwalk.guard.select import some
+from rwalk.guard.state import grow as succession
+from rwalk.guard.state import sharded as shards
+from rwalk.guard.state.lora import Target
+from rwalk.guard.state.parameter import Piece, is_trained
+from rwalk.guard.state.quantized import Precision, storages
+from rwalk.guard.state.sharded import Group
+from rwalk.guard.step.dispatch import Packs
+from rwalk.methods import Method
+from rwalk.methods.base import Ranges
+
+Pieces = Mapping[nn.Parameter, Piece | None]  # None: a parameter of the optimizer that is not guarded
+
+
+class Learned:
+    """The state of a guard, whichever optimizer it follows.
+
+    method  with the λ of this moment
+    dtype, offload  see `storages`
+    compile         see `Packs`
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        dtype: Precision | None,
+        offload: torch.device | None,
+        compile: bool | None = False,
+    ) -> None:
+        self.method = method
+        self.pieces: Pieces = {}
+        self.packs = Packs(compile, lambda: self.guarded)
+        self.tasks = 0  # consolidated so far
+        self.steps = 0  # observed in the current task
+        self._storage = storages(dtype, offload, lambda: moment(self.tasks, self.steps))
+
+    @property
+    def guarded(self) -> list[Piece]:
+        return list(dict.fromkeys(piece for piece in self.pieces.values() if piece))
+
+    @property
+    def started(self) -> list[Piece]:
+        """The pieces that ever had a gradient; the others hold no memory."""
+        return [piece for piece in self.guarded if piece.started]
+
+    def holds(self) -> bool:
+        """Whether anything pulls."""
+        return any(self.method.springs(piece.state) for piece in self.started)
+
+    def matched(self, chosen: Mapping[str, Target], optimizer: Optimizer) -> Pieces:
+        """The pieces of these parameters; they may have been replaced, have grown or be new."""
+        held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        pieces: dict[nn.Parameter, Piece | None] = {}
+        known = {piece.name: piece for piece in self.guarded}
+        for name, target in chosen.items():
+            piece = known.pop(name, None) or Piece(name, self._storage(name, target))
+            piece = succession.successor(piece, target, self.method)
+            pieces |= dict.fromkeys(piece.storage.trained, piece)
+        if held.isdisjoint(pieces):
+            raise InputError(
+                f"the optimizer holds none of the {len(chosen)} parameters to guard ({some(chosen)}): "
+                "make it from the parameters of this very model, then guard.attach(optimizer)"
+            )
+        self.packs.forget()
+        lost = [name for name, piece in known.items() if piece.started]
+        if lost:
+            watch.warn(
+                f"{some(lost)} left the model: its importance is gone; keep the module in the model to keep it"
+            )
+        return pieces | {parameter: None for parameter in held if parameter not in pieces}
+
+    # ── a step, a task ────────────────────────────────────────────────────────────────────────────────────────
+
+    def stepped(self) -> None:
+        """A step was observed, piece by piece."""
+        self.steps += 1
+        if self.packs.stepped():
+            self.packs.compile(self.method, self.started)
+        if self.method.window and self.steps % self.method.window == 0:
+            self._score()
+
+    def _score(self) -> None:
+        if self.method.window:
+            plain = [piece for piece in self.started if piece.storage.product is None]
+            for pack in self.packs.of(plain, self.method):
+                pack.score(self.method)
+            for piece in self.started:
+                if piece.storage.product is not None:
+                    piece.score(self.method)
+
+    def consolidate(self, fishers: Mapping[Piece, Tensor]) -> None:
+        """A task ended; `fishers` are those of a pass over its data, or none."""
+        self._score()  # what is left of the last window; the ranges must see it
+        self.packs.forget()
+        ranges = self._ranges(fishers.values())
+        for piece in fishers or self.started:
+            piece.consolidate(self.method, fishers.get(piece), ranges)
+        self.tasks += 1
+        self.steps = 0
+
+    def begin(self, fishers: Mapping[Piece, Tensor]) -> None:
+        """Of a model that was trained elsewhere nothing is known but its Fisher: that is its first task."""
+        for piece, fisher in fishers.items():
+            if not piece.started:
+                piece.start(self.method)
+            piece.begin(self.method, fisher)
+        self.consolidate(fishers)
+
+    def hold_all(self, share: float) -> None:
+        """Add this share of the mean importance to every parameter's.
+
+        What a few examples do not show to be important may be so all the same; and what is held by nothing at all
+        is out of any λ's reach.
+        """
+        sums = {piece: measure.importance(piece, self.method) for piece in self.started}
+        groups = dict.fromkeys(group for piece in sums for group in shards.groups(piece.parameter))
+        added = [float(sum(column)) for column in zip(*sums.values(), strict=True)] or [0.0, 0.0]
+        total, count = measure.reduced(added, groups, "SUM")
+        for piece in sums:
+            piece.hold(self.method, share * total / max(count, 1))
+
+    def anchors(self, exact: bool = True) -> dict[str, Tensor]:
+        """Where each parameter is held by the last of its springs; only those in full precision, if `exact`."""
+        found = {}
+        for piece in self.started:
+            springs = self.method.springs(piece.state)
+            if springs and not (exact and springs[-1][2].dtype != piece.storage.worked_in):
+                anchor = self.method.springs(piece.storage.read())[-1][2][0]
+                found[piece.name] = anchor.to(piece.storage.home)
+        return found
+
+    def _ranges(self, fishers: Iterable[Tensor]) -> Ranges:
+        """Extrema of the vectors to normalise, over the whole network; and a look at all that was measured."""
+        measured = measure.all_of_it(self.guarded, self.method, fishers)
+        if not measured.finite:
+            raise watch.not_finite("a gradient of this task was not finite, so what it measured is not either")
+        if measured.penalty == 0 and self.steps and self.holds():
+            watch.warn(
+                "the penalty stayed exactly 0 through the whole task, so nothing was protected: set lam above 0, "
+                "and let params= select parameters that every task trains"
+            )
+        return measured.ranges
+
+    def penalty(self) -> float:
+        """The penalty's value now; where parameters are sharded, all ranks must ask for it."""
+        costs: dict[tuple[Group, ...], float] = {}
+        for piece in self.started:
+            groups = shards.groups(piece.parameter)
+            costs[groups] = costs.get(groups, 0.0) + measure.cost(piece, self.method)
+        return sum(measure.reduced([cost], groups, "SUM")[0] for groups, cost in costs.items())
+
+    # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def state_dict(self) -> dict[str, Any]:
+        tensors = {
+            f"{vector}/{piece.name}": tensor
+            for piece in self.started
+            for vector, tensor in succession.whole_state(piece).items()
+        }
+        method = files.description(self.method)
+        return {"method": method, "tasks": self.tasks, "steps": self.steps, "tensors": tensors}
+
+    def load(self, state: Mapping[str, Any], vectors: files.Vectors) -> None:
+        """Go on from a state whose vectors were checked."""
+        self.packs.forget()
+        pieces = {piece.name: piece for piece in self.guarded}
+        restored = [
+            succession.restored(
+                piece := pieces[name], saved, piece.storage.product or piece.parameter, self.method
+            )
+            for name, saved in vectors.items()
+        ]
+        self.pieces = {**self.pieces, **{each: piece for piece in restored for each in piece.storage.trained}}
+        self.tasks, self.steps = state["tasks"], state["steps"]
+        free = [p.name for p in self.guarded if is_trained(p) and p.name not in vectors]
+        if vectors and free:
+            watch.warn(f"nothing was saved for {some(free)}: they start free")
+        warn_if_moved(
+            self, "load its weights before the guard's, or it will be pulled towards weights it never had"
+        )
+
+
+def moment(tasks: int, steps: int) -> int:
+    """Another number in every step, the same again in a run that was resumed."""
+    return tasks * 1_000_003 + steps
+
+
+def warn_if_moved(learned: Learned, otherwise: str) -> None:
+    """Between two tasks a model is where the last one left it."""
+    moved = [piece.name for piece in learned.started if not measure.is_at_anchor(piece, learned.method)]
+    if learned.steps == 0 and moved:
+        watch.warn(f"the model is not where its last task left it ({some(moved)}): {otherwise}")
