@@ -12,7 +12,8 @@ import rwalk
 ROOT = Path(rwalk.__file__).parent
 # From the ground up; what stands in one line knows nothing of its neighbours there.
 LAYERS = (
-    ("errors", "garbage"),
+    ("garbage", "showing"),
+    ("errors",),
     ("catalogue", "files", "metrics", "private_torch", "registry", "seeds", "threads", "training"),
     ("sealed", "closed_form", "programs"),
     ("methods", "data", "augmentations", "classifiers"),

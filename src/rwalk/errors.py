@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from rwalk.showing import shown
+
 
 class InputError(ValueError):
     """Something the user gave cannot be used. The command line prints it and exits with code 2."""
@@ -25,5 +27,5 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     written = {each.lower(): each for each in names}
     near = get_close_matches(name.lower(), written, n=1)
     hint = f": did you mean {written[near[0]]!r}?" if near else ""
-    listed = ", ".join(each if each.isprintable() else repr(each) for each in names)
+    listed = ", ".join(map(shown, names))
     return InputError(f"unknown {kind} {name!r}{hint} (known: {listed})")

@@ -5,6 +5,9 @@ Heavy imports wait until a command runs, so that `rwalk --help` answers at once.
 
 from __future__ import annotations
 
+import io
+import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +16,7 @@ from typing import Annotated
 import typer
 
 from rwalk.cli import check, export, listing, models, reading, reproduce, resume, run, status
+from rwalk.cli.options import to_stderr
 from rwalk.cli.run import DEFAULT_METHODS
 
 __all__ = ["DEFAULT_METHODS", "app", "main"]
@@ -42,19 +46,32 @@ app.command()(listing.datasets)
 
 def main() -> None:
     """The entry point `rwalk`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal of few characters gets the others escaped
+            stream.reconfigure(errors="backslashreplace")
+    logging.getLogger("rwalk").addHandler(_OneLine(logging.WARNING))
     with _friendly_errors():
-        raise SystemExit(app(prog_name="rwalk", standalone_mode=False))
+        code = app(prog_name="rwalk", standalone_mode=False)
+        sys.stdout.flush()  # here, where it may fail in one line
+        raise SystemExit(code)
 
 
 @contextmanager
 def _friendly_errors() -> Iterator[None]:
-    """One clear line and exit code 2 for what the user can correct."""
+    """One clear line and exit code 2 for what the user can correct, a full disk and a missing folder included."""
     from rwalk.errors import InputError
 
     try:
         yield
     except InputError as error:
-        print(f"rwalk: {error}", file=sys.stderr)
+        to_stderr(error)
+        raise SystemExit(2) from None
+    except OSError as error:
+        _drop_output()
+        if isinstance(error, BrokenPipeError):  # its reader has had enough, as with `| head`
+            raise SystemExit(141) from None
+        place = "" if error.filename is None else f"{error.filename}: "
+        to_stderr(f"{place}{error.strerror or error}")
         raise SystemExit(2) from None
     except typer.Abort:
         raise SystemExit(130) from None
@@ -66,8 +83,23 @@ def _friendly_errors() -> Iterator[None]:
         if "\n" in message:  # nothing was asked for: that is the help
             print(message, file=sys.stderr)
         else:
-            print(f"rwalk: {message} (see {context.command_path if context else 'rwalk'} --help)", file=sys.stderr)
+            to_stderr(f"{message} (see {context.command_path if context else 'rwalk'} --help)")
         raise SystemExit(2) from None
+
+
+def _drop_output() -> None:
+    """Forget printed text that cannot be written, or Python tries again as it exits, and fails again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _OneLine(logging.Handler):
+    """Warnings as our other lines: file names and labels in them are escaped."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        to_stderr(record.getMessage())
 
 
 def _tell_version(asked: bool) -> None:

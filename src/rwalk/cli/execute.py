@@ -126,7 +126,7 @@ def execute(
             store.add(*shared)
             there |= {row["hash"]: row for row in shared}
             for line in strangers(shared, study.device):
-                print(f"rwalk: {line}", file=sys.stderr)
+                to_stderr(line)
         todo = study.missing(there, only)
         if todo:
             commands.note(store.folder, as_typed())
@@ -160,11 +160,10 @@ def execute(
                 tracking.attach(page)
             return rows
         except (KeyboardInterrupt, WorkerDied) as error:
-            print(
-                f"rwalk: {str(error) or 'stopped'}; {len(store.rows())} of {len(study.runs)} runs are kept in "
+            to_stderr(
+                f"{str(error) or 'stopped'}; {len(store.rows())} of {len(study.runs)} runs are kept in "
                 f"{store.folder}, and those in progress are saved: "
-                f"{go_on or f'`{resume_command(study, store)}`'} resumes from there",
-                file=sys.stderr,
+                f"{go_on or f'`{resume_command(study, store)}`'} resumes from there"
             )
             code = 1 if isinstance(error, WorkerDied) else 128 + (interrupts.caught or 2)
             raise SystemExit(code) from None

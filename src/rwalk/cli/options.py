@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rwalk.showing import shown
+
 if TYPE_CHECKING:
     from rwalk.data.datasets import Reading
 
@@ -73,8 +75,9 @@ def with_label(dataset: str, reading: Reading, tell: Callable[[str], None]) -> R
     return replace(reading, label=found)
 
 
-def to_stderr(line: str) -> None:
-    print(f"rwalk: {line}", file=sys.stderr, flush=True)
+def to_stderr(line: object) -> None:
+    """One line of text from us, whatever names it repeats."""
+    print(f"rwalk: {shown(line)}", file=sys.stderr, flush=True)
 
 
 def check_join(join: bool, **options: object) -> None:
