@@ -151,3 +151,41 @@ def test_what_cannot_be_right_is_refused_even_with_a_sound_checksum(tmp_path, re
     with pytest.raises(InputError) as caught:
         ClosedFormClassifier.load(path)
     assert "\n" not in str(caught.value)
+
+
+def _forged_moments() -> dict[str, torch.Tensor]:
+    """Second moments that no features have, as the upper triangle that a file holds."""
+    gram = torch.eye(44, dtype=torch.float64) * 200
+    rows, columns = torch.triu_indices(44, 44)
+    direction = torch.ones(44, dtype=torch.float64) / 44**0.5
+    return {
+        "negative": -gram[rows, columns],
+        "a negative variance": (gram - torch.diag_embed(250.0 * (torch.arange(44) == 7)))[rows, columns],
+        "a pair beyond its variances": (gram + 300.0 * (torch.arange(44) == 7)[None] * 1.0)[rows, columns],
+        "one negative direction": (gram - 250 * torch.outer(direction, direction))[rows, columns],
+    }
+
+
+@pytest.mark.parametrize("forged", _forged_moments())
+def test_load_refuses_second_moments_that_are_not_positive(tmp_path, forged):
+    path = tmp_path / "c"
+    saved(path)
+    totals = {"sums.total": torch.zeros(44, dtype=torch.float64)}
+    rewritten(
+        path, {}, {"sums.gram": torch.eye(44, dtype=torch.float64)[*torch.triu_indices(44, 44)] * 200, **totals}
+    )
+    ClosedFormClassifier.load(path)  # these can be
+    rewritten(path, {}, {"sums.gram": _forged_moments()[forged], **totals})
+    with pytest.raises(InputError, match="gram cannot be right"):
+        ClosedFormClassifier.load(path)
+
+
+@pytest.mark.parametrize("left", [0, 1, 30])
+def test_load_takes_the_rounding_that_forgetting_leaves(tmp_path, left):
+    x, y = table()
+    x[:, 0] += 1e4  # a large offset: rounding shows
+    clf = ClosedFormClassifier(size=40, warm_up=10).fit(x, y)
+    with pytest.warns(UserWarning, match="what was learned from these examples is gone"):
+        clf.forget(x[left:], y[left:])
+    clf.save(tmp_path / "c")
+    ClosedFormClassifier.load(tmp_path / "c")

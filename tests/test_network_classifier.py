@@ -888,6 +888,12 @@ def replaced(name: str, make: Callable[[Tensor], Tensor]) -> Callable[[dict[str,
         "an extra buffer": replaced("buffer.extra", Tensor.clone),
         "a name that leads elsewhere": replaced("../../evil", Tensor.clone),
         "exemplars of no class": replaced("exemplars.9", Tensor.clone),
+        "no exemplars of a class": lambda tensors: tensors.pop("exemplars.0"),
+        "no exemplars": lambda tensors: [tensors.pop(f"exemplars.{column}") for column in (0, 1)],
+        "fewer exemplars of a class": lambda tensors: tensors.update({"exemplars.0": tensors["exemplars.0"][:1]}),
+        "exemplars swapped between classes": lambda tensors: tensors.update(
+            {"exemplars.0": tensors["exemplars.1"], "exemplars.1": tensors["exemplars.0"]}
+        ),
         "theta in double precision": replaced("theta", Tensor.double),
         "theta of whole numbers": replaced("theta", Tensor.long),
         "theta twice": replaced("theta", lambda t: t.repeat(2, 1)),

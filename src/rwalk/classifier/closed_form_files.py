@@ -35,6 +35,8 @@ DIMENSIONS = {
 SUMS = {"gram": "t", "total": "D", "cross": "DC", "targets": "C", "squares": "C", "weight": "", "counts": "C"}
 HELD = ("x", "y", "weight")
 WHOLE = ("counts", "grid")
+MOMENTS_ROUNDING = 1e-3  # of the largest: by so much second moments may miss being positive
+MOST_FACTORED = 4096  # features whose moments are factored when a file is read: less than a second
 
 
 # ── writing ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -127,9 +129,32 @@ def restore(model: Model, record: Mapping[str, Any], tensors: Mapping[str, Tenso
     gram = torch.zeros(size, size, dtype=torch.float64)
     rows, columns = torch.triu_indices(size, size)
     gram[rows, columns] = sums["gram"]
+    _check_moments(gram, sums["total"], float(sums["weight"]))
     places = {**sums, "gram": gram}
     assert model.counted is not None
     model.counted.statistics = Statistics(*(places[name].to(model.device) for name in SUMS))
+
+
+def _check_moments(gram: Tensor, total: Tensor, weight: float) -> None:
+    """Refuse an upper triangle that no features can have: Σ w φφᵀ, with the constant 1 among φ, is positive.
+
+    All pairs of features are checked; all features together where that is quick. The tolerance covers sums of
+    float32 products.
+    """
+    if not weight:
+        return
+    square = torch.diag_embed(torch.cat([torch.tensor([weight], dtype=torch.float64), gram.diagonal()]))
+    square[0, 1:], square[1:, 1:] = total, gram
+    least = float(MOMENTS_ROUNDING * square.diagonal().max())
+    expect(bool((square.diagonal() >= -least).all()), "gram")
+    scale = square.diagonal().clamp(min=least).sqrt()
+    square /= scale[:, None]
+    square /= scale
+    expect(bool((square.abs() <= 1 + MOMENTS_ROUNDING).all()), "gram")
+    if len(square) <= MOST_FACTORED:
+        square.diagonal().add_(MOMENTS_ROUNDING)
+        _, failed = torch.linalg.cholesky_ex(square, upper=True)
+        expect(not failed, "gram")
 
 
 def checked_targets(targets: Any, flat: Any) -> tuple[int, bool]:
