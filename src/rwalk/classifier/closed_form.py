@@ -5,20 +5,18 @@ from __future__ import annotations
 import copy
 from typing import Any, Self
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor, nn
+from torch import Tensor
 
 from rwalk.classifier import closed_form_settings as settings
 from rwalk.classifier import records
 from rwalk.classifier.arrays import ArrayClassifier
-from rwalk.classifier.closed_form_base import ClosedForm
+from rwalk.classifier.closed_form_base import TAKES, ClosedForm
 from rwalk.closed_form.examples import Examples
 from rwalk.closed_form.model import check_mergeable
 from rwalk.closed_form.ridge import FOR_CLASSES
-from rwalk.engine.networks import Factory
 from rwalk.errors import InputError, unknown
 from rwalk.labels import columns_of, labels_of, merged
 
@@ -31,22 +29,7 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
     Inputs become features by a map that never changes; of the features only sums are kept; the weights are solved
     for when they are needed. Nothing is forgotten but what `forget` is told to forget.
 
-    method        "closed-form", ridge regression on class indicators; "lda", Gaussian classes of one covariance
-    network       a trained nn.Module, whose last layer's inputs are the features; None for features of our own
-    backbone      "frozen": the network is used as it is; "first call": it is trained on the first examples, and
-                  frozen then; it may also be named, or made by a function (input_shape, classes)
-    features      "auto", "vectors" or "images": which of our own
-    size          random features of vectors, or patches of images; None for a good number
-    ridge         how strongly weights are held back, relative to a feature's variance; None to have it chosen
-    standardize   scale every column of a vector by the first examples; off, the map depends on the seed alone
-    mirror        take images and their mirror images for the same; None to have it seen from the first ones
-    warm_up       examples the map is made of: fewer are held as they are until more have come
-    dtype         "float64", exact to about ten digits; "float32", twice as fast; None: float64 for vectors,
-                  float32 for images and networks. The sums are float64 either way
-    device        "cpu", "cuda" …, or "auto"
-    random_state  seed of the random features
-
-    Inputs are [n, features] or images [n, channels, height, width], in any units. Labels are of any one type.
+    Parameters as for `IncrementalClassifier`.
 
     >>> clf = ClosedFormClassifier()
     >>> clf = clf.partial_fit([[0.0, 0.0], [1.0, 0.0]], ["left", "right"])
@@ -56,30 +39,8 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
     """
 
     classes_: NDArray[Any]
+    _takes = ("method", *TAKES)
     _share = FOR_CLASSES
-
-    def __init__(
-        self,
-        *,
-        method: str = "closed-form",
-        network: str | Factory | nn.Module | None = None,
-        backbone: str = "frozen",
-        features: str = "auto",
-        size: int | None = None,
-        ridge: float | None = None,
-        standardize: bool = True,
-        mirror: bool | None = None,
-        warm_up: int = 100,
-        dtype: str | None = None,
-        device: str | torch.device = "cpu",
-        random_state: int | np.random.RandomState | None = 0,
-    ) -> None:
-        super().__init__(
-            network=network, backbone=backbone, features=features, size=size, ridge=ridge,
-            standardize=standardize, mirror=mirror, warm_up=warm_up, dtype=dtype,
-            device=device, random_state=random_state,
-        )  # fmt: skip
-        self.method = method
 
     # ── learning ──────────────────────────────────────────────────────────────────────────────────────────────
 

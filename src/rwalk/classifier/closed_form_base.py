@@ -10,50 +10,26 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor, nn
+from torch import Tensor
 
 from rwalk.classifier import closed_form_files as files
 from rwalk.classifier import closed_form_settings as settings
 from rwalk.classifier import records
 from rwalk.classifier.arrays import ArrayEstimator, Summable
+from rwalk.classifier.parameters import Takes
 from rwalk.classifier.stored import Contents, Stored
 from rwalk.closed_form.model import Model
-from rwalk.engine.networks import Factory
+
+TAKES = ("network", "backbone", "features", "size", "ridge", "standardize", "mirror", "warm_up", "dtype", "device",
+         "random_state")  # fmt: skip
 
 
-class ClosedForm(Summable, Stored, ArrayEstimator):
-    """Parameters, inputs, files, and sums of estimators."""
+class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
+    """Inputs, files, and sums of estimators."""
 
     _formats = (files.FORMAT,)
     _share = 1.0
     _model: Model
-
-    def __init__(
-        self,
-        *,
-        network: str | Factory | nn.Module | None = None,
-        backbone: str = "frozen",
-        features: str = "auto",
-        size: int | None = None,
-        ridge: float | None = None,
-        standardize: bool = True,
-        mirror: bool | None = None,
-        warm_up: int = 100,
-        dtype: str | None = None,
-        device: str | torch.device = "cpu",
-        random_state: int | np.random.RandomState | None = 0,
-    ) -> None:
-        self.network = network
-        self.backbone = backbone
-        self.features = features
-        self.size = size
-        self.ridge = ridge
-        self.standardize = standardize
-        self.mirror = mirror
-        self.warm_up = warm_up
-        self.dtype = dtype
-        self.device = device
-        self.random_state = random_state
 
     # ── sums of what was learned ──────────────────────────────────────────────────────────────────────────────
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
@@ -23,14 +22,11 @@ from rwalk.classifier.arrays import ArrayClassifier
 from rwalk.classifier.learning import Place, learned, scale_of
 from rwalk.classifier.lessons import Call, Knowledge
 from rwalk.classifier.network_settings import Settings, learner_of, settings_of
+from rwalk.classifier.parameters import Takes
 from rwalk.classifier.predictor import Predictor
 from rwalk.classifier.stored import Contents, Stored
-from rwalk.engine.networks import Factory
 from rwalk.engine.vectors import Layout
 from rwalk.labels import columns_of, labels_of, merged
-from rwalk.losses import Loss
-from rwalk.methods import Method
-from rwalk.projectors import Projector
 from rwalk.threads import few_threads
 
 WITHOUT_MEMORY = (
@@ -45,25 +41,12 @@ NOTHING_TO_HOLD = (
 )
 
 
-class NetworkClassifier(Stored, ArrayClassifier):
+class NetworkClassifier(Takes, Stored, ArrayClassifier):
     """A network that learns new classes call by call and keeps the old ones.
 
     Every call of `partial_fit` is a task: it may bring new classes, repeat old ones, or both.
 
-    method         what holds the old: "rwalk", "ewc", "ewc++", "pi", "icarl", "gem", "a-gem"; an object with
-                   hyper-parameters of your own, such as RWalk(lam=10); None for nothing
-    memory         exemplars kept of every class; None for no exemplars
-    memory_total   instead of `memory`: exemplars of all classes together, shared equally
-    lam            how strongly the old is held; "auto" to have it chosen in every call; None for the method's own
-    sampler        which examples are kept: "mof", "uniform", "plane", "entropy" …
-    network        "mlp", "cnn", "resnet18", "package.module:factory", or a function (input_shape, classes) that
-                   makes an nn.Module; None for "mlp"
-    epochs         passes over a call's data; None for as many as pay, seen on examples held out
-    batch_size     examples in a step
-    learning_rate  of Adam
-    device         "cpu", "cuda" …, or "auto"
-    random_state   a number makes everything repeatable
-    verbose        one line per call
+    Parameters as for `IncrementalClassifier`.
 
     On a CPU it computes in one thread, which is as fast as several for small networks and safe on a busy machine.
     For large ones on an idle machine, the environment variable RWALK_THREADS allows more; how many there are shows
@@ -85,39 +68,11 @@ class NetworkClassifier(Stored, ArrayClassifier):
     """
 
     _formats = (files.FORMAT, files.FIRST)
+    _takes = ("method", "memory", "memory_total", "lam", "standardize", "sampler", "network", "epochs",
+              "batch_size", "learning_rate", "device", "random_state", "verbose")  # fmt: skip
+    _defaults: ClassVar = {"method": "rwalk"}
     _dtype = np.float32
     _warned = False
-
-    def __init__(
-        self,
-        *,
-        method: str | Method | Loss | Projector | None = "rwalk",
-        memory: int | None = None,
-        memory_total: int | None = None,
-        lam: float | str | None = None,
-        standardize: bool = True,
-        sampler: str = "mof",
-        network: str | Factory | None = None,
-        epochs: int | None = None,
-        batch_size: int = 64,
-        learning_rate: float = 1e-3,
-        device: str | torch.device = "cpu",
-        random_state: int | np.random.RandomState | None = 0,
-        verbose: bool | int = False,
-    ) -> None:
-        self.method = method
-        self.memory = memory
-        self.memory_total = memory_total
-        self.lam = lam
-        self.standardize = standardize
-        self.sampler = sampler
-        self.network = network
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.device = device
-        self.random_state = random_state
-        self.verbose = verbose
 
     # ── learning ──────────────────────────────────────────────────────────────────────────────────────────────
 

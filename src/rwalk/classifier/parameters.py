@@ -1,6 +1,10 @@
-"""The parameters of all families in one place; `IncrementalClassifier` says what they mean."""
+"""The parameters of all estimators, declared once; `IncrementalClassifier` documents them."""
 
 from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -60,3 +64,43 @@ class Parameters(ArrayClassifier):
         self.device = device
         self.random_state = random_state
         self.verbose = verbose
+
+
+DECLARED = inspect.signature(Parameters.__init__).parameters
+
+
+class Takes:
+    """Base of estimators that take some of these parameters: a subclass names them in `_takes`."""
+
+    _takes: ClassVar[tuple[str, ...]]
+    _defaults: ClassVar[Mapping[str, Any]] = {}  # where they differ from those declared above
+
+    def __init__(self, **given: Any) -> None:
+        raise NotImplementedError
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "_takes" in cls.__dict__:
+            cls.__init__ = _constructor(cls._takes, cls._defaults)  # type: ignore[method-assign]
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def _constructor(names: tuple[str, ...], defaults: Mapping[str, Any]) -> Any:
+    signature = inspect.Signature(
+        [
+            inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+            *(DECLARED[name].replace(default=defaults.get(name, DECLARED[name].default)) for name in names),
+        ]
+    )
+
+    def __init__(self: Any, **given: Any) -> None:
+        bound = signature.bind(self, **given)
+        bound.apply_defaults()
+        for name in names:
+            setattr(self, name, bound.arguments[name])
+
+    __init__.__signature__ = signature  # type: ignore[attr-defined]
+    return __init__

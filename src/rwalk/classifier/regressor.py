@@ -14,14 +14,15 @@ from torch import Tensor
 
 from rwalk.classifier import closed_form_files as files
 from rwalk.classifier import closed_form_settings as settings
-from rwalk.classifier.closed_form_base import ClosedForm
+from rwalk.classifier.closed_form_base import TAKES, ClosedForm
 from rwalk.closed_form.examples import Examples
 from rwalk.errors import InputError
 
 
 class IncrementalRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
-    """The same for numbers: one target or several. Parameters as for `ClosedFormClassifier`."""
+    """The same for numbers: one target or several. Parameters as for `IncrementalClassifier`."""
 
+    _takes = TAKES
     _flat: bool
 
     def __sklearn_tags__(self) -> Any:
