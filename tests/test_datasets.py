@@ -110,17 +110,13 @@ def tar(members: Mapping[str, bytes]) -> bytes:
     return packed.getvalue()
 
 
-def md5(content: bytes) -> str:
-    return hashlib.md5(content).hexdigest()
-
-
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, name: str, files: Mapping[str, bytes], **changes: object) -> None:
     """Make these the official files of a dataset."""
-    sums = {file: md5(content) for file, content in files.items()}
+    sums = {file: sha256(content) for file, content in files.items()}
     held = {file: sha256(gzip.decompress(content)) for file, content in files.items() if file.endswith(".gz")}
     official = replace(OFFICIAL[name], files=sums, **{"mirrors": (), "contents": held, **changes})
     monkeypatch.setitem(OFFICIAL, name, official)
@@ -384,7 +380,7 @@ def test_cifar100_from_its_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     files = little_cifar100()
     members = {f"cifar-100-python/{name}": content for name, content in files.items()}
     packed = tar({"../../evil": b"gotcha", "/train": b"not the one", **members})
-    publish(monkeypatch, "cifar100", files, archive=("cifar-100-python.tar.gz", md5(packed)))
+    publish(monkeypatch, "cifar100", files, archive=("cifar-100-python.tar.gz", sha256(packed)))
     write(tmp_path / "data", {"cifar-100-python.tar.gz": packed})
     before = sorted(tmp_path.rglob("*"))
     cifar = load("cifar100", tmp_path / "data", download=False)
@@ -407,7 +403,7 @@ def test_plain_pixels_are_cifar100_with_its_mean_image(tmp_path: Path, monkeypat
 
 def test_an_archive_that_was_packed_again_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = little_cifar100()
-    publish(monkeypatch, "cifar100", files, archive=("cifar-100-python.tar.gz", md5(b"as it was published")))
+    publish(monkeypatch, "cifar100", files, archive=("cifar-100-python.tar.gz", sha256(b"as it was published")))
     again = tar({f"somewhere/else/{name}": content for name, content in reversed(files.items())})
     write(tmp_path / "zipped", {"cifar-100-python.tar.gz": again})
     write(tmp_path / "plain", {"cifar-100-python.tar.gz": gzip.decompress(again)})
@@ -423,7 +419,7 @@ def test_an_archive_that_was_packed_again_is_as_good(tmp_path: Path, monkeypatch
 def test_an_archive_that_lacks_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = little_cifar100()
     packed = tar({"cifar-100-python/train": files["train"], "cifar-100-python/test": files["test"]})
-    publish(monkeypatch, "cifar100", files, archive=("cifar-100-python.tar.gz", md5(packed)))
+    publish(monkeypatch, "cifar100", files, archive=("cifar-100-python.tar.gz", sha256(packed)))
     write(tmp_path / "data", {"cifar-100-python.tar.gz": packed})
     with refused("its archive lacks meta"):
         load("cifar100", tmp_path / "data", download=False)
@@ -553,7 +549,7 @@ def test_an_archive_is_downloaded_whole(tmp_path, server, cache, monkeypatch) ->
     files = little_cifar100()
     packed = tar({f"cifar-100-python/{name}": content for name, content in files.items()})
     write(tmp_path / "served", {"cifar-100-python.tar.gz": packed})
-    archive = ("cifar-100-python.tar.gz", md5(packed))
+    archive = ("cifar-100-python.tar.gz", sha256(packed))
     publish(monkeypatch, "cifar100", files, archive=archive, mirrors=(server.url,))
     assert load("cifar100").y.tolist() == [0, 1, 2]
     assert [path.name for path in (cache / "cifar100").iterdir()] == ["cifar-100-python.tar.gz"]
@@ -562,9 +558,9 @@ def test_an_archive_is_downloaded_whole(tmp_path, server, cache, monkeypatch) ->
 def test_every_official_source_is_complete() -> None:
     for name, source in OFFICIAL.items():
         assert name.removesuffix("-pixels").removesuffix("-32") == source.name and source.mirrors
-        assert all(mirror.startswith("http") and mirror.endswith("/") for mirror in source.mirrors)
-        sums = [*source.files.values(), *([source.archive[1]] if source.archive else [])]
-        assert all(len(bytes.fromhex(checksum)) == 16 for checksum in sums)
+        assert all(mirror.startswith("https://") and mirror.endswith("/") for mirror in source.mirrors)
+        downloaded = [source.archive[1]] if source.archive else source.files.values()
+        assert all(len(bytes.fromhex(checksum)) == 32 for checksum in downloaded)
 
 
 # Image folders ----------------------------------------------------------------------------------------------

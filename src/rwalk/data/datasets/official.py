@@ -16,11 +16,11 @@ class Official:
 
     name: str
     summary: str
-    files: Mapping[str, str]  # name: md5 of the file, as it was published
+    files: Mapping[str, str]  # name: checksum of the file, as it was published: sha256, or "md5:…"
     folders: tuple[str, ...]  # below the data folder, where people keep them
     mirrors: tuple[str, ...]
     read: Callable[[str, Mapping[str, bytes]], Dataset]
-    archive: tuple[str, str] | None = None  # name and md5 of the tar file that holds them all
+    archive: tuple[str, str] | None = None  # name and sha256 of the tar file that holds them all
     contents: Mapping[str, str] = field(default_factory=dict)  # name: sha256 of what a compressed file holds
 
 
@@ -31,16 +31,15 @@ OFFICIAL = {
             name="mnist",
             summary="70,000 handwritten digits, 28 × 28, 10 classes",
             files={
-                "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-                "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-                "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-                "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+                "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+                "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+                "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+                "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
             },
             folders=("mnist", "MNIST/raw", "MNIST"),
             mirrors=(
                 "https://ossci-datasets.s3.amazonaws.com/mnist/",
                 "https://storage.googleapis.com/cvdf-datasets/mnist/",
-                "http://yann.lecun.com/exdb/mnist/",
             ),
             read=mnist.read,
             contents={
@@ -54,14 +53,14 @@ OFFICIAL = {
             name="fashion-mnist",
             summary="70,000 pieces of clothing, 28 × 28, 10 classes",
             files={
-                "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
-                "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
-                "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+                "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+                "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+                "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+                "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
             },
             folders=("fashion-mnist", "FashionMNIST/raw", "FashionMNIST"),
             mirrors=(
-                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+                "https://fashion-mnist.s3.eu-central-1.amazonaws.com/",
                 "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
                 "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
             ),
@@ -75,14 +74,15 @@ OFFICIAL = {
         Official(
             name="cifar10",
             summary="60,000 colour photographs, 32 × 32, 10 classes",
+            # Only the archive is downloaded, and its sha256 is known. These recognise files in a user's folder.
             files={
-                "data_batch_1": "c99cafc152244af753f735de768cd75f",
-                "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-                "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-                "data_batch_4": "634d18415352ddfa80567beed471001a",
-                "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-                "test_batch": "40351d587109b95175f43aff81a1287e",
-                "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
+                "data_batch_1": "md5:c99cafc152244af753f735de768cd75f",
+                "data_batch_2": "md5:d4bba439e000b95fd0a9bffe97cbabec",
+                "data_batch_3": "md5:54ebc095f3ab1f0389bbae665268c751",
+                "data_batch_4": "md5:634d18415352ddfa80567beed471001a",
+                "data_batch_5": "md5:482c414d41f54cd18b22e5b47cb7c3cb",
+                "test_batch": "md5:40351d587109b95175f43aff81a1287e",
+                "batches.meta": "md5:5ff9c542aee3614f3951f8cda6e48888",
             },
             folders=("cifar-10-batches-py", "cifar10/cifar-10-batches-py", "cifar10"),
             # The mirror first: the official site is often throttled to an hour for this file.
@@ -91,15 +91,15 @@ OFFICIAL = {
                 "https://www.cs.toronto.edu/~kriz/",
             ),
             read=cifar.read_cifar10,
-            archive=("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
+            archive=("cifar-10-python.tar.gz", "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),
         ),
         Official(
             name="cifar100",
             summary="60,000 colour photographs, 32 × 32, 100 classes",
             files={
-                "train": "16019d7e3df5f24257cddd939b257f8d",
-                "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
-                "meta": "7973b15100ade9c7d40fb424638fde48",
+                "train": "735e79b04f092ca3d2e6d07f368c0a7d70d48c48d28865950cc24454cf45129b",
+                "test": "4b67687d9933c4db8f0831104447f15b93774f4f464bd0516f0f0f2ac83b7864",
+                "meta": "a5d4786345c961390f865e93b434dbd5c6904ce880667e0cb888c97d449f28b9",
             },
             folders=("cifar-100-python", "cifar100/cifar-100-python", "cifar100"),
             mirrors=(
@@ -107,7 +107,10 @@ OFFICIAL = {
                 "https://www.cs.toronto.edu/~kriz/",
             ),
             read=cifar.read_cifar100,
-            archive=("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
+            archive=(
+                "cifar-100-python.tar.gz",
+                "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+            ),
         ),
     )
 }

@@ -32,8 +32,8 @@ def contents(source: Official, data: Path | str | None, download: bool) -> dict[
     folders = _data_folders(source, data)
     found = {name: _found(name, partial(_content, source, name), folders) for name in source.files}
     if source.archive is not None and None in found.values():
-        name, md5 = source.archive
-        members = _obtained(source, name, md5, partial(_members, source), folders, download)
+        name, checksum = source.archive
+        members = _obtained(source, name, checksum, partial(_members, source), folders, download)
         if missing := source.files.keys() - members.keys():
             raise InputError(f"{source.name}: its archive lacks {min(missing)}: delete it and download it again")
         return members
@@ -47,7 +47,7 @@ def contents(source: Official, data: Path | str | None, download: bool) -> dict[
 
 def _content(source: Official, name: str, packed: bytes) -> bytes | None:
     """The content of an official file, however it was compressed; None if it is not what was published."""
-    as_published = _md5(packed) == source.files[name]
+    as_published = _has(packed, source.files[name])
     if not name.endswith(".gz"):
         return packed if as_published else None
     content = _unzipped(packed)
@@ -88,12 +88,13 @@ def _members(source: Official, packed: bytes) -> dict[str, bytes] | None:
                     members[name] = content
     except (tarfile.TarError, OSError, EOFError, zlib.error):
         return None
-    as_published = source.archive is not None and _md5(packed) == source.archive[1]
+    as_published = source.archive is not None and _has(packed, source.archive[1])
     return members if as_published or members.keys() == source.files.keys() else None
 
 
-def _md5(content: bytes) -> str:
-    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+def _has(content: bytes, checksum: str) -> bool:
+    kind, _, digits = checksum.rpartition(":")
+    return hashlib.new(kind or "sha256", content, usedforsecurity=False).hexdigest() == digits
 
 
 def _data_folders(source: Official, data: Path | str | None) -> list[Path]:
@@ -137,7 +138,7 @@ def _found(
 
 
 def _obtained(
-    source: Official, name: str, md5: str, verify: Verify[Verified], folders: Sequence[Path], download: bool
+    source: Official, name: str, checksum: str, verify: Verify[Verified], folders: Sequence[Path], download: bool
 ) -> Verified:
     """The verified content of a file, downloaded into the cache if it is not found."""
     content = _found(name, verify, folders)
@@ -146,7 +147,7 @@ def _obtained(
     cache = cache_folder() / source.name
     content = _found(name, verify, [cache], replaceable=download)
     if content is None and download:
-        download_file(source, name, md5, cache, f" is not in {str(folders[-1])!r}, and" if folders else "")
+        download_file(source, name, checksum, cache, f" is not in {str(folders[-1])!r}, and" if folders else "")
         content = _found(name, verify, [cache])
     if content is None:
         raise InputError(
@@ -160,7 +161,7 @@ def cache_folder() -> Path:
     return Path(optional("pooch", "pooch").os_cache("rwalk"))
 
 
-def download_file(source: Official, name: str, md5: str, folder: Path, because: str) -> None:
+def download_file(source: Official, name: str, checksum: str, folder: Path, because: str) -> None:
     """Download the file into the folder from the first mirror whose copy has the right checksum."""
     pooch = optional("pooch", "pooch")
     # A console of our own: the caller may be drawing on another.
@@ -174,7 +175,7 @@ def download_file(source: Official, name: str, md5: str, folder: Path, because: 
             bar = _Bar(progress, progress.add_task(f"{source.name}: {name}", total=None))
             fetch = pooch.HTTPDownloader(progressbar=bar, chunk_size=1 << 16, timeout=30)
             try:
-                pooch.retrieve(mirror + name, f"md5:{md5}", fname=name, path=folder, downloader=fetch)
+                pooch.retrieve(mirror + name, checksum, fname=name, path=folder, downloader=fetch)
                 return
             except (OSError, ValueError) as error:
                 failures.append(f"{mirror}: {_reason(error)}")
