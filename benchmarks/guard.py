@@ -30,12 +30,10 @@ FORMS: dict[str, dict[str, Any]] = {
 Step = Callable[[], None]
 
 
-def training(
-    model: nn.Module, form: str | None, batch: int, *shape: int, held: bool = True, compile: bool = False
-) -> Step:
+def training(model: nn.Module, form: str | None, batch: int, *shape: int, held: bool = True) -> Step:
     """A step of the second task, when everything is held and observed; of the first, where nothing is held yet."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    guard = None if form is None else Guard(model, optimizer, compile=compile, **FORMS[form])
+    guard = None if form is None else Guard(model, optimizer, **FORMS[form])
     x, y = torch.randn(batch, *shape), torch.randint(10, (batch,))
 
     def step() -> None:
@@ -46,8 +44,7 @@ def training(
     step()
     if guard is not None and held:
         guard.consolidate()
-    for _ in range(RWalk().dt + 1 if compile else 1):  # until everything is compiled
-        step()
+    step()
     return step
 
 
@@ -115,8 +112,8 @@ def ratio(
     return beside(plain, {"guarded": guarded}, rounds)[1]["guarded"]
 
 
-def mlp_ratio(held: bool, compile: bool = False) -> float:
-    return ratio(mlp, 20, 30, 64, 784, held=held, compile=compile)
+def mlp_ratio(held: bool) -> float:
+    return ratio(mlp, 20, 30, 64, 784, held=held)
 
 
 def resnet_ratio(form: str = "RWalk") -> float:
@@ -133,8 +130,6 @@ def bench() -> dict[str, Any]:
             "mlp": {
                 "before the first task's end": apart(mlp_ratio, False),
                 "after the first task's end": apart(mlp_ratio, True),
-                "compiled, before the first task's end": apart(mlp_ratio, False, True),
-                "compiled, after the first task's end": apart(mlp_ratio, True, True),
             },
         }
     return found | peaks()

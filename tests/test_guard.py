@@ -332,38 +332,17 @@ def test_tied_weights_are_one_parameter() -> None:
     ]
 
 
-def embedded(sparse: bool, indices: list[Tensor], method: Method) -> tuple[nn.Embedding, Guard]:
-    torch.manual_seed(0)
-    table = nn.Embedding(6, 3, sparse=sparse).double()
-    guard = Guard(table, SGD(table.parameters(), lr=0.1), method)
-    for task in range(2):
-        for index in indices:
-            (table(index) * (index[:, None] + task + 1.0)).sin().sum().backward()
-            guard.optimizer.step()
-            guard.optimizer.zero_grad()
-        guard.consolidate()
-    return table, guard
-
-
-@pytest.mark.parametrize("penalty", ["gradient", "proximal"])
-def test_sparse_gradients_of_all_rows_are_the_dense_ones(penalty: Any) -> None:
-    everything = [torch.tensor([0, 1, 2, 3, 4, 5, 5, 0])] * 7
-    method = replace(RWALK, penalty=penalty)
-    (dense, one), (sparse, other) = (embedded(kind, everything, method) for kind in (False, True))
-    torch.testing.assert_close(sparse.weight, dense.weight, rtol=0, atol=1e-12)
-    for name, vector in one.state_dict()["tensors"].items():
-        torch.testing.assert_close(other.state_dict()["tensors"][name], vector, rtol=1e-9, atol=1e-12)
-
-
-def test_rows_without_a_sparse_gradient_take_no_part() -> None:
-    table, guard = embedded(True, [torch.tensor([1, 4])] * 7, RWALK)
-    fisher = guard.state_dict()["tensors"]["fisher/weight"]
-    assert fisher[[1, 4]].min() > 0 and not fisher[[0, 2, 3, 5]].any()
-    theta = table.weight.detach().clone()
-    table(torch.tensor([0])).sum().backward()
-    guard.optimizer.step()
-    assert torch.equal(guard.state_dict()["tensors"]["fisher/weight"][1:], fisher[1:])
-    assert torch.equal(table.weight[1:], theta[1:])
+@pytest.mark.parametrize("options", [{}, {"dtype": "8bit"}], ids=str)
+def test_sparse_gradients_are_refused_in_one_line_and_left_alone(options: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Embedding(6, 3, sparse=True), nn.Linear(3, 2))
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), RWALK, **options)
+    model(torch.tensor([1, 4])).square().sum().backward()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(InputError, match=r"0.weight has a sparse gradient.*sparse=False.*exclude it by params="):
+        guard.optimizer.step()
+    assert model[0].weight.grad.is_sparse
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    guard.detach()
 
 
 def test_a_head_that_gains_rows_keeps_the_old_rows_importance() -> None:

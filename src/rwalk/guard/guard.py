@@ -46,8 +46,6 @@ class Guard(Saved):
     params     which parameters to guard: patterns such as "*lora_*", or a function of name and parameter; all
     dtype      what the state is kept in: float32 (float64 for float64 parameters), torch.bfloat16, or "8bit": in
                codes of 8 bits, block by block, and of 16 where rounding would do harm
-    compile    on a CPU, the guard's part of a step as programs: True at once, where it can be; None once training
-               has gone on for so long that it repays its time
     offload    "cpu" keeps the state there; it is brought to the parameters' device a portion at a time
     lora       "product": springs hold what an adapter adds to its weight, ΔW = BA; "factors": A and B, each
     hooks      False for a loop that calls `before_step` and `after_step` around `optimizer.step()` itself
@@ -80,7 +78,6 @@ class Guard(Saved):
         params: Params | None = None,
         dtype: Precision | None = None,
         offload: Literal["cpu"] | None = None,
-        compile: bool | None = None,
         lora: Literal["product", "factors"] = "product",
         hooks: bool = True,
     ) -> None:
@@ -92,7 +89,7 @@ class Guard(Saved):
             model,
             params if params is None or isinstance(params, str) or callable(params) else tuple(params),
             hooks,
-            Work(method, Watching(budget, predict, share, every, step_back), dtype, offload, compile, lora),
+            Work(method, Watching(budget, predict, share, every, step_back), dtype, offload, lora),
         )
         self.attach(optimizer)
         if isinstance(method, Anchor) and probes is None:

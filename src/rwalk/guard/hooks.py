@@ -21,7 +21,6 @@ from rwalk.guard.state.parameter import Piece
 from rwalk.guard.step import penalty as stiffness
 from rwalk.guard.step.in_progress import Step, Uninterrupted, contain
 from rwalk.guard.step.lora import Factors
-from rwalk.guard.step.rows import Rows
 from rwalk.guard.work import Work
 from rwalk.methods import Method
 
@@ -190,10 +189,10 @@ class Following:
                 step.passages.append((factors, lr))
                 factors.enter(method, size)
             elif gradient.is_sparse:
-                rows = Rows(piece)
-                step.passages.append((rows, lr))
-                followed = stiffness.followed(size, piece.stiffest(method)) if pulls_gradients else None
-                rows.enter(method, followed, pulls.get(piece.parameter))
+                raise InputError(
+                    f"{piece.name} has a sparse gradient, which no guard can hold: "
+                    "make its layer with sparse=False, or exclude it by params="
+                )
             else:
                 dense.append(piece)
         aside = not _leaves_gradients(self.optimizer)

@@ -35,7 +35,6 @@ class Work:
         watching: Watching,
         dtype: Precision | None,
         offload: str | None,
-        compile: bool | None,
         lora: str,
     ) -> None:
         self.lora = lora
@@ -48,8 +47,7 @@ class Work:
         else:
             if watching.budget is not None and type(method).pull is Method.pull:
                 method = replace(method, penalty="proximal")  # λ is ours; no optimizer gets to see it change
-            # A program knows one λ; a budget changes it all the time.
-            self.learned = Learned(method, dtype, home, compile if watching.budget is None else False)
+            self.learned = Learned(method, dtype, home)
             self.force = Springs(self.learned)
         self.keeper = Keeper(watching)
 

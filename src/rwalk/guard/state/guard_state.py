@@ -32,7 +32,6 @@ class Learned:
 
     method  with the λ of this moment
     dtype, offload  see `storages`
-    compile         see `Packs`
     """
 
     def __init__(
@@ -40,11 +39,10 @@ class Learned:
         method: Method,
         dtype: Precision | None,
         offload: torch.device | None,
-        compile: bool | None = False,
     ) -> None:
         self.method = method
         self.pieces: Pieces = {}
-        self.packs = Packs(compile, lambda: self.guarded)
+        self.packs = Packs(lambda: self.guarded)
         self.tasks = 0  # consolidated so far
         self.steps = 0  # observed in the current task
         self._storage = storages(dtype, offload, lambda: moment(self.tasks, self.steps))
@@ -89,8 +87,6 @@ class Learned:
     def stepped(self) -> None:
         """A step was observed, piece by piece."""
         self.steps += 1
-        if self.packs.stepped():
-            self.packs.compile(self.method, self.started)
         if self.method.window and self.steps % self.method.window == 0:
             self._score()
 

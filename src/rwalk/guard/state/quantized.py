@@ -14,7 +14,6 @@ from typing import Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from rwalk.errors import InputError
 from rwalk.guard.state import codec as codes
 from rwalk.guard.state.codec import BLOCK, Code
 from rwalk.guard.state.lazy import Borrowed
@@ -125,15 +124,8 @@ class LentStorage(Storage):
             with self._lent(span, names, near.shape, write) as state:
                 yield Part(state, near, of)
 
-    def borrowed(self, rows: Tensor | None = None, write: bool = False) -> AbstractContextManager[State]:
-        if rows is None:
-            return self._lent(Span(0, self.size), frozenset(self.kept), self.shape, write)
-        if self.lending.dtype == "8bit":
-            raise InputError(
-                f"{self.name} has sparse gradients, and single rows cannot be had from a state of 8 bits: "
-                "use dtype=torch.bfloat16, or exclude it by params="
-            )
-        return _rows_of(self, rows, write)
+    def borrowed(self, write: bool = False) -> AbstractContextManager[State]:
+        return self._lent(Span(0, self.size), frozenset(self.kept), self.shape, write)
 
     @contextmanager
     def _lent(self, span: Span, names: frozenset[str], shape: torch.Size, write: bool) -> Iterator[State]:
@@ -144,20 +136,6 @@ class LentStorage(Storage):
             for name, vector in state.changed().items():
                 portion.stored(name, portion.coded(name, portion.gathered([vector], whole=False)))
             self.touched()
-
-
-@contextmanager
-def _rows_of(storage: LentStorage, rows: Tensor, write: bool) -> Iterator[State]:
-    """Of vectors that are kept as they are; where they are kept, for rows are few."""
-    rows, shape = rows.to(storage.place), storage.shape
-    whole = {name: kept.view(-1)[: shape.numel()].view(shape) for name, (kept,) in storage.kept.items()}
-    if storage.home.type == "cuda":
-        torch.cuda.current_stream(storage.home).synchronize()  # what was stored last may still be on its way
-    state = {name: storage.wide(vector[:, rows]) for name, vector in whole.items()}
-    yield state
-    if write:
-        for name, vector in state.items():
-            whole[name].index_copy_(1, rows, vector.to(whole[name]))
 
 
 def storages(

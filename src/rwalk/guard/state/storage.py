@@ -67,12 +67,11 @@ class Storage:
         """The tensor itself where it already is as the equations want it."""
         return tensor.to(self.home, self.worked_in)
 
-    def theta(self, rows: Tensor | None = None) -> Tensor:
-        """The parameter's numbers on this rank; some rows, where a sparse gradient moves only those."""
+    def theta(self) -> Tensor:
+        """The parameter's numbers on this rank."""
         if self.product is not None:
             return self.product.value(self.worked_in)[None]
-        theta = local(self.parameter.detach())[None]
-        return theta if rows is None else theta[:, rows]
+        return local(self.parameter.detach())[None]
 
     def keep(self, state: State) -> None:
         self.state = {name: vector.to(self.home, self.stored_as) for name, vector in state.items()}
@@ -88,13 +87,13 @@ class Storage:
         if any(vector.device != home for vector in self.state.values()):
             self.keep(self.state)
 
-    def borrowed(self, rows: Tensor | None = None, write: bool = False) -> AbstractContextManager[State]:
+    def borrowed(self, write: bool = False) -> AbstractContextManager[State]:
         """The state as the equations want it; with `write`, what they change is kept, once they are done."""
-        if rows is None and self.stored_as == self.worked_in:
+        if self.stored_as == self.worked_in:
             if write:
                 self.touched()
             return nullcontext(self.state)
-        return _copied_state(self, rows, write)
+        return _copied_state(self, write)
 
     def parts(self, write: bool = False) -> Iterator[Part]:
         """All of it, in as many parts as there have to be; with `write`, what is changed in states is kept."""
@@ -112,15 +111,8 @@ class Storage:
 
 
 @contextmanager
-def _copied_state(storage: Storage, rows: Tensor | None, write: bool) -> Iterator[State]:
-    rows = None if rows is None else rows.to(storage.home)
-    picked = {name: vector if rows is None else vector[:, rows] for name, vector in storage.state.items()}
-    state = {name: vector.to(storage.worked_in) for name, vector in picked.items()}
+def _copied_state(storage: Storage, write: bool) -> Iterator[State]:
+    state = {name: vector.to(storage.worked_in) for name, vector in storage.state.items()}
     yield state
-    if not write:
-        return
-    if rows is None:
+    if write:
         storage.keep(state)
-        return
-    for name, vector in state.items():
-        storage.state[name].index_copy_(1, rows, vector.to(storage.stored_as))

@@ -7,32 +7,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from rwalk.guard.state.parameter import Piece
 from rwalk.guard.state.quantized import LentStorage
 from rwalk.guard.state.sharded import is_sharded, local
-from rwalk.guard.step import compiled, fused
 from rwalk.guard.step import executor as packs
+from rwalk.guard.step import fused
 from rwalk.guard.step import fused_chunked as fused_lent
 from rwalk.guard.step.chunked import LentPack
-from rwalk.guard.step.compiled import CompiledPack
 from rwalk.guard.step.executor import Pack
 from rwalk.guard.step.fused import FusedPack
 from rwalk.guard.step.fused_chunked import FusedLentPack
-from rwalk.methods import METHODS, Method
-from rwalk.programs import Programs, compiler_works
+from rwalk.methods import Method
 
 KEPT = 16  # divisions into packs that are remembered: which parameters have gradients may vary from step to step
-LOOK = 1000  # steps after which it is asked again whether compiling is worth it
 
 
 class Packs:
     """Parameters divided into packs: once, and again when any of them has changed.
 
-    asked     whether steps on a CPU are to be compiled; None: where that is worth it
     everyone  all that are guarded, the largest of which decides how many others there is room for at once
     """
 
-    def __init__(self, asked: bool | None, everyone: Callable[[], Iterable[Piece]]) -> None:
-        self._asked, self._everyone = asked, everyone
-        self._steps = 0  # so far, of whatever task
-        self._programs: Programs | None = None
+    def __init__(self, everyone: Callable[[], Iterable[Piece]]) -> None:
+        self._everyone = everyone
         self._known: dict[tuple[Piece, ...], list[Pack | LentPack]] = {}
 
     def of(self, pieces: Sequence[Piece], method: Method) -> list[Pack | LentPack]:
@@ -44,24 +38,6 @@ class Packs:
         if known is None or stale:
             known = self._known[key] = list(self._divided(pieces, method))
         return known
-
-    def stepped(self) -> bool:
-        """Another step is over: is it time to think of compiling?"""
-        self._steps += 1
-        return self._programs is None and self._steps % (1 if self._asked else LOOK) == 0
-
-    def compile(self, method: Method, pieces: Sequence[Piece]) -> None:
-        """From now on, if it is worth it."""
-        facts = compiled.Facts(
-            asked=self._asked,
-            ours=type(method) in METHODS.values(),
-            tensors=len(pieces),
-            numbers=sum(_size(piece) for piece in pieces),
-            steps=self._steps,
-        )
-        if compiled.is_worth_it(facts, compiler_works):
-            self._programs = Programs("a guard's step", warn=bool(self._asked))
-            self._known.clear()
 
     def forget(self) -> None:
         """Hold no memory until the next step."""
@@ -79,8 +55,6 @@ class Packs:
                 yield FusedPack(alike)
             elif packs.launches(alike[0].storage.home):
                 yield from map(Pack, portions(alike, room))
-            elif self._programs is not None and all(map(compiled.is_possible, alike)):
-                yield CompiledPack(alike, self._programs)
             else:
                 yield from (Pack([piece]) for piece in alike)
 
