@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rwalk import Fleet, InputError, Stream, Training, from_arrays, learner
 from rwalk.augmentations.crop_flip import PAD, CropFlip
+from rwalk.engine.lessons import batches_of
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,23 @@ def test_runs_see_the_same_crops_alone_and_in_a_fleet(stream: Stream) -> None:
     plain = Fleet(stream, "mlp", [learner("rwalk")], [0], Training(steps=5, batch=8, optimizer="sgd", lr=0.05))
     plain.train()
     assert not torch.allclose(plain.theta[0].double(), together.theta[0], atol=1e-4)
+
+
+def test_squares_of_single_examples_are_of_the_augmented_inputs(stream: Stream) -> None:
+    """With α = 1 the Fisher is that of the last batch, whose inputs are drawn again here."""
+    training = Training(steps=1, batch=8, augment="crop-flip", optimizer="sgd", lr=0.0 + 1e-12)
+    each = learner("ewc++", alpha=1.0, fisher="example", normalize=False)
+    fleet = Fleet(stream, "mlp", [each], [0], training, dtype=torch.float64)
+    fleet.begin_task()
+    ((index, draws),) = batches_of(fleet)
+    x, y = fleet.stream.batch(index)
+    expected = torch.zeros_like(fleet.theta)
+    for image, label in zip(CropFlip().apply(x, draws)[0], y[0], strict=True):
+        logits = fleet.net.forward(image[None, None]) + fleet.lesson.head
+        loss = torch.nn.functional.cross_entropy(logits[0], label[None])
+        expected += fleet.net.gradient(loss[None]).square() / len(y[0])
+    fleet.train_task()
+    torch.testing.assert_close(fleet.state["fisher"], expected, rtol=1e-6, atol=1e-12)
 
 
 def test_crops_are_of_images() -> None:

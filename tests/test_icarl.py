@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import defaultdict
 
@@ -9,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import little
 from rwalk import Fleet, InputError, MemorySpec, Stream, Training, learner
 from rwalk.classifiers import NearestMean
 from rwalk.data import datasets, splits
+from rwalk.engine.execution import eager
 from rwalk.engine.lessons import batches_of
 from rwalk.losses import Batch
 from rwalk.losses.icarl import ICaRL
@@ -200,6 +202,50 @@ def test_the_teacher_is_the_network_before_the_task(stream: Stream) -> None:
     fleet.train_task()
     assert fleet.loss_state["teacher"].equal(after)
     assert not after.equal(before) and not fleet.theta.equal(after)
+
+
+class WithBatchNorm(nn.Module):
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.body = nn.Linear(torch.Size(shape).numel(), 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.head = nn.Linear(16, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.relu(self.norm(self.body(x.flatten(1)))))
+        return out
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+@pytest.mark.parametrize("name", ["icarl", "lwf"])
+def test_a_teacher_with_batch_norm_is_the_whole_network_before_the_task(
+    stream: Stream, name: str, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its running statistics included: what it says does not change while the task is learned."""
+    each = learner(name, MemorySpec(per_class=5) if name == "icarl" else None)
+    fleet = Fleet(stream, WithBatchNorm, [each] * runs, range(runs), SHORT, dtype=torch.float64)
+    fleet.begin_task()
+    fleet.train_task()
+    fleet.end_task()
+    before, moved = copy.deepcopy(fleet), 0.0
+    fleet.task, fleet.step = 1, 0
+    taught: list[tuple[Tensor, Tensor]] = []
+    of_step = eager.losses_of
+
+    def noted(fleet: Fleet, logits: Tensor, inputs: dict[str, Tensor], said: Tensor) -> Tensor:
+        taught.append((inputs["x"], said))
+        return of_step(fleet, logits, inputs, said)
+
+    monkeypatch.setattr(eager, "losses_of", noted)
+    fleet.begin_task()
+    fleet.train_task()
+    assert len(taught) == fleet.lesson.steps
+    for x, said in taught:
+        with torch.no_grad():
+            torch.testing.assert_close(said, before.net.forward(x, train=False), rtol=0, atol=1e-9)
+            now = fleet.net.forward(x, theta=before.theta, train=False)
+            moved = max(moved, float((said - now).abs().max()))
+    assert moved > 0.1, "the student's running statistics have moved"
 
 
 def test_icarl_trains_on_the_union_and_needs_exemplars() -> None:

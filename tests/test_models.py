@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from sklearn.datasets import load_digits, load_wine
 
 import little
@@ -401,6 +402,30 @@ def test_every_run_of_a_fleet_is_kept_as_its_own(tmp_path: Path, quiet: None) ->
         assert classifier.method.lam == spec.lam and classifier.random_state == spec.seed
         (first, *_) = fleet.memory.of_run(run)
         np.testing.assert_array_equal(classifier.exemplars_[0], fleet.stream.x[first])
+
+
+def test_every_run_of_a_fleet_of_several_methods_is_kept_as_its_own(tmp_path: Path, quiet: None) -> None:
+    """On a device methods share a fleet, where each method's state has rows and names of its own."""
+    base = RunSpec(StreamSpec("digits", classes_per_task=5), training=Training(steps=20))
+    job = tuple(
+        replace(base, method=method, seed=seed) for method in ("vanilla", "rwalk", "pi") for seed in (0, 1)
+    )
+    stream = base.stream.build()
+    fleet = fleet_of("cpu", stream, job)
+    fleet.train()
+    keeper = models.Keeper(tmp_path / "models", "all")
+    keeper(job, fleet)
+    for run, spec in enumerate(job):
+        row = {"spec": spec.to_json(), "accuracy": {"single": fleet.accuracy["single"][run].tolist()}}
+        classifier = assert_measures_as_its_row(keeper.path_of(spec), row)
+        alone, by_itself = fleet_of("cpu", stream, [spec]), models.Keeper(tmp_path / "alone", "all")
+        alone.train()
+        by_itself([spec], alone)
+        found, expected = (load_file(each.path_of(spec)) for each in (keeper, by_itself))
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-5)
+        classifier.partial_fit(stream.x[:40].numpy(), classifier.classes_[stream.y[:40]])
 
 
 @pytest.mark.parametrize("method", parts.parts())

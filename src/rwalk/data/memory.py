@@ -81,7 +81,7 @@ class Group:
     stored: dict[str, Tensor] = field(default_factory=dict, repr=False)  # [R, m, …]
 
     def first(self, count: int) -> Group:
-        """The best `size` of them, in new tensors, so that those dropped are neither held nor saved."""
+        """The best `count` of them, in new tensors, so that those dropped are neither held nor saved."""
         stored = {name: each[:, :count].contiguous() for name, each in self.stored.items()}
         return Group(self.task, self.label, self.examples[:, :count].contiguous(), stored)
 

@@ -35,13 +35,16 @@ class Measures(NamedTuple):
 
 
 def evaluate(fleet: Fleet, stream: Stream, k: int) -> dict[str, NDArray[np.float64]]:
-    """Accuracies [R, k + 1] on tasks 0..k by both heads, from one forward pass over their test data."""
-    hits = {head: fleet.theta.new_zeros(fleet.runs, k + 1) for head in HEADS}
+    """Accuracies [R, k + 1] on tasks 0..k by both heads, from one forward pass over their test data.
+
+    Hits are counted in integers, so that an accuracy is a fraction rounded once, to float64.
+    """
+    hits = {head: torch.zeros(fleet.runs, k + 1, dtype=torch.int64, device=fleet.theta.device) for head in HEADS}
     for scores, y, task in _scored(fleet, stream, k):
         for head, each in scores.items():
-            hits[head].index_add_(1, task, (each.argmax(-1) == y).to(each.dtype))
-    counts = torch.tensor([len(task.test) for task in stream.tasks[: k + 1]], device=fleet.theta.device)
-    return {head: (count / counts).double().cpu().numpy() for head, count in hits.items()}
+            hits[head].index_add_(1, task, (each.argmax(-1) == y).long())
+    counts = np.array([len(task.test) for task in stream.tasks[: k + 1]])
+    return {head: count.cpu().numpy() / counts for head, count in hits.items()}
 
 
 def calibration(fleet: Fleet, stream: Stream, k: int) -> dict[str, NDArray[np.float64]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from rwalk import augmentations
 from rwalk.data.memory import Memory
 from rwalk.data.streams import Stream
-from rwalk.engine import evaluation, execution, exemplars, fisher, networks, reservoirs
+from rwalk.engine import evaluation, execution, exemplars, fisher, networks, reservoirs, teachers
 from rwalk.engine.execution import solved
 from rwalk.engine.late import LateLosses, thinned
 from rwalk.engine.lessons import Lesson, batches_of, lesson_of
@@ -150,6 +150,11 @@ class Fleet:
         for walker in self.walkers:
             walker.take(state)
 
+    def state_of(self, run: int) -> State:
+        """What one run's method knows, as in a fleet of that run alone: vectors [1, P]."""
+        walker = next(each for each in self.walkers if each.rows.start <= run < each.rows.stop)
+        return walker.of_run(run)
+
     def train(
         self, tell: Tell | None = None, checkpoints: Checkpoints | None = None, enough: Enough | None = None
     ) -> None:
@@ -173,7 +178,7 @@ class Fleet:
             exemplars.keep(self, before=True)
             if self.loss.afresh:
                 self.net.restart()
-            self.loss.begin_task(self.loss_state, self.theta, self.past + self.task)
+            teachers.begin_task(self.loss, self.loss_state, self.theta, self.net.buffers, self.past + self.task)
         self.execution.begin_task()
 
     def train_task(

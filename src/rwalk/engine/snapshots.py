@@ -97,7 +97,7 @@ def restore(fleet: Fleet, snapshot: Snapshot) -> None:
     for name, vector in snapshot.optimizer.items():
         fleet.optimizer.state[name].copy_(vector)
     fleet.state = {name: vector.to(fleet.theta, copy=True) for name, vector in snapshot.method.items()}
-    fleet.loss_state = {name: vector.to(fleet.theta, copy=True) for name, vector in snapshot.loss.items()}
+    fleet.loss_state = {name: each.to(fleet.theta.device, copy=True) for name, each in snapshot.loss.items()}
     fleet.held = {name: each.to(fleet.held[name].device, copy=True) for name, each in snapshot.held.items()}
     for name, buffer in snapshot.buffer.items():
         fleet.net.buffers[name].copy_(buffer)

@@ -128,12 +128,27 @@ class Networks:
     def runs(self) -> int:
         return self.theta.shape[0]
 
-    def forward(self, x: Tensor, *, theta: Tensor | None = None, train: bool = True) -> Tensor:
-        """Logits [R, B, C] of inputs [R, B, ...], at θ or at another matrix of the same shape."""
-        return self.forward_with_features(x, theta=theta, train=train)[1]
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        theta: Tensor | None = None,
+        buffers: Mapping[str, Tensor] | None = None,
+        train: bool = True,
+    ) -> Tensor:
+        """Logits [R, B, C] of inputs [R, B, ...], at θ or at another matrix of the same shape.
+
+        `buffers` are those that belong to another θ; by default the networks' own.
+        """
+        return self.forward_with_features(x, theta=theta, buffers=buffers, train=train)[1]
 
     def forward_with_features(
-        self, x: Tensor, *, theta: Tensor | None = None, train: bool = True
+        self,
+        x: Tensor,
+        *,
+        theta: Tensor | None = None,
+        buffers: Mapping[str, Tensor] | None = None,
+        train: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """(features [R, B, f], logits [R, B, C]); features are empty where the network has no known head."""
         if self.module.training != train:
@@ -145,9 +160,10 @@ class Networks:
             else:
                 parameters = self.layout.split(self.theta if theta is None else theta)
                 # Evaluating another θ is not training: it must not update the running statistics.
-                buffers = self.buffers if theta is None else {k: v.clone() for k, v in self.buffers.items()}
+                held = self.buffers if buffers is None else buffers
+                held = dict(held) if theta is None else {name: each.clone() for name, each in held.items()}
                 with BatchWell():
-                    features, logits = torch.func.vmap(self.call)(parameters, buffers, x)
+                    features, logits = torch.func.vmap(self.call)(parameters, held, x)
         return features.to(self.theta.dtype), logits.to(self.theta.dtype)
 
     def _precision(self) -> AbstractContextManager[Any]:
@@ -197,13 +213,13 @@ class Networks:
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
         return losses.detach(), [grad.reshape(self.runs, -1) for grad in grads]
 
-    def pure_outputs(self, parameters: Mapping[str, Tensor], buffers: Sequence[Tensor], x: Tensor) -> Tensor:
+    def pure_outputs(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Logits [R, B, C] in evaluation mode, as a function that `programs` can record; it changes nothing."""
         self.module.eval()
-        held = {name: buffer.clone() for name, buffer in zip(self.buffers, buffers, strict=True)}
+        held = {name: buffer.clone() for name, buffer in buffers.items()}
         with self._precision():
             if self.solo:
-                own = {name: each[0] for name, each in parameters.items()}
+                own, held = ({name: each[0] for name, each in state.items()} for state in (parameters, held))
                 logits = self.call(own, held, _channels_last(x[0]))[1][None]
             else:
                 with BatchWell():

@@ -31,6 +31,11 @@ class Walker:
         """Its vectors, as a fleet names them."""
         return {self.prefix + name: vector for name, vector in self.state.items()}
 
+    def of_run(self, run: int) -> State:
+        """The vectors [1, P] of one run of the fleet, under the method's own names."""
+        row = run - self.rows.start
+        return {name: vector[row : row + 1] for name, vector in self.state.items()}
+
     def take(self, state: State) -> None:
         """Take its vectors from those of the whole fleet."""
         mine = {name: vector for name, vector in state.items() if name.startswith(self.prefix)}

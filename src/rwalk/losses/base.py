@@ -73,7 +73,12 @@ class Loss:
     classifier: ClassVar[Classifier] = Logits()
 
     def begin_task(self, state: State, theta: Tensor, task: int) -> None:
-        """A task begins, the first being 0. State "teacher" is a network's θ; its logits are `Batch.taught`."""
+        """A task begins, the first being 0.
+
+        State "teacher" is the θ of a network, whose logits in evaluation mode are `Batch.taught`. Whenever a loss
+        sets it, the training loop keeps the network's buffers of that moment beside it, so that batch norm uses
+        the teacher's own running statistics.
+        """
 
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         """One loss per run: [R, B, C] → [R]."""

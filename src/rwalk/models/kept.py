@@ -210,7 +210,7 @@ def known_to(fleet: Fleet, run: int, now: Snapshot) -> Knowledge:
         last_seen=last_seen,
         exemplars={label: torch.cat(each) for label, each in exemplars.items()},
         theta=now.theta[run : run + 1].clone(),
-        method=own(now.method),
+        method={name: each.to("cpu", copy=True) for name, each in fleet.state_of(run).items()},
         buffer=own(now.buffer),
     )
 

@@ -21,7 +21,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rwalk import sealed
-from rwalk.engine import evaluation, snapshots
+from rwalk.engine import evaluation, snapshots, teachers
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.snapshots import Snapshot
 from rwalk.engine.walkers import Walker
@@ -268,7 +268,7 @@ def _expected(fleet: Fleet, counters: Mapping[str, Any]) -> dict[str, Form]:
     expected |= {f"accuracy.{head}": Form(torch.float64, (runs, tasks, tasks)) for head in HEADS}
     expected |= {f"measured.{name}": Form(torch.float64, each.shape) for name, each in fleet.measured.items()}
     for part, state in _states(fleet, counters["task"], counters["step"]).items():
-        expected |= {f"{part}.{name}": Form(fleet.theta.dtype, shape) for name, shape in state.items()}
+        expected |= {f"{part}.{name}": Form(each.dtype, tuple(each.shape)) for name, each in state.items()}
     for number, (task, label) in enumerate(counters["groups"]):
         held = int((fleet.stream.labels(fleet.stream.tasks[task].train) == label).sum())
         assert fleet.memory is not None
@@ -279,8 +279,8 @@ def _expected(fleet: Fleet, counters: Mapping[str, Any]) -> dict[str, Form]:
     return expected
 
 
-def _states(fleet: Fleet, tasks: int, step: int) -> dict[str, dict[str, tuple[int, ...]]]:
-    """What the method and the loss hold after so many tasks and steps, and of what shape.
+def _states(fleet: Fleet, tasks: int, step: int) -> dict[str, dict[str, Tensor]]:
+    """What the method and the loss hold after so many tasks and steps: tensors without values.
 
     Found by running them on a θ without values (the device "meta"), which takes no memory.
     """
@@ -293,10 +293,10 @@ def _states(fleet: Fleet, tasks: int, step: int) -> dict[str, dict[str, tuple[in
         for _ in range(tasks):
             method.consolidate(walker.state, rows, rows)
         held |= walker.named()
+    buffers = {name: torch.empty_like(each, device="meta") for name, each in fleet.net.buffers.items()}
     for task in range(tasks + 1 if step else tasks):
-        loss.begin_task(taught, theta, task)
-    states = {"method": held, "loss": taught}
-    return {part: {name: tuple(each.shape) for name, each in state.items()} for part, state in states.items()}
+        teachers.begin_task(loss, taught, theta, buffers, task)
+    return {"method": held, "loss": taught}
 
 
 def _stored(fleet: Fleet) -> dict[str, tuple[int, ...]]:

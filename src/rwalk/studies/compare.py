@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rwalk.metrics import HEADS
-from rwalk.studies import provenance
+from rwalk.studies import numerics, provenance
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.store import Row, Store
 
@@ -38,7 +39,7 @@ def compare(a: Store, b: Store) -> list[str]:
     elif len(before) > 1:
         lines.append(f"made by, in both: {'; '.join(before)}")
     rows = _paired(ours, changed), _paired(theirs, changed)
-    return [*lines, *_means(*rows), *_rows(*rows)]
+    return [*lines, *_numerics(*rows), *_means(*rows), *_rows(*rows)]
 
 
 def _flat(value: Any, name: str = "") -> Flat:
@@ -66,6 +67,16 @@ def _paired(rows: Sequence[Row], changed: set[str]) -> dict[str, Row]:
     """Rows by their settings, without the settings in which the two studies differ as a whole."""
     specs = ((row, _flat(row["spec"])) for row in rows)
     return {json.dumps({k: v for k, v in spec.items() if k not in changed}): row for row, spec in specs}
+
+
+def _numerics(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> Iterator[str]:
+    """What rwalk computes differently for rows that both studies have, by the numbers that they record."""
+    causes = Counter[str]()
+    for key in ours.keys() & theirs.keys():
+        one, other = (rows[key]["made"].get("numerics", numerics.FIRST) for rows in (ours, theirs))
+        causes.update(numerics.changes_between(one, other, RunSpec.from_json(ours[key]["spec"])))
+    for what, count in sorted(causes.items()):
+        yield f"numerics of {count} row{'s' * (count > 1)}: {what}"
 
 
 def _means(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> Iterator[str]:

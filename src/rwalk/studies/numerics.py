@@ -1,13 +1,17 @@
 """The version of our numerics: a history of the changes that moved results.
 
-A row records the number under which its run was trained. Whoever changes what a run computes, by more than
-rounding, adds a line here; the runs it affects, and no others, are then trained again, and the line says why.
+A row records the number under which its run was trained. Whoever changes what a run computes adds a line here.
+The runs that a change affects, and no others, are then trained again, and the line says why. A change that moves
+accuracies by rounding alone is listed too, but finished rows stay valid.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
+
+from rwalk import parts
+from rwalk.losses import Taught
 
 if TYPE_CHECKING:
     from rwalk.studies.specs import RunSpec
@@ -19,6 +23,19 @@ class Change(NamedTuple):
     number: int
     what: str
     affects: Callable[[RunSpec], bool]
+    rounding: bool = False  # the difference is one of rounding: finished rows stay valid
+
+
+def _teacher_with_buffers(run: RunSpec) -> bool:
+    """Whether a loss of this run distils, on a network that has, or may have, batch norm."""
+    distils = ":" in run.method or issubclass(parts.find(run.method), Taught)
+    return distils and (":" in run.network or run.network.startswith("resnet"))
+
+
+def _augmented_squares(run: RunSpec) -> bool:
+    """Whether squares of single, augmented examples are observed in every step."""
+    observes = ":" in run.method or "square" in getattr(parts.find(run.method), "wants", ())
+    return observes and run.numbers.get("fisher") == "example" and bool(run.training.augment)
 
 
 FIRST = 1  # of rows that were written before rows named a number
@@ -28,6 +45,11 @@ HISTORY = (
     Change(3, "the proximal form has a default λ of its own",
            lambda run: run.method in ("ewc", "ewc++", "ewc-online", "l2", "mas", "pi", "rwalk")
            and run.numbers.get("penalty") == "proximal" and "lam" not in run.numbers),
+    Change(4, "accuracies are counted in integers, no longer as quotients in float32", lambda run: True,
+           rounding=True),
+    Change(5, "a teacher with batch norm has its own running statistics, no longer the student's",
+           _teacher_with_buffers),
+    Change(6, "squares of single examples are taken of their augmented inputs", _augmented_squares),
 )  # fmt: skip
 
 
@@ -37,5 +59,11 @@ def number_of(run: RunSpec) -> int:
 
 
 def changes_since(number: int, run: RunSpec) -> list[str]:
-    """What has changed a run's results since a number."""
-    return [change.what for change in HISTORY if change.number > number and change.affects(run)]
+    """What has changed a run's results since a number, by more than rounding."""
+    return [each.what for each in HISTORY if each.number > number and not each.rounding and each.affects(run)]
+
+
+def changes_between(one: int, other: int, run: RunSpec) -> list[str]:
+    """Every change of a run's results between two numbers, rounding included."""
+    low, high = sorted((one, other))
+    return [each.what for each in HISTORY if low < each.number <= high and each.affects(run)]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rwalk.engine import teachers
 from rwalk.engine.execution.inputs import StepInputs, batch_of
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.lessons import batches_of
@@ -85,8 +86,9 @@ def _moments(trial: Trial) -> Iterator[tuple[Fleet, Tensor, Batch]]:
         inputs = StepInputs(fleet).of(*next(batches_of(fleet)))
         taught = None
         with torch.no_grad(), preserved(fleet.net.buffers):
-            if "teacher" in inputs:
-                taught = fleet.net.forward(inputs["x"], theta=inputs["teacher"], train=False)
+            if teachers.THETA in inputs:
+                theta, buffers = inputs[teachers.THETA], teachers.buffers(inputs)
+                taught = fleet.net.forward(inputs["x"], theta=theta, buffers=buffers, train=False)
             logits = fleet.net.forward(inputs["x"])
         yield fleet, logits.detach().requires_grad_(True), batch_of(inputs, taught)
         fleet.train_task()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rwalk.engine import constraints, fisher, walk
+from rwalk.engine import constraints, fisher, teachers, walk
 from rwalk.engine.execution.inputs import Inputs, StepInputs, losses_of
 from rwalk.engine.walkers import Walker
 
@@ -58,7 +58,8 @@ class Eager:
         losses, *pieces = self.gradients(*batch)
         square = None
         if fleet.learner.method.observes_examples:
-            square = fisher.of_examples(fleet, *fleet.stream.batch(batch[0]))
+            inputs = self.inputs.of(*batch)  # augmented by the same draws as in the gradient
+            square = fisher.of_examples(fleet, inputs["x"], inputs["y"])
         with torch.no_grad():
             if fleet.learner.projector and fleet.task:
                 grad = fleet.learner.projector.project(torch.cat(pieces, dim=1), self.old_gradients())
@@ -92,7 +93,8 @@ class Eager:
 
     def losses(self, logits: Tensor, inputs: Inputs) -> Tensor:
         taught = None
-        if "teacher" in inputs:
+        if teachers.THETA in inputs:
+            theta, buffers = inputs[teachers.THETA], teachers.buffers(inputs)
             with torch.no_grad():
-                taught = self.fleet.net.forward(inputs["x"], theta=inputs["teacher"], train=False)
+                taught = self.fleet.net.forward(inputs["x"], theta=theta, buffers=buffers, train=False)
         return losses_of(self.fleet, logits, inputs, taught)

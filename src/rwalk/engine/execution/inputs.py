@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rwalk.engine import exemplars
+from rwalk.engine import exemplars, teachers
 from rwalk.losses import Batch
 from rwalk.training import batch_size
 
@@ -29,8 +29,7 @@ class StepInputs:
             self.fixed |= {"rivals": lesson.rivals.groups, "times": lesson.rivals.taught}
         if fleet.loss.tells_task:
             self.fixed["task"] = torch.tensor(float(fleet.past + fleet.task)).to(fleet.theta)
-        if "teacher" in fleet.loss_state:
-            self.fixed["teacher"] = fleet.loss_state["teacher"]
+        self.fixed |= teachers.tensors(fleet.loss_state)
         self.exemplars: Tensor | None = None  # their numbers [R, M], where the loss wants to know them
         self.tells_kept = bool(fleet.loss.tells_kept or fleet.loss.keeps)
         if self.tells_kept and fleet.memory and fleet.memory.groups:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rwalk.engine import teachers
 from rwalk.engine.execution.inputs import Inputs, losses_of
 
 if TYPE_CHECKING:
@@ -22,9 +23,10 @@ def gradient(
 
     def loss(logits: Tensor) -> Tensor:
         taught = None
-        if "teacher" in inputs:  # after the network itself, whose running statistics it shares
+        if teachers.THETA in inputs:
             with torch.no_grad():
-                taught = net.pure_outputs(net.layout.split(inputs["teacher"]), buffers, inputs["x"])
+                parameters = net.layout.split(inputs[teachers.THETA])
+                taught = net.pure_outputs(parameters, teachers.buffers(inputs), inputs["x"])
         return losses_of(fleet, logits, inputs, taught)
 
     return net.pure_gradient(loss, parameters, buffers, inputs["x"])
