@@ -6,7 +6,10 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +27,9 @@ from rwalk.engine.execution.eager import Eager
 from rwalk.engine.execution.plan import Facts, Plan, choose
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.snapshots import Snapshot
+from rwalk.files import is_private
 from rwalk.learners import Learner, learner
-from rwalk.programs import compiler_works, program
+from rwalk.programs import compiler_works, program, recording
 from rwalk.training import Training
 
 needs_compiler = pytest.mark.usefixtures("compiler")
@@ -232,6 +236,26 @@ def test_a_program_changes_its_arguments_and_recording_does_not() -> None:
 
 
 @needs_compiler
+def test_two_threads_compile_at_the_same_time() -> None:
+    together = threading.Barrier(2)
+
+    def compiled(factor: int) -> tuple[Tensor, Tensor]:
+        def function(x: Tensor) -> tuple[Tensor]:
+            assert recording()
+            return (torch.relu(x * factor).sum(0),)
+
+        x = torch.linspace(-1, 1, 20 * factor).view(4, -1)
+        together.wait()
+        (found,) = program(function, x)(x)
+        assert not recording()
+        return found, torch.relu(x * factor).sum(0)
+
+    with ThreadPoolExecutor(2) as pool:
+        for found, expected in pool.map(compiled, (2, 3)):
+            torch.testing.assert_close(found, expected)
+
+
+@needs_compiler
 def test_the_same_operations_are_compiled_once_and_other_tensors_never_mistaken() -> None:
     x = torch.ones(3)
 
@@ -273,3 +297,98 @@ def test_without_a_compiler_that_works_a_run_is_trained_eagerly(
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=surroundings, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
     assert done.stderr.count("the C++ compiler does not work") == complaints
+
+
+# ── the compiler's cache ──────────────────────────────────────────────────────────────────────────────────────
+
+has_owners = pytest.mark.skipif(not hasattr(os, "getuid"), reason="folders have no owner here")
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of temporary files, in a process that has not chosen a cache for its compiler yet."""
+    from torch._inductor import codecache  # seconds
+
+    for name in ("_HEADER_DIR", "_HEADER_LOCK_DIR"):
+        monkeypatch.setattr(codecache, name, getattr(codecache, name))  # to be put back
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@has_owners
+def test_compiled_code_is_kept_in_a_private_folder(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def cache() -> Path:
+        """Where a new process would keep what it compiles."""
+        monkeypatch.delenv(programs.CACHE_VARIABLE, raising=False)
+        programs.use_private_cache.__wrapped__()
+        return Path(os.environ[programs.CACHE_VARIABLE])
+
+    ours = cache()
+    assert ours == temporary / f"rwalk-compiled-{os.getuid()}" and not caplog.records
+    for safe in (0o700, 0o755):
+        ours.chmod(safe)
+        assert cache() == ours and ours.stat().st_mode & 0o777 == 0o700 and not caplog.records
+    ours.chmod(0o777)  # from now on somebody else may have put something there
+    folder = cache()
+    assert folder != ours and folder.parent == temporary and folder.stat().st_mode & 0o777 == 0o700
+    assert caplog.messages == [f"{ours} is not private, so compiled code is not kept there: remove it"]
+
+
+@has_owners
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_a_cache_that_the_user_names_is_used_if_it_is_private(
+    mode: int, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = temporary / "named"
+    monkeypatch.setenv(programs.CACHE_VARIABLE, str(named))
+    named.mkdir()
+    named.chmod(mode)
+    programs.use_private_cache.__wrapped__()
+    assert (os.environ[programs.CACHE_VARIABLE] == str(named)) == (mode == 0o755)
+
+
+WHERE = """
+import os, torch
+from pathlib import Path
+from rwalk.programs import program
+program(lambda x: (x.sin() + 1,), torch.zeros(64))
+folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+print(folder, any(folder.rglob("*.so")))
+"""
+
+
+@pytest.mark.slow
+@has_owners
+@needs_compiler
+def test_the_compiler_writes_to_the_private_folder_and_nowhere_else(tmp_path: Path) -> None:
+    around = {name: value for name, value in os.environ.items() if name != programs.CACHE_VARIABLE}
+    around |= {"TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", WHERE], env=around, capture_output=True, text=True)
+    ours = tmp_path / f"rwalk-compiled-{os.getuid()}"
+    assert (done.returncode, done.stdout) == (0, f"{ours} True\n"), done.stderr
+    assert [each.name for each in tmp_path.iterdir()] == [ours.name]
+
+
+@has_owners
+@pytest.mark.parametrize(
+    "case", ["link", "file", "writable by a group", "of another user", "around it anybody writes"]
+)
+def test_a_folder_that_is_not_private_is_told(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "around" / "folder"
+    folder.mkdir(mode=0o700, parents=True)
+    assert is_private(folder)
+    if case == "link":
+        folder.rename(tmp_path / "elsewhere")
+        folder.symlink_to(tmp_path / "elsewhere")
+    elif case == "file":
+        folder.rmdir()
+        folder.touch(mode=0o600)
+    elif case == "writable by a group":
+        folder.chmod(0o720)
+    elif case == "of another user":
+        monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    else:
+        folder.parent.chmod(0o777)
+    assert not is_private(folder)

@@ -7,9 +7,12 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,10 @@ import torch
 from torch import Tensor, nn
 
 import little
-from rwalk import InputError, threads
+from rwalk import InputError, Training, threads
 from rwalk.classifier import IncrementalClassifier
 from rwalk.paper.reproduce import _steps_per_second
+from rwalk.studies import Study
 from rwalk.threads import few_threads, flushes_denormals
 
 DATA = (np.eye(4, dtype=np.float32), np.arange(4))
@@ -208,3 +212,56 @@ def test_four_busy_processes_on_two_cores_slow_a_call_down_by_their_share_alone(
     )
     assert slower <= 1.5 * share
     assert busy[1] <= 1.5 * idle[1], "of a processor's time"
+
+
+# ── several threads of one program ────────────────────────────────────────────────────────────────────────────
+
+
+def in_two_threads(work: Callable[[int], Any], jobs: int) -> list[Any]:
+    """The results of jobs 0, 1, …, of which each thread does every other one, both at the same time."""
+    results: list[Any] = [None] * jobs
+    together = threading.Barrier(2)
+
+    def half(first: int) -> None:
+        together.wait()
+        for job in range(first, jobs, 2):
+            results[job] = work(job)
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(half, first) for first in (0, 1)]:
+            done.result()
+    return results
+
+
+def classifier_of(seed: int) -> list[Tensor]:
+    classifier = IncrementalClassifier(
+        method=("rwalk", "icarl", "ewc++", "lwf")[seed % 4],
+        network=little.Network,
+        memory=2,
+        epochs=2,
+        batch_size=4,
+        random_state=seed,
+    )
+    draw = np.random.default_rng(seed)
+    for classes in ((0, 1), (2, 3)):
+        y = np.repeat(classes, 4)
+        classifier.partial_fit(draw.normal(size=(8, 5)).astype(np.float32) + y[:, None], y)
+    return [classifier.predict_proba(np.eye(5, dtype=np.float32))]
+
+
+def rows_of(seed: int) -> list[Any]:
+    (run,) = little.study(methods=[("rwalk", "vanilla", "ewc")[seed % 3]], seeds=1).runs
+    run = replace(run, seed=seed, training=Training(steps=2, batch=8))
+    (row,) = Study((run,), "none", executor="here").execute()
+    return [row["accuracy"], row["stopped"]]
+
+
+@pytest.mark.parametrize("work", [classifier_of, rows_of])
+@pytest.mark.parametrize("each", [6, pytest.param(50, marks=pytest.mark.slow)])
+def test_two_threads_learn_the_same_models_as_one(work: Callable[[int], Any], each: int) -> None:
+    with few_threads(1):
+        random = torch.get_rng_state()
+        together = in_two_threads(work, 2 * each)
+        assert torch.get_rng_state().equal(random)
+        for seed, found in enumerate(together):
+            np.testing.assert_equal(found, work(seed), err_msg=f"seed {seed}")

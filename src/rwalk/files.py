@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -47,6 +48,17 @@ def _flush_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def is_private(folder: Path) -> bool:
+    """Whether a folder is this user's, and no other user can write to it or replace it."""
+    if not hasattr(os, "getuid"):  # Windows, where the folders of a user are private
+        return folder.is_dir()
+    found, around = folder.lstat(), folder.parent.stat()
+    others = stat.S_IWGRP | stat.S_IWOTH
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & others
+    replaceable = around.st_mode & stat.S_IWOTH and not around.st_mode & stat.S_ISVTX
+    return own and not replaceable
 
 
 def parse_json(text: str | bytes) -> Any:

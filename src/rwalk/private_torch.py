@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,6 +58,21 @@ def compiled(recorded: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., t
             recorded, [fake.from_tensor(each, static_shapes=True) for each in inputs]
         )
     return program
+
+
+def keep_headers_in(folder: Path) -> None:
+    """Keep the headers that the C++ compiler has prepared in this folder. Without it: none are prepared.
+
+    torch keeps them in its default cache, whichever cache is asked for.
+    """
+    with suppress(ImportError, AttributeError):
+        from torch._inductor import codecache, config
+
+        if hasattr(codecache, "_HEADER_DIR") and hasattr(codecache, "_HEADER_LOCK_DIR"):
+            codecache._HEADER_DIR = str(folder / "precompiled_headers")
+            codecache._HEADER_LOCK_DIR = str(folder / "precompiled_headers" / "locks")
+        else:
+            config.cpp_cache_precompile_headers = False
 
 
 def allow_variants(count: int) -> None:

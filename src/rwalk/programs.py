@@ -8,13 +8,19 @@ measurements.
 
 from __future__ import annotations
 
+import atexit
+import getpass
 import logging
 import os
+import shutil
+import tempfile
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from itertools import compress
+from pathlib import Path
 from shutil import which
 from typing import Any
 
@@ -24,13 +30,17 @@ from torch.fx import GraphModule
 
 from rwalk import private_torch
 from rwalk.errors import first_line
+from rwalk.files import is_private
 
 logger = logging.getLogger(__name__)
+
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 Function = Callable[..., tuple[Tensor, ...]]
 # Recorded operations → their program, or why there is none: the next run of a study has the same network.
 _known: dict[Any, Function | Exception] = {}
-_recording = False
+_compiling = threading.RLock()  # torch's recorder and compiler change global state
+_recording = threading.local()  # `now`: whether this thread records
 
 
 def program(function: Function, *example: Tensor) -> Function:
@@ -39,19 +49,22 @@ def program(function: Function, *example: Tensor) -> Function:
     Other tensors that it reads are read again in every call; only arguments may be changed. Raises whatever
     recording or compiling raises; a function whose control flow depends on values cannot be recorded.
     """
-    with _recorded():
-        recorded = private_torch.record(function, *example)
-    used = _used(recorded)
-    held = _lifted(recorded)
-    inputs = [*compress(example, used), *held]
-    kinds = ((each.shape, each.stride(), each.dtype, each.device) for each in inputs)
-    key = (recorded.code, torch.get_num_threads(), *kinds)  # compiled for so many threads, which round otherwise
-    if key not in _known:
-        try:
-            _known[key] = private_torch.compiled(recorded, inputs)
-        except Exception as error:
-            _known[key] = error.with_traceback(None)
-    compiled = _known[key]
+    with _compiling:
+        use_private_cache()
+        with _recorded():
+            recorded = private_torch.record(function, *example)
+        used = _used(recorded)
+        held = _lifted(recorded)
+        inputs = [*compress(example, used), *held]
+        kinds = ((each.shape, each.stride(), each.dtype, each.device) for each in inputs)
+        # Compiled for so many threads, which round otherwise.
+        key = (recorded.code, torch.get_num_threads(), *kinds)
+        if key not in _known:
+            try:
+                _known[key] = private_torch.compiled(recorded, inputs)
+            except Exception as error:
+                _known[key] = error.with_traceback(None)
+        compiled = _known[key]
     if isinstance(compiled, Exception):
         raise compiled
     if all(used) and not held:
@@ -110,17 +123,47 @@ def _lifted(recorded: GraphModule) -> list[Tensor]:
 
 def recording() -> bool:
     """Whether operations are being recorded: functions compiled on their own must then run uncompiled."""
-    return _recording
+    return getattr(_recording, "now", False)
 
 
 @contextmanager
 def _recorded() -> Iterator[None]:
-    global _recording
-    _recording = True
+    _recording.now = True
     try:
         yield
     finally:
-        _recording = False
+        _recording.now = False
+
+
+def fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of tensors of any shape, compiled by torch when it is called."""
+    use_private_cache()
+    compiled: Callable[..., Any] = torch.compile(function, dynamic=True)
+    return compiled
+
+
+@cache
+def use_private_cache() -> None:
+    """Keep compiled code in a folder that no other user can write to.
+
+    The compiler loads pickles and libraries from its cache. Its own default is a folder with a predictable name,
+    which another user may have made first. A folder named in TORCHINDUCTOR_CACHE_DIR is used if it is private.
+    """
+    named = os.environ.get(CACHE_VARIABLE)
+    user = os.getuid() if hasattr(os, "getuid") else getpass.getuser()
+    folder = Path(named or Path(tempfile.gettempdir()) / f"rwalk-compiled-{user}")
+    if named:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if not is_private(folder):
+        logger.warning("%s is not private, so compiled code is not kept there: remove it", folder)
+        folder = Path(tempfile.mkdtemp(prefix="rwalk-compiled-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    elif not named:
+        folder.chmod(0o700)
+    os.environ[CACHE_VARIABLE] = str(folder)
+    private_torch.keep_headers_in(folder)
 
 
 @cache

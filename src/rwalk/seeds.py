@@ -1,15 +1,20 @@
 """Random numbers that depend on names, not on who drew before: (seed, what, task, epoch …) → generator.
 
-A run must not depend on who shares its fleet, nor on where it was interrupted. So nothing here, and nothing
-in the training loop, draws from global random state.
+A run must not depend on who shares its fleet, nor on where it was interrupted. So nothing in the training loop
+draws from global random state. The constructors of torch's layers do: `seeded` lends them the global generator.
 """
 
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral
 
 import torch
+
+_GLOBAL = threading.RLock()  # held while torch's global generator is in use
 
 
 def derive(*parts: int | str) -> int:
@@ -27,3 +32,11 @@ def derive(*parts: int | str) -> int:
 def generator(*parts: int | str) -> torch.Generator:
     """A CPU generator seeded by a name; draws are made on the CPU so that every device sees the same ones."""
     return torch.Generator().manual_seed(derive(*parts))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch's global generator within a block, for one thread at a time, and restore its state afterwards."""
+    with _GLOBAL, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield

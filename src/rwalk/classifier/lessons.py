@@ -18,10 +18,11 @@ from rwalk.data.streams import Stream, Task
 from rwalk.engine import networks, snapshots
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.networks import Factory
-from rwalk.engine.vectors import Layout, seeded
+from rwalk.engine.vectors import Layout
 from rwalk.errors import InputError
 from rwalk.methods import Method
 from rwalk.methods.base import State
+from rwalk.seeds import seeded
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ everything else, and never see each other: no reduction crosses runs, no random 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -159,9 +160,7 @@ class Fleet:
         self, tell: Tell | None = None, checkpoints: Checkpoints | None = None, enough: Enough | None = None
     ) -> None:
         """Learn the tasks one after another, measuring all tasks seen after each."""
-        # Shapes are fixed: let cuDNN measure what suits them. (`flags` turns off whatever it is not told.)
-        exact = torch.backends.cudnn.deterministic
-        with torch.backends.cudnn.flags(True, benchmark=not exact, deterministic=exact, allow_tf32=True):
+        with self._cudnn():
             while self.task < len(self.stream) and not all(self.stopped):
                 self.begin_task()
                 self.train_task(tell, checkpoints, enough)
@@ -169,6 +168,13 @@ class Fleet:
                 self.task, self.step = self.task + 1, 0
                 if checkpoints and checkpoints.due(self):
                     checkpoints.save(self)
+
+    def _cudnn(self) -> AbstractContextManager[None]:
+        """Let cuDNN measure which kernels suit the shapes, which are fixed. The flags are global: CUDA alone."""
+        if not self.theta.is_cuda:
+            return nullcontext()
+        exact = torch.backends.cudnn.deterministic  # `flags` turns off whatever it is not told
+        return torch.backends.cudnn.flags(True, benchmark=not exact, deterministic=exact, allow_tf32=True)
 
     def begin_task(self) -> None:
         self.lesson = lesson_of(self)

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rwalk.errors import InputError, first_line, unknown
-from rwalk.programs import compiler_works, recording
+from rwalk.programs import compiler_works, fused, recording
 from rwalk.registry import imported
+from rwalk.seeds import seeded
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 
@@ -94,7 +95,7 @@ def hashed(counter: Tensor, n: int) -> Tensor:
 
 @cache
 def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return torch.compile(function, dynamic=True)
+    return fused(function)
 
 
 def _fused(function: Callable[..., Tensor], x: Tensor) -> Callable[..., Tensor]:
@@ -275,7 +276,7 @@ def builder(name: str | Factory, shape: tuple[int, ...], classes: int) -> Callab
         _own_dropout(module)
         return module
 
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with seeded(0), torch.no_grad():
         module = build().train()
         before = torch.get_rng_state()
         try:

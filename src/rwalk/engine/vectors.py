@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rwalk.engine.batched import BatchWell, SquareWell
 from rwalk.errors import InputError
+from rwalk.seeds import seeded
 
 Begun = tuple[nn.Module, Tensor, dict[str, Tensor]]  # a network, all their θ [R, P], what lies beside it [R, …]
 
@@ -57,14 +58,6 @@ class Layout:
         lead = theta.shape[:-1]
         views = [part.view(*lead, *shape) for part, shape in zip(parts, self.shapes, strict=True)]
         return dict(zip(self.names, views, strict=True))
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Run a block under its own seed and restore the global random state afterwards."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield
 
 
 class Networks:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from rwalk.threads import few_threads
 
 GRACE = 30.0  # seconds a worker has to save and go
 DIED = "a worker process died (killed, or out of memory): try fewer --workers"
+_environment = threading.Lock()  # held while the variables of this process are those of its workers
 Stop = Callable[[], bool]
 Report = Callable[[int, Any], None]  # (job number, progress)
 
@@ -192,12 +194,13 @@ def _deaf_to_interrupts() -> Iterator[None]:
 def _one_thread_each() -> Iterator[None]:
     """Libraries read their thread counts from the environment when a process begins."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+    with _environment:
+        before = {name: os.environ.get(name) for name in names}
+        os.environ.update(dict.fromkeys(names, "1"))
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value

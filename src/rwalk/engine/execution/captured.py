@@ -16,7 +16,7 @@ from rwalk.engine.execution.eager import Eager
 from rwalk.engine.execution.inputs import Inputs
 from rwalk.engine.execution.plan import Plan
 from rwalk.engine.graphs import Graphed
-from rwalk.programs import Programs
+from rwalk.programs import Programs, fused
 
 if TYPE_CHECKING:
     from rwalk.engine.fleet import Fleet
@@ -76,4 +76,4 @@ def _kernel(function: walk.Function) -> walk.Function:
     """An update compiled for fleets of any width."""
     # Every method is one variant before its first consolidation and another after it. The limit is per process.
     private_torch.allow_variants(64)
-    return torch.compile(function, dynamic=True)
+    return fused(function)
