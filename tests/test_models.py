@@ -227,6 +227,11 @@ def test_forget_makes_the_model_that_never_learned(rwalk: Rwalk) -> None:
     wine("strange.csv", slice(0, 100))
     Path("strange.csv").write_text(Path("strange.csv").read_text().replace("barolo", "merlot"))
     refused(rwalk("forget", "after.safetensors", "strange.csv"), "unknown class")
+    before = Path("after.safetensors").read_bytes()
+    refused(rwalk("forget", "after.safetensors", "gone.csv"), "nothing was forgotten")
+    assert Path("after.safetensors").read_bytes() == before
+    rwalk("forget", "both.safetensors", "gone.csv")
+    assert Path("both.safetensors.before").exists()
     assert Path("after.safetensors").read_bytes() == before
 
 

@@ -71,6 +71,7 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
             model.move_columns(columns_of(known, every).tolist(), len(every))
         model.learn(Examples(x, columns_of(labels, every), weight))
         self._model, self.classes_, self.input_shape_ = model, every, model.shape
+        self._note(afresh, x, labels, weight)
         return self
 
     def forget(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> Self:
@@ -84,7 +85,9 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
         if (columns < 0).any():
             raise InputError("an example of an unknown class is to be forgotten: give only what was learned")
         before = self._model.counts
+        ledger = None if self._ledger is None else self._ledger.without(x, labels, weight)
         self._model.forget(Examples(x, columns, weight))
+        self._ledger = ledger
         gone = (before > 0) & (self._model.counts == 0)
         if gone.any():
             places = torch.where(gone, -1, (~gone).cumsum(0) - 1).tolist()
@@ -97,6 +100,7 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
         check_is_fitted(self)
         check_is_fitted(other)
         check_mergeable(self._model, other._model)
+        self._merge_ledgers(other)
         every = merged(self.classes_, other.classes_)
         theirs, ours = copy.copy(other._model), copy.copy(self._model)
         theirs.move_columns(columns_of(other.classes_, every).tolist(), len(every))

@@ -18,18 +18,21 @@ from rwalk.classifier import records
 from rwalk.classifier.arrays import ArrayEstimator, Summable
 from rwalk.classifier.parameters import Takes
 from rwalk.classifier.stored import Contents, Stored
+from rwalk.closed_form.ledger import Ledger
 from rwalk.closed_form.model import Model
+from rwalk.errors import InputError
 
-TAKES = ("network", "backbone", "features", "size", "ridge", "standardize", "mirror", "warm_up", "dtype", "device",
-         "random_state")  # fmt: skip
+TAKES = ("network", "backbone", "features", "size", "ridge", "ledger", "standardize", "mirror", "warm_up",
+         "dtype", "device", "random_state")  # fmt: skip
 
 
 class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
     """Inputs, files, and sums of estimators."""
 
-    _formats = (files.FORMAT,)
+    _formats = (files.FORMAT, files.FIRST)
     _share = 1.0
     _model: Model
+    _ledger: Ledger | None = None
 
     # ── sums of what was learned ──────────────────────────────────────────────────────────────────────────────
 
@@ -38,11 +41,25 @@ class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
         check_is_fitted(self)
         twin = copy.copy(self)
         twin._begin()
+        twin._ledger = None if self._ledger is None else self._ledger.fresh()
         return twin
 
     def _begin(self) -> None:
         """Become one that knows the map and nothing else."""
         raise NotImplementedError
+
+    def _note(self, afresh: bool, x: Tensor, y: Any, weight: Tensor) -> None:
+        """Enter examples that were learned into the ledger, if there is to be one."""
+        if afresh:
+            self._ledger = Ledger() if self.ledger else None
+        if self._ledger is not None:
+            self._ledger.add(x, y, weight)
+
+    def _merge_ledgers(self, other: Self) -> None:
+        if (self._ledger is None) != (other._ledger is None):
+            raise InputError("one has a ledger and the other has none: set ledger= alike before they learn")
+        if self._ledger is not None and other._ledger is not None:
+            self._ledger.merge(other._ledger)
 
     # ── what was found ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -59,7 +76,7 @@ class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
 
     @property
     def intercept_(self) -> NDArray[np.float64]:
-        bias: NDArray[np.float64] = self._ready().fit.solution.bias.cpu().numpy().copy()
+        bias: NDArray[np.float64] = self._ready().fit.intercept.cpu().numpy().copy()
         return bias
 
     def features_of(self, X: ArrayLike | Tensor) -> NDArray[Any]:
@@ -73,14 +90,20 @@ class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
     # Sums are written, not examples, except while fewer than `warm_up` have been seen.
 
     def _contents(self) -> Contents:
-        return files.contents(type(self).__name__, self.get_params(deep=False), self._to_record(), self._model)
+        classes = self._share != 1  # a regression has no probabilities
+        about = type(self).__name__, self.get_params(deep=False), self._to_record()
+        record, tensors = files.contents(*about, self._ready(), classes)
+        if self._ledger is not None:
+            tensors |= {f"ledger.{name}": each for name, each in self._ledger.tensors().items()}
+        return record, tensors
 
     @classmethod
     def _restored(cls, record: dict[str, Any], tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Self:
         self = cls(**files.checked_params(record, cls.__name__, cls._get_param_names(), given))
         self._from_record(record)
         self._model = settings.model_of(self, self.input_shape_, self._columns())
-        files.restore(self._model, record, tensors)
+        sums, self._ledger = files.without_ledger(tensors)
+        files.restore(self._model, record, sums)
         return self
 
     def _to_record(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -16,16 +17,20 @@ from torch import Tensor, nn
 from rwalk.classifier import records
 from rwalk.classifier.backbones import FirstCall
 from rwalk.classifier.stored import Contents
+from rwalk.closed_form.counted import Counted
 from rwalk.closed_form.examples import Examples
 from rwalk.closed_form.features import KINDS, FeatureMap, fingerprint, tensors_of
 from rwalk.closed_form.features.backbone import BackboneFeatures
+from rwalk.closed_form.fit import Rule
+from rwalk.closed_form.ledger import Ledger
 from rwalk.closed_form.model import Model
+from rwalk.closed_form.ridge import Solution
 from rwalk.closed_form.statistics import Statistics
 from rwalk.engine.networks import NETWORKS
 from rwalk.errors import InputError
 from rwalk.sealed import expect
 
-FORMAT = "rwalk.closed_form/1"
+FORMAT, FIRST = "rwalk.closed_form/2", "rwalk.closed_form/1"
 
 # Every tensor of a map by its dimensions: equal letters are equal sizes, figures are themselves.
 DIMENSIONS = {
@@ -33,6 +38,8 @@ DIMENSIONS = {
     "images": {"filters": "kcss", "offsets": "k", "faint": "", "grid": "", "mirrored": ""},
 }
 SUMS = {"gram": "t", "total": "D", "cross": "DC", "targets": "C", "squares": "C", "weight": "", "counts": "C"}
+RANGE = {"low": "i", "high": "i"}
+FIT = {"weights": "DC", "bias": "C"}
 HELD = ("x", "y", "weight")
 WHOLE = ("counts", "grid")
 MOMENTS_ROUNDING = 1e-3  # of the largest: by so much second moments may miss being positive
@@ -42,27 +49,41 @@ MOST_FACTORED = 4096  # features whose moments are factored when a file is read:
 # ── writing ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def contents(name: str, params: Mapping[str, Any], about: Mapping[str, Any], model: Model) -> Contents:
-    """Of an estimator of this name: its parameters, what it says about itself, and its model."""
+def contents(
+    name: str, params: Mapping[str, Any], about: Mapping[str, Any], model: Model, classes: bool = True
+) -> Contents:
+    """Of an estimator of this name: its parameters, what it says about itself, and its model, solved."""
     records.check_writable(model.shape)
     tensors: dict[str, Tensor] = {}
-    counted = model.counted
-    if counted is None:
-        for place, each in enumerate(model.held):
-            tensors |= {f"held.{place}.{field}": getattr(each, field) for field in HELD}
-    else:
-        tensors |= {f"map.{key}": tensor for key, tensor in tensors_of(counted.map).items()}
+    counted, fit = model.counted, model.stored_fit()
+    for place, each in enumerate(model.held):
+        tensors |= {f"held.{place}.{field}": getattr(each, field) for field in HELD}
+    if counted is not None:
+        sums = counted.statistics.tensors()
+        tensors |= {f"sums.{key}": tensor for key, tensor in sums.items()}
+        tensors |= {"sums.gram": _upper(sums["gram"]), "sums.squared": counted.squared}
+        if counted.range is not None:
+            tensors |= {f"range.{key}": each for key, each in zip(RANGE, counted.range, strict=True)}
+    used = counted if fit is None else fit.counted
+    if used is not None:
+        tensors |= {f"map.{key}": tensor for key, tensor in tensors_of(used.map).items()}
         tensors |= {f"map.{key}": tensor for key, tensor in _trained(model).items()}
-        tensors |= {f"sums.{key}": tensor for key, tensor in counted.statistics.tensors().items()}
-        tensors["sums.gram"] = _upper(tensors["sums.gram"])
+        if used.shift is not None:
+            tensors["sums.shift"] = used.shift
     record = {
         **about,
         "estimator": name,
         "params": _params_to_json(params),
         "seed": model.recipe.seed,
-        "map": None if counted is None else _about_map(model, counted.map),
+        "map": None if used is None else _about_map(model, used.map),
         "held": len(model.held),
+        "time": None if counted is None else [counted.unit, counted.clock, counted.origin],
+        "fit": None,
     }
+    if fit is not None:
+        solution = fit.solution
+        tensors |= {"fit.weights": solution.weights, "fit.bias": solution.bias}
+        record["fit"] = {**asdict(fit.rule), "lam": solution.ridge, "sharpness": fit.sharpness if classes else 1.0}
     return record, {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
 
 
@@ -112,27 +133,82 @@ def checked_params(
     return params
 
 
+def without_ledger(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Ledger | None]:
+    """The other tensors of a file, and the ledger if it holds one."""
+    left = dict(tensors)
+    salts, marks = left.pop("ledger.salts", None), left.pop("ledger.marks", None)
+    if salts is None or marks is None:
+        expect(salts is None and marks is None, "the ledger")
+        return left, None
+    expect(
+        salts.dtype == torch.uint8 and salts.ndim == 2 and len(salts) > 0 and salts.shape[1] == 16, "the ledger"
+    )
+    expect(marks.dtype == torch.int64 and marks.ndim == 2 and marks.shape[1] == 3, "the ledger")
+    expect(bool(((marks[:, 0] >= 0) & (marks[:, 0] < len(salts)) & (marks[:, 2] > 0)).all()), "the ledger")
+    return left, Ledger.of(salts, marks)
+
+
 def restore(model: Model, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Put what a file holds into a model that has learned nothing."""
     expect(type(record["seed"]) is int and 0 <= record["seed"] < 2**63, "the seed")
     model.recipe = model.recipe.with_seed(record["seed"])
+    left = dict(tensors)
+    model.held = [_held(model, left, place) for place in range(_whole(record["held"]))]
     if record["map"] is None:
-        model.held = [_held(model, tensors, place) for place in range(_whole(record["held"]))]
-        expect(len(tensors) == len(HELD) * len(model.held), "the list of tensors")
+        expect(not left, "the list of tensors")
         return
-    features = _restored_map(model, record["map"], tensors)
-    model.take(features)
+    features = _restored_map(model, record["map"], left)
     size = sum(features.blocks)
-    sums = {name: tensors[f"sums.{name}"] for name in SUMS}
-    _fits(sums, SUMS, {"D": size, "C": model.columns, "t": size * (size + 1) // 2})
+    known = {"D": size, "C": model.columns, "t": size * (size + 1) // 2}
+    shift = left.pop("sums.shift", None)
+    if shift is not None:
+        _fits({"shift": shift}, {"shift": "D"}, known)
+        shift = shift.to(model.device)
+    if not model.held:
+        model.take(features)
+        assert model.counted is not None
+        _restore_sums(model.counted, record, left, known)
+        model.counted.shift = shift
+    if (stored := record.get("fit")) is not None:
+        own = _taken(left, "fit.", FIT)
+        expect(own["weights"].shape == (size, model.columns) and own["bias"].shape == (model.columns,), "the fit")
+        expect(bool(own["weights"].isfinite().all()) and not bool(own["bias"].isnan().any()), "the fit")
+        rule = Rule(stored["solver"], stored["ridge"], stored["share"])
+        numbers = [stored["lam"], stored["sharpness"]]
+        expect(all(type(each) is float and 0 < each < math.inf for each in numbers), "the fit")
+        weights, bias = (own[name].to(model.device, torch.float64) for name in FIT)
+        model.use_stored_fit(features, shift, rule, Solution(weights, bias, numbers[0]), numbers[1])
+    expect(not left, "the list of tensors")
+
+
+def _restore_sums(
+    counted: Counted, record: Mapping[str, Any], left: dict[str, Tensor], known: Mapping[str, int]
+) -> None:
+    sums = _taken(left, "sums.", SUMS)
+    _fits(sums, SUMS, known)
     expect(bool((sums["counts"] >= 0).all()) and float(sums["weight"]) >= 0, "the counts")
+    size, device = known["D"], counted.device
     gram = torch.zeros(size, size, dtype=torch.float64)
     rows, columns = torch.triu_indices(size, size)
     gram[rows, columns] = sums["gram"]
     _check_moments(gram, sums["total"], float(sums["weight"]))
     places = {**sums, "gram": gram}
-    assert model.counted is not None
-    model.counted.statistics = Statistics(*(places[name].to(model.device) for name in SUMS))
+    counted.statistics = Statistics(*(places[name].to(device) for name in SUMS))
+    squared = left.pop("sums.squared", sums["weight"])
+    _fits({"squared": squared}, {"squared": ""}, {})
+    counted.squared = squared.to(device)
+    if "range.low" in left:
+        ends = _taken(left, "range.", RANGE)
+        _fits(ends, RANGE, {})
+        counted.range = ends["low"], ends["high"]
+    # The first format had no units: there, weights count as repetitions.
+    unit, clock, origin = record.get("time") or (1, int(sums["counts"].sum()), 0.0)
+    expect(type(unit) is int and unit >= -1 and type(origin) is float and math.isfinite(origin), "the weights")
+    counted.unit, counted.clock, counted.origin = unit, _whole(clock), origin
+
+
+def _taken(left: dict[str, Tensor], prefix: str, names: Mapping[str, str]) -> dict[str, Tensor]:
+    return {name: left.pop(f"{prefix}{name}") for name in names}
 
 
 def _check_moments(gram: Tensor, total: Tensor, weight: float) -> None:
@@ -162,22 +238,20 @@ def checked_targets(targets: Any, flat: Any) -> tuple[int, bool]:
     return targets, flat
 
 
-def _restored_map(model: Model, stored: Any, tensors: Mapping[str, Tensor]) -> FeatureMap:
+def _restored_map(model: Model, stored: Any, left: dict[str, Tensor]) -> FeatureMap:
     kind = model.recipe.kind(model.shape)
     expect(stored["kind"] == kind, "the kind of features")
     features: FeatureMap
     if kind == "backbone":
         example = torch.zeros(1, *model.shape, device=model.device)
-        own = {key.removeprefix("map."): each for key, each in tensors.items() if key.startswith("map.")}
-        expect(len(tensors) == len(own) + len(SUMS), "the list of tensors")
+        own = {key.removeprefix("map."): left.pop(key) for key in [*left] if key.startswith("map.")}
         if isinstance(model.recipe.features, FirstCall):
             features = BackboneFeatures(_filled(model.recipe.features, model.shape, stored, own), example)
         else:
             expect(not own, "the list of tensors")
             features = model.recipe.make(example, torch.ones(1))
     else:
-        parts = {name: tensors[f"map.{name}"] for name in DIMENSIONS[kind]}
-        expect(len(tensors) == len(parts) + len(SUMS), "the list of tensors")
+        parts = _taken(left, "map.", DIMENSIONS[kind])
         known = {"d": math.prod(model.shape)} if kind == "vectors" else {"c": model.shape[0]}
         _fits(parts, DIMENSIONS[kind], known)
         expect(bool((parts["scale"] > 0).all()) if kind == "vectors" else float(parts["faint"]) > 0, "a scale")
@@ -204,8 +278,8 @@ def _filled(
     return module
 
 
-def _held(model: Model, tensors: Mapping[str, Tensor], place: int) -> Examples:
-    x, y, weight = (tensors[f"held.{place}.{field}"] for field in HELD)
+def _held(model: Model, left: dict[str, Tensor], place: int) -> Examples:
+    x, y, weight = (left.pop(f"held.{place}.{field}") for field in HELD)
     expect(tuple(x.shape[1:]) == model.shape and x.dtype == model.dtype and bool(x.isfinite().all()), "an input")
     expect(
         len(x) == len(y) == len(weight) and weight.dtype == torch.float64 and bool((weight > 0).all()), "a weight"

@@ -48,6 +48,7 @@ class IncrementalClassifier(Summable, Parameters):
     features       "auto", "vectors" or "images": how inputs become features
     size           random features of vectors, or patches of images; None for a good number
     ridge          how strongly weights are held back, relative to a feature's variance; None to have it chosen
+    ledger         keep a salted fingerprint of every example, so that `forget` refuses rows that were not learned
     standardize    scale every column of a vector by the first examples; off, the map depends on the seed alone
     mirror         take images and their mirror images for the same; None to have it seen from the first ones
     warm_up        examples the feature map is made of: fewer are held as they are until more have come

@@ -29,6 +29,7 @@ class Parameters(ArrayClassifier):
         features: str = "auto",
         size: int | None = None,
         ridge: float | None = None,
+        ledger: bool = False,
         standardize: bool = True,
         mirror: bool | None = None,
         warm_up: int = 100,
@@ -50,6 +51,7 @@ class Parameters(ArrayClassifier):
         self.features = features
         self.size = size
         self.ridge = ridge
+        self.ledger = ledger
         self.standardize = standardize
         self.mirror = mirror
         self.warm_up = warm_up

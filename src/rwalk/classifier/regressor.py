@@ -16,6 +16,7 @@ from rwalk.classifier import closed_form_files as files
 from rwalk.classifier import closed_form_settings as settings
 from rwalk.classifier.closed_form_base import TAKES, ClosedForm
 from rwalk.closed_form.examples import Examples
+from rwalk.closed_form.model import check_mergeable
 from rwalk.errors import InputError
 
 
@@ -45,13 +46,16 @@ class IncrementalRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
         model = settings.model_of(self, tuple(x.shape[1:]), targets.shape[1]) if afresh else copy.copy(self._model)
         model.learn(Examples(x, targets, weight))
         self._model, self._flat, self.input_shape_ = model, flat, model.shape
+        self._note(afresh, x, targets.tolist(), weight)
         return self
 
     def forget(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> Self:
         """Become what it would be had it never learned these, given with the targets and weights of then."""
         check_is_fitted(self)
         x, targets, weight, _ = self._with_targets(X, y, sample_weight, afresh=False)
+        ledger = None if self._ledger is None else self._ledger.without(x, targets.tolist(), weight)
         self._model.forget(Examples(x, targets, weight))
+        self._ledger = ledger
         return self
 
     def merge(self, other: Self) -> Self:
@@ -60,6 +64,8 @@ class IncrementalRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
         check_is_fitted(other)
         if self._model.columns != other._model.columns:
             raise InputError(f"{self._model.columns} and {other._model.columns} targets cannot be merged")
+        check_mergeable(self._model, other._model)
+        self._merge_ledgers(other)
         self._model.merge(other._model)
         return self
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator
@@ -133,6 +134,10 @@ def forget(
         for portion in _source(data, Reading(), trained, model, labelled=True).portions():
             trained.forget(portion)
             forgotten += len(portion.x)
+        if out in (None, model):
+            backup = model.with_name(f"{model.name}.before")
+            shutil.copy2(model, backup)
+            to_stderr(f"{backup}: the model as it was; delete it once the examples must be gone from here too")
         trained.save(out or model)
     print(f"{out or model}: {forgotten:,} examples forgotten; {_classes(trained)}")
 

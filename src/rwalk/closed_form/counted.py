@@ -1,48 +1,130 @@
-"""A feature map and the sums of its features: examples are counted in, counted out, and gone."""
+"""A feature map and the sums of its features: examples are added, removed, and not kept."""
 
 from __future__ import annotations
 
 import copy
+import math
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rwalk.closed_form.examples import Examples
-from rwalk.closed_form.features import FeatureMap, placed
-from rwalk.closed_form.statistics import Statistics
+from rwalk.closed_form.features import FeatureMap, fingerprint, placed
+from rwalk.closed_form.statistics import Centred, Statistics
 from rwalk.errors import InputError
 
 ROWS = 2048  # whose features are computed at a time
+LARGEST = {torch.float32: 1e18, torch.float64: 1e100}  # inputs: the squares of their features must not overflow
+REBASE = 64  # half-lives: then the sums are scaled down, by a power of two, which rounds nothing
+NEVER_LEARNED = (
+    "these examples are not the ones that were learned: nothing was forgotten; give only what was learned"
+)
 
 
 class Counted:
-    """What a map, computing in one precision on one device, has made of all examples so far."""
+    """The sums of all examples so far, under a map that computes in one precision on one device.
 
-    def __init__(self, features: FeatureMap, columns: int, dtype: torch.dtype, device: torch.device) -> None:
+    The map computes in `dtype`. Products are computed in float64, unless the user asks for float32 (`products`):
+    rounded products do not cancel when examples are removed. Features are centred by `shift`, the mean of the
+    first ones, before they are multiplied: an offset that is large beside the deviations would cancel all digits.
+
+    With a `half_life` h, an example learned at time t (a count of examples) has the weight 2^(t/h), relative to
+    2^(origin/h). Only ratios of weights matter, so old examples fade without the sums being touched.
+    """
+
+    def __init__(
+        self,
+        features: FeatureMap,
+        columns: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        products: torch.dtype = torch.float64,
+        half_life: float | None = None,
+    ) -> None:
         self.map = features
         self.dtype = dtype
         self.device = device
+        self.products = products
+        self.half_life = half_life
+        self.clock = 0  # examples learned
+        self.origin = 0.0  # the time at which an example has the weight 1
         self.statistics = self._empty(columns)
+        self.squared = self.statistics.weight.clone()  # Σ w²
+        self.unit = 0  # greatest common divisor of all weights; −1 if they are not all whole numbers
+        self.shift: Tensor | None = None  # [D]
+        self.range: tuple[Tensor, Tensor] | None = None  # least and largest input of every column, or channel
         self._placed = placed(features, dtype, device)
 
+    # ── adding and removing ───────────────────────────────────────────────────────────────────────────────────
+
     def learn(self, examples: Examples) -> None:
-        """All of them, or, if something fails, none."""
+        """All of them or, if something fails, none."""
+        check_inputs(examples.x, self.dtype)
+        weight = examples.weight.to(self.device) * self._growth(len(examples))
         if len(examples) <= ROWS:
-            self.statistics.add(*self._features_of(examples))
+            phi, y = self.summed(examples.x), examples.y.to(self.device)
+            self._rebase(len(examples))
+            self.statistics.add(phi, y, weight)
         else:
-            self.statistics.merge(self._sums(examples))
+            sums = self._sums(examples, weight)
+            self._rebase(len(examples))
+            self.statistics.merge(sums)
+        self.squared += weight.square().sum()
+        self.unit = joint_unit(self.unit, unit_of(weight))
+        self.clock += len(examples)
+        self.range = joint_range(self.range, range_of(examples.x.to(self.dtype)))
 
     def forget(self, examples: Examples) -> None:
-        if len(examples) <= ROWS:
-            self.statistics.remove(*self._features_of(examples))
-        else:
-            self.statistics.merge(self._sums(examples), sign=-1)
+        """Remove these; refuse, with nothing changed, if what is left could not be sums of examples."""
+        if self.half_life is not None:
+            raise InputError(
+                "with half_life= every example fades by its age, which forget cannot tell: nothing was forgotten"
+            )
+        low, high = range_of(examples.x.to(self.dtype))
+        if self.range is not None and ((low < self.range[0]).any() or (high > self.range[1]).any()):
+            raise InputError(NEVER_LEARNED)
+        weight = examples.weight.to(self.device)
+        gone = self._sums(examples, weight)
+        left = copy.deepcopy(self.statistics)
+        left.merge(gone, sign=-1)
+        self._check_left(left, float(weight.sum()))
+        self.statistics = left
+        self.squared = (self.squared - weight.square().sum()).clamp(min=0)
+
+    def merge(self, other: Counted) -> None:
+        """Add the sums of another, which has the same map."""
+        if self.half_life != other.half_life:
+            raise InputError(
+                f"half_life={self.half_life} and {other.half_life} cannot be merged: set one value for both"
+            )
+        theirs = copy.deepcopy(other.statistics)
+        if self.shift is None:
+            self.shift = other.shift
+        elif other.shift is not None:
+            theirs = theirs.shifted(other.shift.to(self.device) - self.shift)
+        squared = other.squared.to(self.device)
+        if self.half_life is not None:
+            # Both on one axis of time: what was learned at the same time fades together.
+            self._rebase(max(0, other.clock - self.clock))
+            factor = 2.0 ** ((other.origin - self.origin) / self.half_life)
+            theirs.scale(factor)
+            squared = squared * factor**2
+        self.statistics.merge(theirs)
+        self.squared += squared
+        self.unit = joint_unit(self.unit, other.unit)
+        self.clock = max(self.clock, other.clock) if self.half_life is not None else self.clock + other.clock
+        if other.range is not None:
+            self.range = joint_range(self.range, other.range)
 
     def fresh(self, columns: int) -> Self:
-        """The same map with nothing counted in."""
+        """The same map without examples."""
         twin = copy.copy(self)
         twin.statistics = self._empty(columns)
+        twin.squared, twin.range, twin.unit = torch.zeros_like(self.squared), None, 0
+        if self.half_life is None:
+            twin.clock = 0
         return twin
 
     def moved(self, places: list[int], columns: int) -> Self:
@@ -51,7 +133,20 @@ class Counted:
         twin.statistics = self.statistics.columns(places, columns)
         return twin
 
+    def use_half_life(self, half_life: float | None) -> None:
+        """Fade by another half-life from now on."""
+        if half_life != self.half_life:
+            if self.half_life is not None:
+                self._scale(2.0 ** ((self.origin - self.clock) / self.half_life))
+            self.half_life, self.origin = half_life, float(self.clock)
+
+    def same_map(self, other: Counted) -> bool:
+        return self.map is other.map or fingerprint(self.map) == fingerprint(other.map)
+
+    # ── features ──────────────────────────────────────────────────────────────────────────────────────────────
+
     def features(self, x: Tensor) -> Tensor:
+        """The map's, of inputs on any device."""
         features = self._placed(x.to(self.device).to(self.dtype)).to(self.dtype)
         # A sum is one look at the features; where it overflows, it takes a closer one.
         if not features.sum().isfinite() and not features.isfinite().all():
@@ -60,14 +155,144 @@ class Counted:
             )
         return features
 
-    def _features_of(self, examples: Examples) -> tuple[Tensor, Tensor, Tensor]:
-        return self.features(examples.x), examples.y.to(self.device), examples.weight.to(self.device)
+    def summed(self, x: Tensor) -> Tensor:
+        """The features as they enter the sums: centred, in the precision of products."""
+        features = self.features(x)
+        if self.shift is None:
+            self.shift = features.double().mean(0)
+        return (features.double() - self.shift).to(self.products)
 
-    def _sums(self, examples: Examples) -> Statistics:
+    # ── what the sums say ─────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def examples(self) -> float:
+        """How many equally weighted examples the sums are worth, whatever the unit of weight.
+
+        Weights that are multiples of a whole number are repetitions; others are worth (Σ w)² / Σ w² (Kish).
+        """
+        squared = float(self.squared)
+        weight = float(self.statistics.tensors()["weight"])
+        if self.unit > 0:
+            return weight / self.unit
+        return weight**2 / squared if squared > 0 else weight
+
+    def centred(self) -> Centred:
+        """About the means. A feature that varies by no more than rounding does not vary."""
+        centred = self.statistics.centred(self.examples)
+        shift = torch.zeros_like(centred.mean) if self.shift is None else self.shift
+        precise = self.dtype == torch.float64
+        resolution = (1e-28 if precise else 1e-13) * shift.square()
+        resolution += (1e-14 if self.products == torch.float64 else 1e-6) * centred.mean.square()
+        constant = centred.gram.diagonal() <= centred.weight * resolution
+        if constant.any():
+            centred.gram[constant] = 0
+            centred.gram[:, constant] = 0
+            centred.cross[constant] = 0
+        return centred
+
+    def _check_left(self, left: Statistics, removed: float) -> None:
+        """Refuse sums that no examples could have: the scatter within classes must be positive semidefinite.
+
+        Where there are more examples than features, foreign rows can pass; a ledger recognises them.
+        """
+        before, now = self.statistics.tensors(), left.tensors()
+        weight = float(before["weight"])
+        slack = 1e-9 if self.products == torch.float64 else 1e-4
+        if (
+            self.dtype != torch.float64
+        ):  # the features of an image depend, by rounding, on its neighbours in a batch
+            slack = max(slack, 1e-5 * min(1.0, removed / weight))
+        variance = before["gram"].diagonal().clamp(min=0)
+        scale = torch.where(variance > 0, variance, 1.0).rsqrt()
+        scatter = now["gram"].triu()
+        scatter = (scatter + scatter.triu(1).T) * scale[:, None] * scale
+        if _is_indicators(before):
+            cross = now["cross"] * scale[:, None]
+            gone = now["counts"] == 0
+            allowed = 1e3 * slack * (len(scale) * before["targets"][gone].clamp(min=0)).sqrt()
+            sound = bool((now["targets"] >= -slack * weight).all())
+            sound &= bool((now["targets"][gone] <= slack * weight).all())
+            sound &= bool((cross[:, gone].norm(dim=0) <= allowed).all())
+            own = cross[:, ~gone]
+            scatter -= (own / now["targets"][~gone].clamp(min=1e-300)) @ own.T
+        else:
+            mean = now["total"] * scale / max(float(now["weight"]), 1e-300)
+            scatter -= float(now["weight"]) * torch.outer(mean, mean)
+            sound = float(now["weight"]) >= -slack * weight
+        scatter.diagonal().add_(slack * len(scatter) ** 0.5)
+        if not sound or torch.linalg.cholesky_ex(scatter)[1]:
+            raise InputError(NEVER_LEARNED)
+
+    # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _growth(self, count: int) -> Tensor | float:
+        """Weights of examples learned now, one time step after the other, once the sums are rebased for them."""
+        if self.half_life is None:
+            return 1.0
+        origin = self._origin_after(count)
+        times = torch.arange(1, count + 1, dtype=torch.float64, device=self.device) + (self.clock - origin)
+        return torch.exp2(times / self.half_life)
+
+    def _origin_after(self, count: int) -> float:
+        assert self.half_life is not None
+        age = (self.clock + count - self.origin) / self.half_life
+        return self.origin + (math.floor(age) * self.half_life if age > REBASE else 0.0)
+
+    def _rebase(self, count: int) -> None:
+        if self.half_life is not None:
+            origin = self._origin_after(count)
+            self._scale(2.0 ** (-round((origin - self.origin) / self.half_life)))
+            self.origin = origin
+
+    def _scale(self, factor: float) -> None:
+        if factor != 1:
+            self.statistics.scale(factor)
+            self.squared = self.squared * factor**2
+
+    def _sums(self, examples: Examples, weight: Tensor) -> Statistics:
         sums = self._empty(len(self.statistics.counts))
         for start in range(0, len(examples), ROWS):
-            sums.add(*self._features_of(examples.rows(slice(start, start + ROWS))))
+            rows = slice(start, start + ROWS)
+            part = examples.rows(rows)
+            sums.add(self.summed(part.x), part.y.to(self.device), weight[rows])
         return sums
 
     def _empty(self, columns: int) -> Statistics:
         return Statistics.empty(sum(self.map.blocks), columns, self.device)
+
+
+def check_inputs(x: Tensor, dtype: torch.dtype) -> None:
+    """Refuse numbers so large that sums of their squares would overflow."""
+    if x.is_floating_point() and x.numel() and float(x.abs().max()) > LARGEST[dtype]:
+        raise InputError(f"an input is larger than {LARGEST[dtype]:g}: bring inputs to scale")
+
+
+def range_of(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Least and largest value of every column of vectors, or of every channel of anything else."""
+    flat = x.flatten(2).movedim(1, 2).flatten(0, 1) if x.ndim > 2 else x
+    low, high = flat.aminmax(dim=0)
+    return low.double().cpu(), high.double().cpu()
+
+
+def joint_range(one: tuple[Tensor, Tensor] | None, other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return other if one is None else (torch.minimum(one[0], other[0]), torch.maximum(one[1], other[1]))
+
+
+def unit_of(weight: Tensor) -> int:
+    """The greatest common divisor of whole weights; −1 if they are not all whole."""
+    if (weight == 1).all():
+        return 1
+    if not bool(((weight == weight.round()) & (weight < 2**53)).all()):
+        return -1
+    return int(np.gcd.reduce(weight.long().cpu().numpy()))
+
+
+def joint_unit(one: int, other: int) -> int:
+    return -1 if min(one, other) < 0 else math.gcd(one, other)
+
+
+def _is_indicators(sums: dict[str, Tensor]) -> bool:
+    """Whether targets were class indicators, whose squares are themselves."""
+    return bool(torch.equal(sums["targets"], sums["squares"])) and math.isclose(
+        float(sums["targets"].sum()), float(sums["weight"]), rel_tol=1e-6
+    )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from torch import Tensor
 
+from rwalk.closed_form.counted import Counted
 from rwalk.closed_form.lda import discriminants
 from rwalk.closed_form.probability import sharpness
 from rwalk.closed_form.ridge import Solution, freedom, solve
-from rwalk.closed_form.statistics import Centred, Statistics
+from rwalk.closed_form.statistics import Centred
 from rwalk.errors import InputError
 
 SOLVERS = ("ridge", "lda")
@@ -32,40 +32,58 @@ class Rule:
     share: float = 1.0
 
 
-@dataclass(frozen=True)
 class Fit:
-    """What these statistics say by this rule, as long as nothing more is counted in."""
+    """The solution of these sums by this rule, as long as no more examples are learned."""
 
-    statistics: Statistics
-    blocks: Sequence[int]
-    rule: Rule
+    def __init__(self, counted: Counted, rule: Rule) -> None:
+        self.counted = counted
+        self.rule = rule
 
     @cached_property
     def centred(self) -> Centred:
-        if not self.statistics.counts.any():
+        if not self.counted.statistics.counts.any():
             raise InputError("nothing is left to predict from: learn something first")
-        return self.statistics.centred()
+        return self.counted.centred()
+
+    @cached_property
+    def classes(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums of features [D, C] and weights [C], scaled as `centred` is, and which classes have any weight."""
+        sums = self.counted.statistics.tensors()
+        factor = self.centred.weight / float(sums["weight"])
+        seen = (sums["counts"] > 0) & (sums["targets"] > 1e-12 * sums["weight"])
+        return sums["cross"] * factor, sums["targets"] * factor, seen
 
     @cached_property
     def solution(self) -> Solution:
-        rule = self.rule
+        """Weights of the centred features."""
+        rule, blocks = self.rule, self.counted.map.blocks
         if rule.solver == "lda":
-            centred, sums = self.centred, self.statistics.tensors()
-            return discriminants(centred, sums["cross"], sums["targets"], self.blocks, rule.ridge)
-        return solve(self.centred, self.blocks, rule.ridge, rule.share)
+            sums, weights, seen = self.classes
+            found = discriminants(self.centred, sums, weights.where(seen, 0), blocks, rule.ridge)
+        else:
+            found = solve(self.centred, blocks, rule.ridge, rule.share)
+        return found._replace(weights=found.weights.contiguous())  # as a file gives it back: products round alike
 
     @cached_property
     def sharpness(self) -> float:
-        """What scores are multiplied by before their softmax is a probability."""
-        centred, solution, sums = self.centred, self.solution, self.statistics.tensors()
-        seen = sums["counts"] > 0
+        """The factor of scores before their softmax is a probability."""
+        centred, solution = self.centred, self.solution
+        sums, weights, seen = self.classes
         leverage = 0.0  # discriminants are no regression: what an example does to its own is not known
         if self.rule.solver == "ridge":
-            own = freedom(centred, self.blocks, solution.ridge) + 1
+            own = freedom(centred, self.counted.map.blocks, solution.ridge) + 1
             leverage = min(own / centred.weight, MOST_LEVERAGE)
         solution = solution._replace(weights=solution.weights[:, seen], bias=solution.bias[seen])
-        return sharpness(centred, sums["cross"][:, seen], sums["targets"][seen], solution, leverage)
+        return sharpness(centred, sums[:, seen], weights[seen], solution, leverage)
 
     def scores(self, features: Tensor) -> Tensor:
-        """[n, columns] in float64, on the CPU."""
-        return (features.double() @ self.solution.weights + self.solution.bias).cpu()
+        """[n, columns] in float64, on the CPU, of features as the map gives them."""
+        shift = self.counted.shift
+        features = features.double() if shift is None else features.double() - shift
+        return (features @ self.solution.weights + self.solution.bias).cpu()
+
+    @property
+    def intercept(self) -> Tensor:
+        """The bias [C] that belongs to the map's own features."""
+        shift, solution = self.counted.shift, self.solution
+        return solution.bias if shift is None else solution.bias - shift @ solution.weights

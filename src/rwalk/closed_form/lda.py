@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rwalk.closed_form.ridge import FOR_CLASSES, Solution, penalties, solve
+from rwalk.closed_form.ridge import FOR_CLASSES, Solution, factored, penalties, solve
 from rwalk.closed_form.statistics import Centred
 
 
@@ -24,8 +24,9 @@ def discriminants(
     seen = class_weights > 0
     from_mean = class_sums[:, seen] / class_weights[seen] - centred.mean[:, None]
     within = centred.gram - (from_mean * class_weights[seen]) @ from_mean.T
-    within.diagonal().add_(ridge * penalties(centred, blocks))
-    directions = torch.linalg.solve(within / centred.weight, from_mean)
+    scale = penalties(centred, blocks).rsqrt()
+    factor, ridge = factored(within * scale[:, None] * scale, ridge)
+    directions = torch.cholesky_solve(from_mean * scale[:, None], factor) * scale[:, None] * centred.weight
     share = (class_weights[seen] / centred.weight).log()
     weights = torch.zeros_like(class_sums)
     bias = torch.full_like(class_weights, -torch.inf)

@@ -14,10 +14,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rwalk.closed_form.counted import ROWS, Counted
+from rwalk.closed_form.counted import ROWS, Counted, check_inputs
 from rwalk.closed_form.examples import Examples, joined, without
 from rwalk.closed_form.features import LOOKED_AT, FeatureMap, Recipe, fingerprint
 from rwalk.closed_form.fit import Fit, Rule
+from rwalk.closed_form.ridge import Solution
 from rwalk.errors import InputError
 
 STILL_KNOWN = (
@@ -48,6 +49,9 @@ class Model:
         # Vectors are cheap enough to be exact to the last digits; convolutions and networks are not.
         default = torch.float64 if recipe.kind(shape) == "vectors" else torch.float32
         self.dtype = default if dtype is None else dtype
+        self.products = (
+            torch.float64 if dtype is None else dtype
+        )  # rounded products are for those who ask for them
         self.device = torch.device(device)
         self.held: list[Examples] = []  # until there is a map,
         self.counted: Counted | None = None  # and then
@@ -62,6 +66,7 @@ class Model:
         if self.counted is not None:
             self.counted.learn(examples)
             return
+        check_inputs(examples.x, self.dtype)
         held = replace(examples, x=examples.x.to(self.dtype, copy=True))  # the array's owner may change it
         self.held = [*self.held, held]
         if sum(len(each) for each in self.held) >= max(1, self.warm_up):
@@ -74,7 +79,7 @@ class Model:
 
     def take(self, features: FeatureMap) -> None:
         """Use this map, and keep only sums from here on."""
-        counted = Counted(features, self.columns, self.dtype, self.device)
+        counted = self._empty(features)
         for each in self.held:
             counted.learn(each)
         self.counted, self.held = counted, []
@@ -87,11 +92,11 @@ class Model:
             return
         if (self.counts < examples.counts(self.columns)).any():
             raise InputError("more examples are to be forgotten than were learned: give only what was learned")
+        self.counted.forget(examples)
+        self._fit = None
         if self.recipe.needs_data(self.shape) and not self._warned:
             self._warned = True
             warnings.warn(STILL_KNOWN, stacklevel=4)
-        self._fit = None
-        self.counted.forget(examples)
 
     def merge(self, other: Model) -> None:
         """Learn all that another has learned, of the same columns."""
@@ -104,7 +109,7 @@ class Model:
                 self.learn(each)
         else:
             assert self.counted is not None
-            self.counted.statistics.merge(other.counted.statistics)
+            self.counted.merge(other.counted)
 
     def move_columns(self, places: list[int], columns: int) -> None:
         """Column i becomes places[i] of `columns`; it is dropped at −1."""
@@ -154,10 +159,33 @@ class Model:
         """What is known now, solved; as if the map were made now, where it is not yet."""
         return self._now()[1]
 
+    def stored_fit(self) -> Fit | None:
+        """What a file is to hold of the solution, so that predicting from it need not solve again.
+
+        While examples are held it includes a map of them, unless that is a network to be trained.
+        """
+        if not self.counts.any() or (self.held and not isinstance(self.recipe.features, str)):
+            return None
+        return self.fit
+
+    def use_stored_fit(
+        self, features: FeatureMap, shift: Tensor | None, rule: Rule, solution: Solution, sharpness: float
+    ) -> None:
+        """Predict by what a file holds, as long as nothing changes."""
+        if rule != self.rule:
+            return
+        counted = self.counted
+        if counted is None:
+            counted = self._empty(features)
+            counted.shift = shift
+        fit = Fit(counted, rule)
+        fit.__dict__ |= {"solution": solution, "sharpness": sharpness}
+        self._fit = counted, fit
+
     def _now(self) -> tuple[Counted, Fit]:
         if self._fit is None:
             counted = self._settled() if self.counted is None else self.counted
-            self._fit = counted, Fit(counted.statistics, counted.map.blocks, self.rule)
+            self._fit = counted, Fit(counted, self.rule)
         return self._fit
 
     def _settled(self) -> Counted:
@@ -167,9 +195,12 @@ class Model:
         together = joined(self.held)
         some = together.rows(slice(None, None, -(-len(together) // LOOKED_AT)))
         features = self.recipe.make(*(each.to(self.device) for each in (some.x, some.weight, some.y)))
-        counted = Counted(features, self.columns, self.dtype, self.device)
+        counted = self._empty(features)
         counted.learn(together)
         return counted
+
+    def _empty(self, features: FeatureMap) -> Counted:
+        return Counted(features, self.columns, self.dtype, self.device, self.products)
 
 
 def check_mergeable(one: Model, other: Model) -> None:

@@ -48,13 +48,14 @@ class Solution(NamedTuple):
 
 
 def solve(centred: Centred, blocks: Sequence[int], ridge: float | None = None, share: float = 1.0) -> Solution:
-    """Least squares held back by `ridge`, or by this share of the best one for predicting the targets."""
+    """Least squares held back by `ridge`, or by this share of the best one for predicting the targets.
+
+    Where rounding leaves no positive definite equations, λ is raised: sums can always be solved.
+    """
     gram, cross, scale = _with_equal_penalties(centred, blocks)
     if ridge is None:
         ridge = _chosen(gram, cross, centred, share)
-    factor, failed = _factor(gram, ridge)
-    if failed:
-        raise InputError(f"ridge={ridge:g} is too small for these features: give a larger one, or None")
+    factor, ridge = factored(gram, ridge)
     weights = torch.cholesky_solve(cross, factor) * scale[:, None]
     return Solution(weights, centred.target - centred.mean @ weights, ridge)
 
@@ -71,7 +72,7 @@ def penalties(centred: Centred, blocks: Sequence[int]) -> Tensor:
 def freedom(centred: Centred, blocks: Sequence[int], ridge: float) -> float:
     """Effective degrees of freedom of the fit: tr(G (G + λ)⁻¹) = D − λ tr((G + λ)⁻¹)."""
     gram, _, _ = _with_equal_penalties(centred, blocks)
-    factor, _ = _factor(gram, ridge)
+    factor, ridge = factored(gram, ridge)
     inverse = torch.linalg.solve_triangular(factor, torch.eye(len(gram)).to(gram), upper=False)
     return len(gram) - ridge * float(inverse.square().sum())
 
@@ -96,6 +97,17 @@ def _factor(gram: Tensor, ridge: float) -> tuple[Tensor, bool]:
     held.diagonal().add_(ridge)
     factor, failed = torch.linalg.cholesky_ex(held)
     return factor, bool(failed)
+
+
+def factored(gram: Tensor, ridge: float) -> tuple[Tensor, float]:
+    """Cholesky factor of G + λ, with λ raised as far as rounding makes necessary; and that λ."""
+    while True:
+        factor, failed = _factor(gram, ridge)
+        if not failed:
+            return factor, ridge
+        if not math.isfinite(ridge):
+            raise InputError("the sums are not finite: bring inputs and weights to scale, and learn again")
+        ridge *= 10
 
 
 def _evidence(gram: Tensor, cross: Tensor, centred: Centred, ridge: float) -> float:

@@ -11,6 +11,7 @@ forgets exactly what it is told to.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple, Self
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 BLOCK = 4096  # rows multiplied at a time: float32 products are summed over no more of them than that
 WAITING = 512  # rows of small calls kept until they are worth a multiplication
+MANY = 200  # classes, beyond which a product with their indicators is mostly zeros
 PANELS = 12  # the Gram matrix is symmetric: in twelve panels, little more than half of it is computed
 
 
@@ -116,18 +118,46 @@ class Statistics:
         for start in range(0, self.size, width):
             panel = weighted[:, start : start + width].T @ phi[:, start:]
             self.gram[start : start + width, start:] += panel
-        target = _one_hot(y, len(self.counts)) if y.ndim == 1 else y.to(torch.float64)
         self.total += weighted.sum(0, dtype=torch.float64)
+        self.weight += weight.sum()
+        if y.ndim == 1 and len(self.counts) > MANY:
+            present, place = y.unique(return_inverse=True)
+            each = weighted.new_zeros(len(present), self.size, dtype=torch.float64)
+            self.cross[:, present] += each.index_add_(0, place, weighted.to(torch.float64)).T
+            own = torch.zeros_like(self.targets).index_add_(0, y, weight)
+            self.targets += own
+            self.squares += own
+            return
+        target = _one_hot(y, len(self.counts)) if y.ndim == 1 else y.to(torch.float64)
         self.cross += weighted.T.to(torch.float64) @ target
         self.targets += weight @ target
         self.squares += weight @ target.square()
-        self.weight += weight.sum()
 
     # ── what they say ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def centred(self) -> Centred:
+    def shifted(self, by: Tensor) -> Self:
+        """The sums of the same examples with features φ + by."""
+        sums = self.tensors()
+        moved = copy.deepcopy(self)
+        one_way = torch.outer(sums["total"], by)
+        moved.gram += one_way + one_way.T + sums["weight"] * torch.outer(by, by)
+        moved.total += sums["weight"] * by
+        moved.cross += torch.outer(by, sums["targets"])
+        return moved
+
+    def scale(self, factor: float) -> None:
+        """Multiply all weights, so far, by a factor; counts stay."""
+        for name, each in self.tensors().items():
+            if name != "counts":
+                each.mul_(factor)
+
+    def centred(self, examples: float | None = None) -> Centred:
+        """About the mean; if `examples` is given, with weights scaled to sum to this number."""
         tensors = self.tensors()
-        weight = float(self.weight)
+        if examples is not None and examples != float(self.weight):
+            factor = examples / max(float(self.weight), 1e-300)
+            tensors = {name: each * factor for name, each in tensors.items() if name != "counts"}
+        weight = float(tensors["weight"])
         mean, target = tensors["total"] / weight, tensors["targets"] / weight
         upper = tensors["gram"].triu()
         gram = upper + upper.triu(1).T
