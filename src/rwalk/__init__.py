@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rwalk.data.streams import Dataset, Stream
     from rwalk.engine.fleet import Fleet
     from rwalk.errors import InputError
-    from rwalk.guard import Anchor, Guard, own_samples
+    from rwalk.guard import Anchor, Guard, Probes, StateOptions, own_samples
     from rwalk.learners import Learner, learner
     from rwalk.losses import Batch, Loss
     from rwalk.methods import EWC, PI, EWCpp, Method, RWalk, Vanilla
@@ -50,10 +50,12 @@ __all__ = [
     "Loss",
     "MemorySpec",
     "Method",
+    "Probes",
     "Projector",
     "RWalk",
     "Sampler",
     "Solver",
+    "StateOptions",
     "Stream",
     "Study",
     "Training",
@@ -74,7 +76,7 @@ _HOMES = {
     "rwalk.errors": ("InputError",),
     "rwalk.engine.fleet": ("Fleet",),
     "rwalk.training": ("Training",),
-    "rwalk.guard": ("Anchor", "Guard", "own_samples"),
+    "rwalk.guard": ("Anchor", "Guard", "Probes", "StateOptions", "own_samples"),
     "rwalk.learners": ("Learner", "learner"),
     "rwalk.data.memory": ("MemorySpec",),
     "rwalk.methods": ("EWC", "PI", "EWCpp", "Method", "RWalk", "Vanilla"),

@@ -1,9 +1,11 @@
-"""The methods in the user's own loop, around the user's own model and optimizer: `Guard`."""
+"""Keep what a model has learned, in the user's own training loop: `Guard`."""
 
 from __future__ import annotations
 
 from rwalk.guard.drift.anchor import Anchor
+from rwalk.guard.drift.probes import Probes
 from rwalk.guard.drift.samples import own_samples
 from rwalk.guard.guard import Guard
+from rwalk.guard.options import StateOptions
 
-__all__ = ["Anchor", "Guard", "own_samples"]
+__all__ = ["Anchor", "Guard", "Probes", "StateOptions", "own_samples"]

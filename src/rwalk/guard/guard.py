@@ -1,174 +1,471 @@
-"""Guard: the same methods in the user's own loop, around the user's own model and optimizer.
+"""Guard: keep what a model has learned while it learns something new, in the user's own training loop.
 
-It works through the optimizer's step hooks, because there, and only there, the gradient is what the optimizer will
-use: accumulated, unscaled, clipped. The pull goes into that gradient for the length of one step (or is taken as a
-proximal step after it), never into the loss, and the method observes the gradient of the task's loss alone.
-
-What could go wrong silently is an error or a warning here, or in `watch` and `files`.
+It works through the optimizer's step hooks, because only there the gradient is the one that the optimizer will
+use: accumulated, unscaled, clipped. The pull goes into that gradient for the length of one step, never into the
+loss. `hooks` follows the optimizer, `drift` holds outputs on probes, `state` and `step` hold parameters.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rwalk.errors import InputError, unknown
-from rwalk.guard import io as files
+from rwalk.guard import io, options, select, watch
+from rwalk.guard.drift import anchor as anchors
 from rwalk.guard.drift.anchor import Anchor
-from rwalk.guard.drift.controller import Watching
-from rwalk.guard.drift.probes import Predict
-from rwalk.guard.report import Report
-from rwalk.guard.saved import Saved
+from rwalk.guard.drift.controller import Controller
+from rwalk.guard.drift.probes import Probes, weighted_mean
+from rwalk.guard.drift.reference import Reference
+from rwalk.guard.hooks import Around, Following, check_is_alone
+from rwalk.guard.importance import begin as importance
+from rwalk.guard.options import StateOptions
+from rwalk.guard.report import Point, ProbeReport, Report
 from rwalk.guard.select import Params
-from rwalk.guard.state.quantized import Precision
-from rwalk.guard.work import Work
-from rwalk.methods import METHODS, Method, RWalk
+from rwalk.guard.state import adapters
+from rwalk.guard.state import lora as products
+from rwalk.guard.state.guard_state import Learned, Pieces
+from rwalk.guard.state.sharded import groups
+from rwalk.methods import METHODS, Method, Vanilla
 
 
-class Guard(Saved):
+class Guard:
     """Keep what a model has learned while it learns something new.
 
-    model      any nn.Module; wrap it (DistributedDataParallel, fully_shard) before
-    optimizer  any torch optimizer of its parameters that evaluates a closure at most once per step
-    method     RWalk, EWCpp, PI, EWC, Anchor or Vanilla, or the name of one
-    budget     how far predictions may drift while a task is learned, in nats: λ is found, not given
-    probes     inputs that the model knows as it is now, to measure drift on; see `begin`
-    share      of the time that measuring may take
-    every      steps between two readings of the drift, instead of a share: what makes a run repeatable
-    step_back  whoever is found beyond the budget is taken back to it at once; False leaves it to λ alone
-    predict    from the model and a batch of probes to logits; calling the model, unless told otherwise
-    params     which parameters to guard: patterns such as "*lora_*", or a function of name and parameter; all
-    dtype      what the state is kept in: float32 (float64 for float64 parameters), torch.bfloat16, or "8bit": in
-               codes of 8 bits, block by block, and of 16 where rounding would do harm
-    offload    "cpu" keeps the state there; it is brought to the parameters' device a portion at a time
-    lora       "product": springs hold what an adapter adds to its weight, ΔW = BA; "factors": A and B, each
-    hooks      False for a loop that calls `before_step` and `after_step` around `optimizer.step()` itself
+    With probes, inputs that the model knows, its outputs on them are held from the first step on (`Anchor`).
+    Without, a method such as RWalk measures during one task which parameters matter and holds them in the next.
 
-    >>> model = nn.Linear(2, 2)
+    Args:
+        model: any nn.Module; wrap it (DistributedDataParallel, fully_shard) first.
+        optimizer: any torch optimizer of its parameters.
+        method: `Anchor()` by default if there are probes; otherwise "rwalk", "ewc", "ewc++", "pi" and others, by
+            name or made like `rwalk.RWalk(lam=1.0)`.
+        probes: inputs that the model knows: a tensor, a dict, a tuple, a DataLoader, a dataset, "own-samples" for
+            a language model, or `rwalk.Probes(…)` for texts and for outputs of other kinds. No labels are needed.
+        budget: how far outputs may drift, in the unit of the divergence (nats for "kl"). `finish` makes sure.
+        params: which parameters to guard: patterns such as "*lora_*", or a function of name and parameter.
+        divergence: how outputs are compared; see `rwalk.Probes`.
+        outputs: which outputs are compared; see `rwalk.Probes`.
+        state: where and how precisely per-parameter state is kept; see `rwalk.StateOptions`.
+        hooks: False for a loop that calls `before_step` and `after_step` around `optimizer.step()` itself.
+
+    >>> model = nn.Linear(2, 3)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> guard = Guard(model, optimizer, method=RWalk(lam=1.0))
-    >>> for task in (torch.eye(2), torch.ones(2, 2)):
-    ...     for x in task:
-    ...         model(x).square().sum().backward()
-    ...         optimizer.step()
-    ...         optimizer.zero_grad()
-    ...     guard.consolidate()
-    >>> guard.tasks
-    2
+    >>> guard = Guard(model, optimizer, probes=torch.randn(16, 2))
+    >>> for x in torch.randn(24, 4, 2):
+    ...     model(x).square().sum().backward()
+    ...     optimizer.step()
+    ...     optimizer.zero_grad()
+    >>> report = guard.finish()
+    >>> report.steps
+    24
     """
+
+    optimizer: Optimizer
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        method: Method | Anchor | str = RWalk(),  # noqa: B008 - frozen
+        method: Method | Anchor | str | None = None,
         *,
-        budget: float | None = None,
         probes: Any = None,
-        share: float = 0.05,
-        every: int | None = None,
-        step_back: bool = True,
-        predict: Predict | None = None,
+        budget: float | None = None,
         params: Params | None = None,
-        dtype: Precision | None = None,
-        offload: Literal["cpu"] | None = None,
-        lora: Literal["product", "factors"] = "product",
+        divergence: Any = None,
+        outputs: Any = None,
+        state: StateOptions | None = None,
         hooks: bool = True,
+        **old: Any,
     ) -> None:
-        method = _method(method)
-        _check_arguments(model, optimizer, method, dtype, offload)
-        if lora not in ("product", "factors"):
-            raise InputError(f"lora must be 'product' or 'factors', not {lora!r}")
-        super().__init__(
-            model,
-            params if params is None or isinstance(params, str) or callable(params) else tuple(params),
-            hooks,
-            Work(method, Watching(budget, predict, share, every, step_back), dtype, offload, lora),
-        )
+        given = options.Given(method, probes, budget, params, divergence, outputs, state, hooks)
+        given = options.translated(given, old)
+        self._set_up(model, optimizer, given)
+        try:
+            if given.probes is not None:
+                self.begin(given.probes)
+        except BaseException:
+            self.detach()  # or the optimizer's hooks would keep it at work
+            raise
+
+    def _set_up(self, model: nn.Module, optimizer: Optimizer, given: options.Given) -> None:
+        method = _method(given.method, given.probes is not None)
+        _check(model, optimizer, method, given)
+        self.model = model
+        self.budget = given.budget
+        self.last_report: Report | None = None  # of the task that was consolidated last
+        self._given = given
+        self._state = given.state or StateOptions()
+        self._anchor = method if isinstance(method, Anchor) else None
+        springs = Vanilla() if isinstance(method, Anchor) else method
+        device = None if self._state.device is None else torch.device(self._state.device)
+        self._learned = Learned(springs, self._state.dtype, device)
+        self._sets: list[Probes] = []
+        self._reference: Reference | None = None  # None until there are probes
+        self._controller = Controller(given.budget)
+        self._following: Following | None = None
+        self._warned = False
         self.attach(optimizer)
-        if isinstance(method, Anchor) and probes is None:
-            probes = method.probes
-        if probes is not None:
-            self.begin(probes)
 
     def __repr__(self) -> str:
         return f"Guard({self.method}, {len(self.names)} parameters, {self.tasks} tasks)"
 
+    def __deepcopy__(self, memo: Any) -> Guard:
+        raise InputError("a guard belongs to one model and one optimizer: make another for a copy (Guard.load)")
+
+    def __reduce__(self) -> Any:
+        raise InputError("a guard is not pickled: guard.save(path) writes it, Guard.load(path, …) continues")
+
     @property
     def method(self) -> Method | Anchor:
-        """The method, with the λ it has now."""
-        return self._work.method
+        """The method; an anchor with the weight it has now."""
+        if self._anchor is None:
+            return self._learned.method
+        weight = float(self._controller.weight(self._anchor.weight, torch.device("cpu")))
+        return replace(self._anchor, weight=weight)
 
     @property
     def tasks(self) -> int:
         """The number of tasks consolidated so far."""
-        return self._work.learned.tasks
+        return self._learned.tasks
 
     @property
     def names(self) -> tuple[str, ...]:
         """The parameters guarded, under the names they have in the model without wrappers."""
-        return tuple(piece.name for piece in self._work.learned.guarded)
+        return tuple(piece.name for piece in self._learned.guarded)
 
     @property
     def nbytes(self) -> int:
-        """What the guard holds now, on this rank; docs/guard.md says how much it can become."""
-        return self._work.nbytes
+        """Bytes that the guard holds now, on this rank; docs/guard.md says how much it can become."""
+        kept = [each for probes in self._sets for batch in probes.kept for each in batch.values()]
+        predictions = sum(tensor.nbytes for each in kept for tensor in each.values())
+        reference = 0 if self._reference is None else self._reference.nbytes
+        return sum(piece.nbytes for piece in self._learned.guarded) + predictions + reference
+
+    # ── the optimizer it follows ──────────────────────────────────────────────────────────────────────────────
+
+    def attach(self, optimizer: Optimizer, model: nn.Module | None = None) -> None:
+        """Follow another optimizer, or another model with the same parameters; all that was learned is kept.
+
+        Parameters may have grown, as a head does with new classes. If the new ones cannot be followed, the guard
+        continues as before.
+        """
+        model, learned = self.model if model is None else model, self._learned
+        optimizer = select.followed(optimizer, learned.method, self._given.hooks)
+        lora = self._state.lora if self._anchor is None else "factors"
+
+        def match() -> Pieces:
+            chosen = select.selected(model, self._given.params)
+            return learned.matched(adapters.targets(lora, model, chosen), optimizer)
+
+        pieces = match()
+        check_is_alone(self, pieces)
+        anew = adapters.follow(learned, pieces)
+        self.detach()
+        self.model, self.optimizer = model, optimizer
+        around = Around(learned, self._pulls, self._observed)
+        self._following = Following(self, optimizer, model, around, match)
+        self._following.begin(self._given.hooks)
+        if anew and self._reference is not None:  # the model computes the same with other parameters
+            self._reference = Reference.of(model, self._parameters)
+
+    def detach(self) -> None:
+        """Stop guarding and remove every hook; `attach` continues."""
+        if self._following is not None:
+            self._following.end()
+
+    def before_step(self) -> None:
+        """Without hooks: call it right before `optimizer.step()`, when gradients are complete and clipped."""
+        if self._given.hooks:
+            raise InputError("the optimizer's hooks do this already: leave the call out, or use hooks=False")
+        assert self._following is not None
+        self._following.before_step()
+
+    def after_step(self) -> None:
+        """Without hooks: call it right after an `optimizer.step()` that was not skipped."""
+        assert self._following is not None
+        self._following.after_step()
+
+    def _pulls(self, model: nn.Module, optimizer: Optimizer) -> Mapping[nn.Parameter, Tensor]:
+        """Gradients to add to those of the task before this step."""
+        if self._anchor is None or not self._sets:
+            return {}
+        parameters = self._parameters
+        step = self._learned.steps
+        return anchors.pulls(self._anchor, self._controller, model, parameters, self._sets, optimizer, step)
+
+    def _observed(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """A step is over."""
+        learned = self._learned
+        learned.stepped()
+        if learned.steps % watch.EVERY == 0 and learned.holds() and not watch.are_finite(learned.started):
+            raise watch.not_finite("parameters are not finite")
+        if not (self._warned or learned.tasks or self._anchor or isinstance(learned.method, Vanilla)):
+            self._warned = True
+            watch.warn(
+                f"{learned.method.name} holds nothing in its first task: it measures there what to hold in the "
+                "next; for a model that was trained before, give probes=, or call guard.begin(losses=…)"
+            )
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        return [each for piece in self._learned.guarded for each in piece.storage.trained]
 
     # ── a task ────────────────────────────────────────────────────────────────────────────────────────────────
 
     @torch.no_grad()
-    def penalty(self) -> float:
-        """The penalty's value now, for logging; where parameters are sharded, all ranks must ask for it."""
-        return self._work.learned.penalty()
+    def begin(self, probes: Any = None, *, losses: Iterable[Tensor] | None = None) -> None:
+        """Hold what the model knows already, before its first step here.
 
-    def drift(self) -> float:
-        """How far predictions on the probes are from what they were, in nats: the mean of KL(old ‖ new)."""
-        return self._work.keeper.drift(self.model)
-
-    @torch.no_grad()
-    def begin(self, known: Any) -> None:
-        """The model has learned something elsewhere: from here on it is kept.
-
-        known  inputs that it knows, its probes: a tensor, a dict of keywords, a tuple of arguments, or a list of
-               such batches. Importance is measured on them, by the Fisher of the model's own predictions, and from
-               now on drift. Or losses, one per batch, in a generator, as `consolidate` takes them for EWC.
+        Args:
+            probes: inputs that it knows; see `Guard`. Methods on parameters measure importance on them.
+            losses: for methods on parameters, instead: the loss of each batch of known data, in a generator.
         """
-        self._work.begin(self.model, known)
+        if self._learned.tasks or self._learned.steps:
+            raise InputError("begin() comes before the first step: use consolidate() at the end of a task")
+        if (probes is None) == (losses is None):
+            raise InputError("begin() takes inputs, guard.begin(probes), or losses, guard.begin(losses=…)")
+        if losses is not None:
+            if self._anchor is not None:
+                raise InputError("an anchor holds outputs on inputs: give guard.begin(probes)")
+            with self._measuring():
+                self._learned.begin(importance.of_losses(self._learned, self.model, losses))
+            return
+        found = self._probes(probes)
+        found.keep(self.model)
+        self._check_ranks(found)
+        with self._measuring():
+            fishers = importance.of_probes(self._learned, self.model, found)
+        self._learned.begin(fishers)
+        self._sets = [found]
+        self._hold()
 
     @torch.no_grad()
     def consolidate(self, losses: Iterable[Tensor] | None = None, probes: Any = None) -> None:
-        """A task ended: what it needed is important from now on.
+        """End a task: from here on the model is held as it is now.
 
-        EWC asks for a pass over the task's data: give the loss of each batch, in a generator, so that one graph
-        lives at a time: `guard.consolidate(criterion(model(x), y) for x, y in loader)`. MAS looks at outputs, not
-        at labels: `guard.consolidate(model(x).square().sum(1).mean() for x, _ in loader)`. The model is in
-        evaluation mode meanwhile. `probes` are inputs of this task, to be watched along with those given before.
+        If there is a budget and the drift is beyond it, weights are first interpolated back (see `finish`).
+
+        Args:
+            losses: for EWC and MAS, the loss of each batch of the task, in a generator, so that one graph lives
+                at a time: `guard.consolidate(criterion(model(x), y) for x, y in loader)`.
+            probes: inputs of this task, to be held along with those given before.
         """
-        self._work.consolidate(self.model, losses, probes)
+        added = [] if probes is None else [self._probes(probes)]
+        for each in added:
+            each.keep(self.model)  # refused before anything has changed
+        if self._anchor is not None and not (self._sets or added):
+            raise InputError("an anchor holds outputs on inputs: guard.consolidate(probes=…)")
+        with self._measuring():
+            fishers = importance.of_task(self._learned, self.model, losses) if self._anchor is None else {}
+        self._settle(self.budget)
+        self._learned.consolidate(fishers)
+        self._sets += added
+        self._hold()
+
+    @torch.no_grad()
+    def finish(self, budget: float | None = None) -> Report:
+        """End training: keep the budget, report, and remove every hook.
+
+        If the drift is beyond the budget, weights are interpolated back towards the old ones, no further than
+        needed. If not even the old weights are within it, a warning says so and the weights stay.
+        """
+        self._settle(self.budget if budget is None else budget)
+        self.detach()
+        assert self.last_report is not None
+        return self.last_report
+
+    def _settle(self, budget: float | None) -> None:
+        """Keep the budget for certain, and note what the task has cost."""
+        left = 1.0
+        if budget is not None and self._sets:
+            left = self._rewind(budget, warn=True)
+        self.last_report = replace(self.report(), left=left)
+
+    def _hold(self) -> None:
+        """From here on drift is counted."""
+        if self._sets:
+            self._reference = Reference.of(self.model, self._parameters)
+            for probes in self._sets:
+                probes.keep(self.model)
+            self._controller.begin(self._learned.tasks)
+
+    def _probes(self, given: Any) -> Probes:
+        if isinstance(given, Probes):
+            if self._given.divergence is not None or self._given.outputs is not None:
+                raise InputError("give divergence= and outputs= to rwalk.Probes(…), not beside it")
+            found = given
+        else:
+            found = Probes(
+                given, divergence=self._given.divergence, outputs=self._given.outputs, call=self._given.call
+            )
+        if self._anchor is not None and found.batch is None:
+            found.batch = self._anchor.batch
+        return found
+
+    def _check_ranks(self, probes: Probes) -> None:
+        """Files hold one set of old outputs, and each rank takes its turn with the batches: all need the same."""
+        group, ranks = anchors.replicas(self.model)
+        if ranks > 1:
+            prints: list[Any] = [None] * ranks
+            dist.all_gather_object(prints, probes.fingerprint, group)
+            if len(set(prints)) > 1:
+                raise InputError("ranks have different probes: give all of them the same")
+
+    def _measuring(self) -> Any:
+        return products.measured(piece.storage.product for piece in self._learned.guarded)
+
+    # ── drift ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def drift(self) -> float:
+        """How far outputs on the probes are from what they were: the mean divergence."""
+        if not self._sets:
+            raise InputError("there is nothing to measure drift on: give probes=, or guard.begin(probes)")
+        inner = select.unwrapped(self.model)
+        return weighted_mean([each.drift(inner) for each in self._sets], [each.examples for each in self._sets])
 
     @torch.no_grad()
     def rewind(self, budget: float | None = None) -> float:
-        """Go back on the way from the last task's end to here until the drift is within a budget, for certain.
+        """Interpolate weights towards the old ones until the drift is within a budget, no further than needed.
 
-        Buffers go back as parameters do; the optimizer's state stays. Returns how much of the way is left.
+        Batch norm's statistics go along; the optimizer's state stays. Returns the share of the way that is left.
         """
-        return self._work.keeper.rewind(self.model, budget)
+        budget = self.budget if budget is None else budget
+        if budget is None or not self._sets:
+            raise InputError("rewind needs a budget, guard.rewind(0.05), and probes: guard.begin(probes)")
+        Controller(budget)  # refuses what is no budget
+        return self._rewind(budget, warn=True)
+
+    def _rewind(self, budget: float, warn: bool) -> float:
+        assert self._reference is not None
+        left = self._reference.rewind(self.model, lambda: self.drift() <= budget)
+        if left is None:
+            watch.warn(
+                f"the budget of {budget:g} cannot be kept: drift is {self.drift():.3g}, and beyond it even with "
+                "the old values of all guarded parameters; guard more parameters, or give a larger budget"
+            )
+            return 1.0
+        if left < 1:
+            self._moved()
+        return left
+
+    def _moved(self) -> None:
+        moved: Callable[[], None] | None = getattr(self._learned, "moved", None)
+        if moved is not None:
+            moved()
+
+    @torch.no_grad()
+    def frontier(self, loss: Callable[[nn.Module], float] | None = None, points: int = 11) -> list[Point]:
+        """Drift, and the new task's loss, between the old weights and the new ones; the weights stay as they are.
+
+        Args:
+            loss: from the model to a number, on held-out data of the new task.
+            points: how many, equally spaced.
+        """
+        if self._reference is None:
+            raise InputError("a frontier needs probes: guard.begin(probes)")
+        found = []
+        with self._reference.between(self.model) as put:
+            for number in range(points):
+                share = number / max(points - 1, 1)
+                put(share)
+                value = None if loss is None else float(loss(self.model))
+                found.append(Point(share, self.drift(), value))
+            put(1.0)
+        return found
+
+    def penalty(self) -> float:
+        """The penalty on parameters now, for logging; where they are sharded, call it on all ranks."""
+        with torch.no_grad():
+            return self._learned.penalty()
 
     def report(self) -> Report:
-        """What was kept since the last task ended: a table when printed, `to_dict()`, `picture()`."""
-        return self._work.report(self.model)
+        """How far the model has drifted since the last task ended: to print, `to_dict()`, `picture()`."""
+        method, inner = self.method, select.unwrapped(self.model)
+        sets = tuple(
+            ProbeReport(each.examples, each.drift(inner), each.loss_before, each.loss(inner))
+            for each in self._sets
+        )
+        weight = method.weight if isinstance(method, Anchor) else float(method.lam)
+        counts = (self._learned.tasks, self._learned.steps, self.budget, self.penalty())
+        return Report(method.name, weight, *counts, sets, self._controller.history)
 
     def log(self) -> dict[str, float]:
-        """A few numbers for a tracker: λ, the penalty, and drift and pull where they were last read."""
-        return self._work.log()
+        """A few numbers for a tracker: weight and drift, or λ and penalty."""
+        if self._anchor is None:
+            found = {"guard/lam": float(self._learned.method.lam), "guard/penalty": self.penalty()}
+            return {**found, "guard/drift": self.drift()} if self._sets else found
+        history = self._controller.history
+        found = {"guard/weight": self.method.weight}  # type: ignore[union-attr]
+        return {**found, "guard/drift": history[-1].drift} if history else found
 
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def state_dict(self, probes: bool = False) -> dict[str, Any]:
+        """All that was learned and all options, for a checkpoint of your own; on all ranks of a sharded model.
+
+        Args:
+            probes: whether inputs are included. They are your data: without them, give the same ones when loading.
+        """
+        learned = {**self._learned.state_dict(), "method": io.description(self._anchor or self._learned.method)}
+        learned["tensors"] = {name: tensor.clone() for name, tensor in learned["tensors"].items()}
+        learned["options"] = options.saved(self._given, list(select.selected(self.model, self._given.params)))
+        if self._sets:
+            assert self._reference is not None
+            learned["drift"] = io.drift_state(self._sets, self._reference, self._controller, probes)
+        return learned
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict` or a file; the model has its weights already, and may have grown since.
+
+        Anything that cannot be right is refused before anything changes.
+        """
+        state = io.current(state)
+        learned = self._learned
+        vectors = io.checked(
+            state, self._anchor or learned.method, {piece.name: piece for piece in learned.guarded}
+        )
+        restored = None
+        if "drift" in state:
+            restored = io.restored(state["drift"], self._sets, self._probes, self.model, self.budget)
+        elif self._anchor is not None:
+            raise InputError("it holds no old outputs, so an anchor could hold nothing: make a new Guard")
+        learned.load(state, vectors)
+        if restored is not None:
+            self._sets, self._reference, self._controller = restored
+        if self._following is not None:
+            self._following.forget_failed_step(at_once=False)
+        self._warned = True
+        if not learned.tasks and self._anchor is None and not isinstance(learned.method, Vanilla):
+            watch.warn("no task was consolidated before this was saved: nothing is held until consolidate()")
+
+    def save(self, path: str | os.PathLike[str], probes: bool = False) -> None:
+        """Write one checked file, all of it or nothing; the model's weights are yours to save.
+
+        Of a model that is spread over processes, all call this, and one writes.
+
+        Args:
+            probes: whether inputs are included; see `state_dict`.
+        """
+        state = self.state_dict(probes)
+        sharded = any(groups(piece.parameter) for piece in self._learned.guarded)
+        _, ranks = anchors.replicas(self.model)
+        shared = sharded or ranks > 1
+        try:
+            if not shared or dist.get_rank() == 0:
+                io.write(Path(path), state)
+        finally:
+            if shared:
+                dist.barrier()  # all find the file whole afterwards
 
     @classmethod
     def load(
@@ -177,55 +474,73 @@ class Guard(Saved):
         model: nn.Module,
         optimizer: Optimizer,
         method: Method | Anchor | str | None = None,
-        **options: Any,
+        *,
+        probes: Any = None,
+        **given: Any,
     ) -> Guard:
-        """A guard that goes on from a file; `options` are those of `Guard`.
+        """A guard that continues from a file, with all options it had; those given here replace them.
 
-        Without `method`, it is the file's, with the hyper-parameters it had. One of your own has to be given.
-        Probes are in the file; others may be given in their place, of which the model's predictions are kept as
-        they are now.
+        Args:
+            path: what `save` wrote.
+            model: with the weights it had then.
+            optimizer: of its parameters.
+            method: to change hyper-parameters, or if it is one of your own, which no file describes.
+            probes: the same inputs as before, unless the file holds them.
         """
         guard = None
         try:
-            state = files.read(Path(path))
-            probes = options.pop("probes", None)
-            guard = cls(model, optimizer, files.method_in(state) if method is None else method, **options)
+            state = io.current(io.read(Path(path)))
+            old = {name: given.pop(name) for name in list(given) if name in options.OLD}
+            asked = options.restored(state, method, probes, given)
+            guard = cls.__new__(cls)
+            guard._set_up(model, optimizer, options.translated(asked, old))
+            if probes is not None and guard._given.probes is not None:
+                guard._sets = [guard._probes(guard._given.probes)]
             guard.load_state_dict(state)
-            if probes is not None:
-                guard._work.watch_instead(model, probes)
         except BaseException as error:
-            if guard is not None:
-                guard.detach()  # or the optimizer's hooks would keep it at work
+            if guard is not None and getattr(guard, "_following", None) is not None:
+                guard.detach()
             if isinstance(error, InputError):
                 raise InputError(f"{os.fspath(path)} cannot be loaded: {error}") from None
             raise
         return guard
 
 
-def _method(method: Any) -> Method | Anchor:
+def _method(method: Any, has_probes: bool) -> Method | Anchor:
+    if method is None:
+        if not has_probes:
+            raise InputError(
+                "a guard needs something to hold the model by: probes=, inputs that the model knows; or "
+                "method='rwalk', which measures one task and holds it in the next"
+            )
+        return Anchor()
     if method == Anchor.name:
         return Anchor()
     if isinstance(method, str):
         if method not in METHODS:
-            raise unknown("method", method, METHODS)
+            raise unknown("method", method, [Anchor.name, *METHODS])
         return METHODS[method]()
     if not isinstance(method, Method | Anchor):
         raise InputError(
-            f"method must be {', '.join(METHODS)}, or one made like rwalk.RWalk(lam=1.0), not {method!r}"
+            f"method must be {Anchor.name}, {', '.join(METHODS)}, or one made like rwalk.RWalk(lam=1.0), "
+            f"not {method!r}"
         )
     return method
 
 
-def _check_arguments(
-    model: Any, optimizer: Any, method: Method | Anchor, dtype: Precision | None, offload: str | None
-) -> None:
+def _check(model: Any, optimizer: Any, method: Method | Anchor, given: options.Given) -> None:
     if not isinstance(model, nn.Module) or not hasattr(optimizer, "param_groups"):
-        given = f"{type(model).__name__} and {type(optimizer).__name__}"
-        raise InputError(f"Guard takes a model and its optimizer, Guard(model, optimizer), not {given}")
+        kinds = f"{type(model).__name__} and {type(optimizer).__name__}"
+        raise InputError(f"Guard takes a model and its optimizer, Guard(model, optimizer), not {kinds}")
+    if isinstance(method, Anchor) and given.probes is None and not given.loading:
+        raise InputError("an anchor holds a model's outputs on inputs that it knows: give probes=")
+    if given.budget is not None and not isinstance(method, Anchor):
+        raise InputError(
+            f"a budget is kept by an anchor on probes, and {method.name} has a λ of its own: leave method= out, "
+            "or leave budget= out and give lam"
+        )
+    if given.budget is not None and given.probes is None and not given.loading:
+        raise InputError("a budget is measured on probes: give probes=, inputs that the model knows")
     if isinstance(method, Method) and method.fisher != "batch" and ("square" in method.wants or method.data_pass):
         hint = " and give consolidate() batches of one example" if method.data_pass else ""
         raise InputError(f"Guard sees the gradients of batches, not of examples: use fisher='batch'{hint}")
-    if dtype not in (None, torch.float32, torch.bfloat16, "8bit"):
-        raise InputError(f"dtype must be torch.float32, torch.bfloat16 or '8bit', not {dtype!r}")
-    if offload not in (None, "cpu"):
-        raise InputError(f"offload must be 'cpu' or None, not {offload!r}")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet, ref
 
 import torch
@@ -16,34 +16,41 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rwalk.errors import InputError
-from rwalk.guard.state.guard_state import Pieces
+from rwalk.guard.state.guard_state import Learned, Pieces
 from rwalk.guard.state.parameter import Piece
 from rwalk.guard.step import penalty as stiffness
 from rwalk.guard.step.in_progress import Step, Uninterrupted, contain
 from rwalk.guard.step.lora import Factors
-from rwalk.guard.work import Work
 from rwalk.methods import Method
 
 Moving = tuple[Piece, Tensor]  # a parameter that takes part in a step, and its gradient
 Pulls = Mapping[nn.Parameter, Tensor]
 
 
+class Around(NamedTuple):
+    """What happens around a step: the guard's state, gradients to add before it, and what follows it."""
+
+    learned: Learned
+    pulls: Callable[[nn.Module, Optimizer], Pulls]
+    observed: Callable[[nn.Module, Optimizer], None]
+
+
 class Following:
     """What happens around each step of an optimizer.
 
     owner  whom it works for, as errors name it
-    work   what is to be done before and after
+    around what is to be done before and after
     match  finds the pieces again once the optimizer has parameters nobody has seen yet
     """
 
     def __init__(
-        self, owner: object, optimizer: Optimizer, model: nn.Module, work: Work, match: Callable[[], Pieces]
+        self, owner: object, optimizer: Optimizer, model: nn.Module, around: Around, match: Callable[[], Pieces]
     ) -> None:
         self.owner = owner
         self.optimizer = optimizer
-        self.learned = work.learned
+        self.learned = around.learned
         self._model = model
-        self._work = work
+        self._around = around
         self._match = match
         self._rosters: dict[int, Roster] = {}  # by group of the optimizer's
         self._step: Step | None = None  # under way, or failed without anybody saying so
@@ -144,7 +151,7 @@ class Following:
             except KeyError:  # a parameter that nobody has seen yet
                 self.learned.pieces = self._match()
                 moving = self._moving()
-            pulls = self._work.pulls(self._model, self.optimizer)
+            pulls = self._around.pulls(self._model, self.optimizer)
             for group, pieces in moving:
                 self._join(step, group, pieces, pulls)
         except BaseException:
@@ -209,7 +216,7 @@ class Following:
             with Uninterrupted():
                 for passage, lr in step.passages:
                     passage.leave(self.learned.method, lr)
-                self._work.observed(self._model, self.optimizer)
+                self._around.observed(self._model, self.optimizer)
         except BaseException:
             step.abandon(at_once=True)
             raise

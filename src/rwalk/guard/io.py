@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rwalk import sealed
 from rwalk.errors import InputError
+from rwalk.guard.drift import batches
 from rwalk.guard.drift.anchor import Anchor
+from rwalk.guard.drift.batches import Batch
+from rwalk.guard.drift.controller import Controller
+from rwalk.guard.drift.divergences import DIVERGENCES, Kept
+from rwalk.guard.drift.probes import Probes
+from rwalk.guard.drift.reference import Reference
 from rwalk.guard.select import some
 from rwalk.guard.state.grow import check_fits
 from rwalk.guard.state.parameter import Piece
 from rwalk.methods import METHODS, Method
 from rwalk.sealed import expect, is_whole, shown
 
-FORMAT = "rwalk.Guard/2"
+FORMAT = "rwalk.Guard/3"
+SECOND_FORMAT = "rwalk.Guard/2"  # of 0.2: with probes, without options; still read
 FIRST_FORMAT = "rwalk.guard.1"  # without a checksum; still read
 PRECISIONS = (torch.float64, torch.float32, torch.bfloat16)
 KEYS = {"method", "tasks", "steps", "tensors"}
@@ -29,30 +37,68 @@ Vectors = dict[str, dict[str, Tensor]]  # by parameter, by vector
 
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
-    record = {key: value for key, value in state.items() if key not in ("tensors", "keeper")}
+    """One file: tensors, and the rest as a record."""
+    record = {key: value for key, value in state.items() if key not in ("tensors", "drift")}
     tensors = dict(state["tensors"])
-    if "keeper" in state:
-        kept = dict(state["keeper"])
-        tensors |= {KEPT + name: tensor for name, tensor in kept.pop("tensors").items()}
-        record["keeper"] = kept
+    if "drift" in state:
+        drift = dict(state["drift"])
+        tensors |= {KEPT + name: tensor for name, tensor in drift.pop("tensors").items()}
+        record["drift"] = drift
     # Tensors may share memory (rows of one batch), which safetensors refuses.
     sealed.write(path, FORMAT, record, {name: tensor.cpu().clone() for name, tensor in tensors.items()})
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A state, as somebody wrote it: whole, but not checked."""
+    """A state as it was written: its checksum is right, its values are not checked yet."""
     metadata, tensors = sealed.read(path)
     if FIRST_FORMAT in metadata:
         record = sealed.parsed(metadata[FIRST_FORMAT])
-    elif metadata.get("format") == FORMAT:
+    elif metadata.get("format") in (FORMAT, SECOND_FORMAT):
         record = sealed.unsealed(metadata, tensors)
     else:
         raise InputError("it was not written by Guard.save: give a file that was")
     state = {**record, "tensors": {name: each for name, each in tensors.items() if not name.startswith(KEPT)}}
-    if isinstance(record.get("keeper"), dict):
-        kept = {name.removeprefix(KEPT): each for name, each in tensors.items() if name.startswith(KEPT)}
-        state["keeper"] = {**record["keeper"], "tensors": kept}
+    for name in ("drift", "keeper"):
+        if isinstance(record.get(name), dict):
+            kept = {key.removeprefix(KEPT): each for key, each in tensors.items() if key.startswith(KEPT)}
+            state[name] = {**record[name], "tensors": kept}
     return state
+
+
+def current(state: Any) -> Mapping[str, Any]:
+    """A state of 0.2 in today's form; any other as it is."""
+    if not isinstance(state, Mapping) or "keeper" not in state:
+        return cast(Mapping[str, Any], state)
+    state = dict(state)
+    old = state.pop("keeper")
+    expect(isinstance(old, Mapping) and isinstance(old.get("tensors"), Mapping), "its probes")
+    forms, sets, held = old.get("forms"), old.get("sets"), old.get("held")
+    expect(isinstance(forms, list) and isinstance(sets, list) and len(forms) == len(sets), "its probes")
+    vectors = _by_parameter(state["tensors"])
+    expect(isinstance(held, list) and all(name in vectors for name in held), "the anchors of its probes")
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in old["tensors"].items():
+        kind, _, rest = name.partition("/")
+        if kind in ("logs", "classes"):
+            tensors[f"kept/{rest}/logits/{kind}"] = tensor
+        else:
+            tensors[f"{'reference' if kind == 'old' else kind}/{rest}"] = tensor
+    for name in held:  # they were where the method's own anchors are
+        last = max((key for key in vectors[name] if key.startswith("anchor")), key=_task_of, default=None)
+        expect(last is not None, "the anchors of its probes")
+        tensors[f"reference/{name}"] = vectors[name][cast(str, last)]
+    losses = [each.get("loss") if isinstance(each, Mapping) else None for each in sets]
+    found = [
+        {"form": form, "own": False, "fingerprint": None, "divergences": {"logits": "kl"}, "loss": loss}
+        for form, loss in zip(forms, losses, strict=True)
+    ]
+    controller = Controller().to_dict()
+    return {**state, "drift": {"controller": controller, "sets": found, "tensors": tensors}}
+
+
+def _task_of(name: str) -> int:
+    number = name.partition(".")[2]
+    return int(number) if number.isdigit() else 0
 
 
 # ── the method ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -107,8 +153,8 @@ def _name_of_method(state: Mapping[str, Any]) -> str:
 
 def checked(state: Any, method: Method | Anchor, pieces: Mapping[str, Piece]) -> Vectors:
     """The vectors of a state, if this method could have made them for these parameters."""
-    said = state.keys() - {"keeper"} if isinstance(state, Mapping) else None
-    if said != KEYS or not isinstance(state["tensors"], Mapping):
+    names = state.keys() - {"drift", "options"} if isinstance(state, Mapping) else None
+    if names != KEYS or not isinstance(state["tensors"], Mapping):
         raise InputError("this is no guard's state: give what guard.state_dict() returned")
     name = _name_of_method(state)
     ours = isinstance(method, Anchor) or type(method) in METHODS.values()
@@ -190,3 +236,194 @@ def vectors_made(method: Method, tasks: int) -> list[set[str]]:
         method.consolidate(state, theta, torch.zeros(1, 1) if method.data_pass else None, ranges)
         names.append(set(state))
     return names
+
+
+# ── probes and old outputs ───────────────────────────────────────────────────────────────────────────────────
+
+PLAIN = (str, int, float, bool, type(None))
+ToProbes = Callable[[Any], Probes]
+
+
+def drift_state(
+    sets: Sequence[Probes], reference: Reference, controller: Controller, with_inputs: bool
+) -> dict[str, Any]:
+    """Old outputs, old weights and the controller; inputs only if asked for, but for a model's own samples."""
+    tensors = {f"reference/{name}": tensor for name, tensor in reference.tensors.items()}
+    found = []
+    for number, probes in enumerate(sets):
+        for index, kept in enumerate(probes.kept):
+            tensors |= {
+                f"kept/{number}/{index}/{output}/{key}": tensor.clone()
+                for output, tensors_of in kept.items()
+                for key, tensor in tensors_of.items()
+            }
+        written = with_inputs or probes.own
+        if written:
+            for index, batch in enumerate(probes.batches):
+                leaves = enumerate(batches.tensors(batch))
+                tensors |= {f"probe/{number}/{index}/{leaf}": tensor.clone() for leaf, tensor in leaves}
+        found.append(
+            {
+                "form": [_form(batch) for batch in probes.batches] if written else None,
+                "own": probes.own,
+                "fingerprint": probes.fingerprint,
+                "divergences": {name: each.name for name, each in probes.divergences.items()},
+                "loss": probes.loss_before,
+            }
+        )
+    return {"controller": controller.to_dict(), "sets": found, "tensors": tensors}
+
+
+def restored(
+    state: Any, given: Sequence[Probes], to_probes: ToProbes, model: nn.Module, budget: float | None
+) -> tuple[list[Probes], Reference, Controller]:
+    """Probes with their old outputs, the reference and the controller; anything that cannot be right is refused.
+
+    Args:
+        given: probes whose inputs a state may have left out.
+        to_probes: makes probes of inputs, with the guard's own options.
+    """
+    expect(isinstance(state, Mapping) and state.keys() == {"controller", "sets", "tensors"}, "its drift")
+    tensors = state["tensors"]
+    expect(
+        isinstance(tensors, Mapping) and all(isinstance(each, Tensor) for each in tensors.values()), "its drift"
+    )
+    expect(isinstance(state["sets"], list) and bool(state["sets"]), "its probes")
+    controller = Controller(budget)
+    controller.restore(state["controller"])
+    sets = [
+        _restored_set(tensors, number, record, given, to_probes, model)
+        for number, record in enumerate(state["sets"])
+    ]
+    old = {
+        name.removeprefix("reference/"): each for name, each in tensors.items() if name.startswith("reference/")
+    }
+    expect(all(bool(tensor.isfinite().all()) for tensor in old.values()), "the old weights")
+    return sets, Reference(old), controller
+
+
+def _restored_set(
+    tensors: Mapping[str, Tensor],
+    number: int,
+    record: Any,
+    given: Sequence[Probes],
+    to_probes: ToProbes,
+    model: nn.Module,
+) -> Probes:
+    expect(isinstance(record, Mapping), "its probes")
+    expect(record.keys() == {"form", "own", "fingerprint", "divergences", "loss"}, "its probes")
+    if record["form"] is not None:
+        form = record["form"]
+        expect(isinstance(form, list) and bool(form), "its probes")
+        inputs = [_batch(each, _leaves(tensors, f"probe/{number}/{i}"), 0) for i, each in enumerate(form)]
+        probes = to_probes(inputs) if number >= len(given) else given[number]
+        probes.batches, probes.given = inputs, None
+        probes.own = bool(record["own"])
+        changed = record["fingerprint"] is not None and probes.fingerprint != record["fingerprint"]
+        expect(not changed, "the fingerprint of its probes")
+    else:
+        if number >= len(given):
+            raise InputError("its probes were left out, being your data: give the same ones as probes=")
+        probes = given[number]
+        probes.read(model)
+        if probes.fingerprint != record["fingerprint"]:
+            raise InputError("these are not the probes it was saved with: give the same inputs, in the same order")
+    named = record["divergences"]
+    expect(isinstance(named, Mapping) and bool(named), "its divergences")
+    probes.kept = [_kept(tensors, f"kept/{number}/{index}", named) for index in range(len(probes.batches))]
+    if not _is_own(probes, named):
+        expect(all(each in DIVERGENCES for each in named.values()), "its divergences")
+        probes.divergences = {str(output): DIVERGENCES[each] for output, each in named.items()}
+    if list(named) == ["logits"] and record["fingerprint"] is None:  # of 0.2, which knew one output
+        _rename_output(probes, model)
+    loss = record["loss"]
+    expect(loss is None or (type(loss) in (int, float) and math.isfinite(loss)), "the loss of its probes")
+    probes.loss_before = loss
+    return probes
+
+
+def _is_own(probes: Probes, named: Mapping[str, Any]) -> bool:
+    """Whether outputs are compared by a function of the user's, which has to be given again."""
+    own = [name for name in named.values() if name not in DIVERGENCES]
+    if not own:
+        return False
+    probes.divergences = probes.chosen(named)
+    if {each.name for each in probes.divergences.values()} != set(named.values()):
+        raise InputError(
+            f"its outputs are compared by {shown(own[0])}, a function of yours: give divergence= again"
+        )
+    return True
+
+
+def _rename_output(probes: Probes, model: nn.Module) -> None:
+    name = probes.output_name(model)
+    probes.kept = [{name: each["logits"]} for each in probes.kept]
+    probes.divergences = {name: DIVERGENCES["kl"]}
+
+
+def _kept(tensors: Mapping[str, Tensor], at: str, named: Mapping[str, Any]) -> dict[str, Kept]:
+    found: dict[str, Kept] = {str(output): {} for output in named}
+    for name, tensor in tensors.items():
+        if name.startswith(at + "/"):
+            output, _, key = name.removeprefix(at + "/").rpartition("/")
+            expect(output in found, "its old outputs")
+            found[output][key] = tensor
+    for output, kept in found.items():
+        expect(bool(kept), "its old outputs")
+        if named[output] == "kl":
+            _check_logs(kept)
+        else:
+            sound = all(not each.is_floating_point() or bool(each.isfinite().all()) for each in kept.values())
+            expect(sound, "its old outputs")
+    return found
+
+
+def _check_logs(kept: Kept) -> None:
+    logs, classes = kept.get("logs"), kept.get("classes")
+    expect(logs is not None and logs.ndim == 2 and logs.is_floating_point(), "its old outputs")
+    assert logs is not None
+    expect(not logs.isnan().any() and bool((logs <= 0.01).all()), "its old outputs")
+    if classes is not None:
+        alike = classes.shape == (len(logs), logs.shape[1] - 1) and classes.dtype == torch.int32
+        expect(alike and bool((classes >= 0).all()), "its predicted classes")
+
+
+# ── the structure of a batch ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _form(batch: Any) -> Any:
+    if isinstance(batch, Tensor):
+        return "tensor"
+    if isinstance(batch, Mapping):
+        return {"dict": {key: _form(value) for key, value in batch.items()}}
+    if isinstance(batch, tuple | list):
+        return {type(batch).__name__: [_form(value) for value in batch]}
+    if isinstance(batch, PLAIN):
+        return {"value": batch}
+    raise InputError(
+        f"probes with a {type(batch).__name__} in them cannot be saved: give tensors and plain values"
+    )
+
+
+def _batch(form: Any, leaves: Iterator[Tensor], depth: int) -> Batch:
+    expect(depth < 10, "the form of its probes")
+    if form == "tensor":
+        leaf = next(leaves, None)
+        expect(leaf is not None, "the tensors of its probes")
+        return leaf
+    expect(isinstance(form, Mapping) and len(form) == 1, "the form of its probes")
+    ((kind, content),) = form.items()
+    if kind == "dict" and isinstance(content, Mapping):
+        return {key: _batch(value, leaves, depth + 1) for key, value in content.items()}
+    if kind in ("tuple", "list") and isinstance(content, list):
+        values = [_batch(value, leaves, depth + 1) for value in content]
+        return tuple(values) if kind == "tuple" else values
+    expect(kind == "value" and isinstance(content, PLAIN), f"the form of its probes ({shown(kind)})")
+    return content
+
+
+def _leaves(tensors: Mapping[str, Tensor], at: str) -> Iterator[Tensor]:
+    number = 0
+    while (leaf := tensors.get(f"{at}/{number}")) is not None:
+        yield leaf
+        number += 1

@@ -1,24 +1,24 @@
-"""What was kept, said plainly: a table, a dictionary, a picture."""
+"""A guard's report: a table when printed, a dictionary, a picture."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from math import nan
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from rwalk.errors import InputError
-from rwalk.guard.drift.controller import Keeper, Reading
-from rwalk.guard.drift.rule import FREE
+from rwalk.guard.drift.controller import Reading
 
 
 @dataclass(frozen=True)
-class Kept:
+class ProbeReport:
     """One set of probes.
 
-    loss_before, loss_after  where the probes have labels, which the model makes a loss of
+    Args:
+        examples: how many there are.
+        drift: how far outputs have moved, in the unit of their divergence (nats for "kl").
+        loss_before, loss_after: for probes with labels, if the model returns a loss.
     """
 
     examples: int
@@ -29,66 +29,76 @@ class Kept:
 
 @dataclass(frozen=True)
 class Report:
-    """How far a model has drifted from where its last task ended, and how hard it was held.
+    """How far a model has drifted since its last task ended, and how strongly it was held.
 
-    >>> print(Report("rwalk", 2.0, 1, 40, 0.05, 0.1, (Kept(64, 0.048, None, None),), ()))
-    rwalk, λ = 2, 40 steps after task 1; penalty 0.1, budget 0.05
+    Args:
+        left: after `finish` or `rewind`, the share of the way from the old weights to the trained ones that is
+            left; 1 if nothing had to be taken back.
+
+    >>> print(Report("anchor", 1.0, 1, 40, 0.05, 0.0, (ProbeReport(64, 0.048, None, None),), ()))
+    anchor, weight 1, 40 steps after task 1; drift 0.0480 of a budget of 0.05
     probes   examples    drift  loss before  loss after
     set 1          64   0.0480            –           –
     """
 
     method: str
-    lam: float
+    weight: float
     tasks: int
     steps: int
     budget: float | None
     penalty: float
-    probes: tuple[Kept, ...]
+    probes: tuple[ProbeReport, ...]
     readings: tuple[Reading, ...]
+    left: float = 1.0
+
+    @property
+    def drift(self) -> float | None:
+        """Over all probes; None without probes."""
+        examples = sum(each.examples for each in self.probes)
+        return sum(each.examples * each.drift for each in self.probes) / examples if examples else None
 
     def __str__(self) -> str:
-        budget = "" if self.budget is None else f", budget {self.budget:g}"
-        lines = [
-            f"{self.method}, λ = {self.lam:.3g}, {self.steps} steps after task {self.tasks}; "
-            f"penalty {self.penalty:.3g}{budget}"
-        ]
+        held = f"{self.method}, weight {self.weight:.3g}, {self.steps} steps after task {self.tasks}; "
+        drift = f"penalty {self.penalty:.3g}" if self.drift is None else f"drift {self.drift:.4f}"
+        lines = [held + drift + ("" if self.budget is None else f" of a budget of {self.budget:g}")]
+        if self.left < 1:
+            lines[0] += f"; weights interpolated back to {self.left:.0%} of the way"
         if self.probes:
             lines.append("probes   examples    drift  loss before  loss after")
-        for number, kept in enumerate(self.probes, 1):
+        for number, each in enumerate(self.probes, 1):
             losses = "  ".join(
                 "–".rjust(width) if loss is None else f"{loss:{width}.4f}"
-                for loss, width in ((kept.loss_before, 11), (kept.loss_after, 10))
+                for loss, width in ((each.loss_before, 11), (each.loss_after, 10))
             )
-            lines.append(f"set {number:<4} {kept.examples:>8}  {kept.drift:>7.4f}  {losses}")
+            lines.append(f"set {number:<4} {each.examples:>8}  {each.drift:>7.4f}  {losses}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for JSON."""
         return {**asdict(self), "readings": [reading._asdict() for reading in self.readings]}
 
     def picture(self, path: str | Path | None = None) -> Any:
-        """Drift, λ and the pull over the steps, as matplotlib's figure; written to a file, where one is named."""
+        """Drift and weight over the steps, as a matplotlib figure; also written to a file, if one is named."""
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
             raise InputError("a picture needs matplotlib: pip install 'rwalk[plots]'") from error
-        figure = Figure(figsize=(7, 6), layout="constrained")
-        axes = figure.subplots(3, sharex=True)
+        figure = Figure(figsize=(7, 4.5), layout="constrained")
+        axes = figure.subplots(2, sharex=True)
         steps: list[int] = []
         start = 0
         for before, reading in zip((None, *self.readings), self.readings, strict=False):
             if before is not None and reading.task != before.task:
                 start = steps[-1]  # tasks follow each other
             steps.append(start + reading.step)
-        shown = {"drift": "drift (nats)", "lam": "λ", "pull": "pull / push"}
-        for axis, (name, label) in zip(axes, shown.items(), strict=True):
+        for axis, (name, label) in zip(axes, {"drift": "drift", "weight": "weight"}.items(), strict=True):
             values = [getattr(reading, name) for reading in self.readings]
-            if name == "lam":
-                values = [lam if lam > FREE else nan for lam in values]  # nothing is held
             axis.plot(steps, values, marker="." if len(values) < 50 else None)
             axis.set_ylabel(label)
-            if name == "lam" and any(value > 0 for value in values):
-                axis.set_yscale("log")
+            axis.set_ylim(bottom=0)
         if self.budget is not None:
             axes[0].axhline(self.budget, color="gray", linestyle=":", label="budget")
             axes[0].legend()
@@ -98,11 +108,10 @@ class Report:
         return figure
 
 
-def sets_of(keeper: Keeper, model: nn.Module) -> tuple[Kept, ...]:
-    """All sets of probes whose predictions are kept, measured now."""
-    found = []
-    for probes in keeper.sets:
-        if probes.kept:
-            examples = probes.examples
-            found.append(Kept(examples, probes.drift(model), probes.loss_before, probes.loss(model)))
-    return tuple(found)
+@dataclass(frozen=True)
+class Point:
+    """One point of a frontier: the share of the way from the old weights (0) to the new ones (1)."""
+
+    share: float
+    drift: float
+    loss: float | None

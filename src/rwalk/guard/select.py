@@ -59,9 +59,14 @@ def _check_pattern(pattern: object, named: Mapping[str, nn.Parameter]) -> None:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model whose names a file should carry: without DistributedDataParallel around it."""
-    while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        model = model.module
+    """The model without DistributedDataParallel and torch.compile around it."""
+    while True:
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            break
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise InputError("FullyShardedDataParallel hides the parameters: shard with torch's fully_shard (FSDP2)")
     return model

@@ -1,98 +1,265 @@
-"""What a model predicts, kept as it was, and how far from that it has gone: KL(old ‖ new)."""
+"""Divergences: how far a model's outputs have moved from what they were.
+
+A divergence compares old outputs with new ones, prediction by prediction. `keep` reduces old outputs to the
+tensors that have to be stored; `between` compares new outputs with them. Both are pure functions, so a new
+divergence is one entry in `DIVERGENCES`, or a function of old and new outputs given by the user.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rwalk.errors import InputError
+from rwalk.errors import InputError, unknown
 
 DENSE, TOP = (
     512,
     128,
-)  # up to so many classes all are kept; of more, the so many most probable, and the rest's mass
+)  # up to DENSE classes all are stored; of more, the TOP most probable and the mass of the rest
+Kept = dict[str, Tensor]  # old outputs as they are stored
 
 
-def logits_in(output: Any, batch: Any) -> Tensor:
-    """The logits [n, classes] in what a model returned, without those of padding."""
-    logits = _found(output)
-    if not isinstance(logits, Tensor) or logits.ndim < 2 or logits.shape[-1] < 2:
-        raise InputError(
-            "drift is measured on predictions, logits [..., classes] of two classes or more: let the model return "
-            "them, alone or as .logits, or give predict=, a function of the model and a batch that does"
-        )
-    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    if isinstance(mask, Tensor) and mask.shape == logits.shape[:-1]:
-        return logits[mask.bool()]
-    return logits.flatten(0, -2)
+class Divergence(NamedTuple):
+    """A way to compare outputs.
 
-
-def loss_in(output: Any) -> Tensor | None:
-    """The loss that a model returned beside its logits, if it did."""
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
-
-
-def _found(output: Any) -> Any:
-    if isinstance(output, Tensor):
-        return output
-    if isinstance(output, Mapping) and "logits" in output:
-        return output["logits"]
-    if hasattr(output, "logits"):
-        return output.logits
-    return output[0] if isinstance(output, tuple | list) and output else None
-
-
-class Kept(NamedTuple):
-    """Predictions: log-probabilities, of all classes or of the most probable ones and, last, of all the others."""
-
-    logs: Tensor  # [n, classes], or [n, TOP + 1]
-    classes: Tensor | None  # [n, TOP]: which ones
-
-    def __len__(self) -> int:
-        return len(self.logs)
-
-    def to(self, device: torch.device) -> Kept:
-        """Itself where it already is there."""
-        if self.logs.device == device:
-            return self
-        return Kept(self.logs.to(device), None if self.classes is None else self.classes.to(device))
-
-
-def kept(logits: Tensor) -> Kept:
-    logs = _logs(logits)
-    if logs.shape[-1] <= DENSE:
-        return Kept(logs, None)
-    top = logs.topk(TOP)
-    return Kept(torch.cat([top.values, _others(top.values)], -1), top.indices.int())
-
-
-def divergence(old: Kept, logits: Tensor) -> Tensor:
-    """KL(old ‖ new) of each prediction [n].
-
-    Where only the most probable classes were kept, of the distribution over these and all others together; this is
-    at most the whole one's. Classes that have come since do not count.
+    Args:
+        name: what it is called in files and messages.
+        keep: from old outputs to the tensors that are stored.
+        between: from these tensors and new outputs to one number per prediction, or one for all.
+        rows: whether outputs are flattened to [predictions, numbers] first, without padding.
     """
-    if len(old) != len(logits):
-        raise InputError(f"the model makes {len(logits)} predictions on probes where it made {len(old)} before")
-    if old.classes is None:
-        if logits.shape[-1] < old.logs.shape[-1]:
-            raise InputError(f"the model has {logits.shape[-1]} outputs but had {old.logs.shape[-1]} before")
-        new = _logs(logits[:, : old.logs.shape[-1]])
+
+    name: str
+    keep: Callable[[Tensor], Kept]
+    between: Callable[[Kept, Tensor], Tensor]
+    rows: bool = True
+
+
+# ── predictions of classes ───────────────────────────────────────────────────────────────────────────────────
+
+
+def keep_logs(logits: Tensor) -> Kept:
+    """Log-probabilities: of all classes, or of the most probable ones and, last, of all others together."""
+    logs = wide(logits).log_softmax(-1)
+    if logs.shape[-1] <= DENSE:
+        return {"logs": logs}
+    top = logs.topk(TOP)
+    return {"logs": torch.cat([top.values, _others(top.values)], -1), "classes": top.indices.int()}
+
+
+def kl(old: Kept, logits: Tensor) -> Tensor:
+    """KL(old ‖ new) of each prediction, in nats; classes added since then are left out.
+
+    If only the most probable classes were stored, this is the divergence of the distribution over those classes
+    and all others together, which is at most the whole divergence.
+
+    >>> old = keep_logs(torch.tensor([[2.0, 0.0]]))
+    >>> float(kl(old, torch.tensor([[2.0, 0.0, 9.0]])))
+    0.0
+    """
+    logs, classes = old["logs"], old.get("classes")
+    if classes is None:
+        new = wide(_old_columns(logits, logs.shape[-1])).log_softmax(-1)
     else:
-        top = _logs(logits).gather(-1, old.classes.long())
+        top = wide(logits).log_softmax(-1).gather(-1, classes.long())
         new = torch.cat([top, _others(top)], -1)
-    return (old.logs.exp() * (old.logs - new)).sum(-1)
-
-
-def _logs(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    return (logs.exp() * (logs - new)).sum(-1)
 
 
 def _others(logs: Tensor) -> Tensor:
     """The log-probability of all classes that are not among these."""
-    smallest = torch.finfo(logs.dtype).eps  # what is left by rounding, where there is nothing left
+    smallest = torch.finfo(logs.dtype).eps  # the remainder is rounding noise where nothing is left
     return torch.log1p(-logs.exp().sum(-1, keepdim=True).clamp(max=1 - smallest))
+
+
+def binary_kl(old: Kept, logits: Tensor) -> Tensor:
+    """Σ over labels of KL(old ‖ new), each label a yes-or-no prediction with a logit of its own.
+
+    >>> old = keep_outputs(torch.tensor([[0.0, 3.0]]))
+    >>> float(binary_kl(old, torch.tensor([[0.0, 3.0, -1.0]])))
+    0.0
+    """
+    then = old["outputs"]
+    now = wide(_old_columns(logits, then.shape[-1]))
+    share = then.sigmoid()
+    yes = share * (torch.nn.functional.logsigmoid(then) - torch.nn.functional.logsigmoid(now))
+    no = (1 - share) * (torch.nn.functional.logsigmoid(-then) - torch.nn.functional.logsigmoid(-now))
+    return (yes + no).sum(-1)
+
+
+# ── numbers and directions ───────────────────────────────────────────────────────────────────────────────────
+
+
+def keep_outputs(outputs: Tensor) -> Kept:
+    return {"outputs": wide(outputs)}
+
+
+def keep_scaled(outputs: Tensor) -> Kept:
+    """The outputs, and the variance of each column; no column counts as less than 1e-4 of the mean variance."""
+    outputs = wide(outputs)
+    variance = outputs.var(0, unbiased=False) if len(outputs) > 1 else outputs[0].square()
+    floor = torch.maximum(1e-4 * variance.mean(), 1e-8 * outputs.square().mean())
+    return {"outputs": outputs, "variance": variance.clamp(min=floor.clamp(min=1e-12))}
+
+
+def mse(old: Kept, outputs: Tensor) -> Tensor:
+    """Mean squared change of the outputs, in units of their variance over the probes.
+
+    >>> old = keep_scaled(torch.tensor([[0.0], [2.0]]))
+    >>> mse(old, torch.tensor([[1.0], [2.0]]))
+    tensor([1., 0.])
+    """
+    now = wide(_old_columns(outputs, old["outputs"].shape[-1]))
+    return ((now - old["outputs"]).square() / old["variance"]).mean(-1)
+
+
+def cosine(old: Kept, outputs: Tensor) -> Tensor:
+    """1 − cos of the angle by which each embedding has turned.
+
+    >>> cosine(keep_outputs(torch.tensor([[1.0, 0.0]])), torch.tensor([[0.0, 5.0]]))
+    tensor([1.])
+    """
+    then, now = _unit(old["outputs"]), _unit(_same_columns(outputs, old["outputs"]))
+    return (then - now).square().sum(-1) / 2  # equals 1 − cos, with a gradient that is finite at zero
+
+
+def similarity(old: Kept, outputs: Tensor) -> Tensor:
+    """Mean squared change of the cosine similarities between all embeddings of a batch; rotations are free.
+
+    >>> turned = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
+    >>> float(similarity(keep_outputs(torch.eye(2)), turned).sum())
+    0.0
+    """
+    then, now = _unit(old["outputs"]), _unit(_same_columns(outputs, old["outputs"]))
+    change: Tensor = now @ now.T - then @ then.T
+    return change.square().mean(-1)
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    return vectors / vectors.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+
+
+# ── shared by all ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _old_columns(outputs: Tensor, columns: int) -> Tensor:
+    """The outputs that were there before; a head may have grown since."""
+    if outputs.shape[-1] < columns:
+        raise InputError(f"the model has {outputs.shape[-1]} outputs, and had {columns} when probes were kept")
+    return outputs[..., :columns]
+
+
+def _same_columns(outputs: Tensor, old: Tensor) -> Tensor:
+    if outputs.shape != old.shape:
+        raise InputError(f"embeddings have shape {tuple(outputs.shape)}, and had {tuple(old.shape)} before")
+    return wide(outputs)
+
+
+DIVERGENCES: dict[str, Divergence] = {
+    "kl": Divergence("kl", keep_logs, kl),
+    "binary_kl": Divergence("binary_kl", keep_outputs, binary_kl),
+    "mse": Divergence("mse", keep_scaled, mse),
+    "cosine": Divergence("cosine", keep_outputs, cosine),
+    "similarity": Divergence("similarity", keep_outputs, similarity),
+}
+
+
+def named(divergence: Any) -> Divergence:
+    """A divergence by its name, or the user's own function of old and new outputs."""
+    if isinstance(divergence, Divergence):
+        return divergence
+    if isinstance(divergence, str):
+        if divergence not in DIVERGENCES:
+            raise unknown("divergence", divergence, DIVERGENCES)
+        return DIVERGENCES[divergence]
+    if not callable(divergence):
+        raise InputError(
+            f"divergence must be one of {', '.join(DIVERGENCES)}, or a function of old and new outputs, "
+            f"not {divergence!r}"
+        )
+    own: Callable[[Tensor, Tensor], Tensor] = divergence
+    name = f"{getattr(own, '__module__', '')}:{getattr(own, '__qualname__', type(own).__name__)}"
+    return Divergence(name, lambda old: {"old": old}, lambda kept, new: own(kept["old"], new), rows=False)
+
+
+# ── what a model returned ────────────────────────────────────────────────────────────────────────────────────
+
+EMBEDDINGS = ("sentence_embedding", "text_embeds", "image_embeds", "embeddings", "pooler_output")
+
+
+def picked(output: Any, outputs: Any) -> dict[str, Tensor]:
+    """The tensors to compare, by name, in what a model returned.
+
+    Args:
+        output: what the model returned.
+        outputs: the name of a field or several names, a function of the output, or None to look for logits,
+            then embeddings, then the output itself.
+    """
+    if callable(outputs):
+        found = outputs(output)
+        found = dict(found) if isinstance(found, Mapping) else {"output": found}
+    elif outputs is not None:
+        names = [outputs] if isinstance(outputs, str) else list(outputs)
+        found = {name: _field(output, name) for name in names}
+    elif isinstance(output, Tensor):
+        found = {"output": output}
+    else:
+        name = next((each for each in ("logits", *EMBEDDINGS) if _field(output, each) is not None), None)
+        first = output[0] if name is None and isinstance(output, tuple | list) and output else None
+        found = {"output": first} if name is None else {name: _field(output, name)}
+    for name, tensor in found.items():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.ndim < 1:
+            raise InputError(
+                f"drift is measured on tensors of numbers, and the model returned a {type(output).__name__} "
+                f"without {'one' if name == 'output' else repr(name)}: give outputs=, the name of a field of what "
+                "it returns, or a function of that"
+            )
+    return found
+
+
+def _field(output: Any, name: str) -> Any:
+    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+
+
+def fitting(name: str, output: Tensor, batch_is_tokens: bool) -> Divergence:
+    """The divergence for an output, if the output leaves no doubt which one that is."""
+    if name in EMBEDDINGS:
+        return DIVERGENCES["cosine"]
+    columns = output.shape[-1] if output.ndim > 1 else 1
+    if columns == 1:
+        return DIVERGENCES["mse"]
+    if name == "output" and output.ndim == 2 and _are_unit(output):
+        return DIVERGENCES["cosine"]
+    if output.ndim == 2 or name == "logits" or batch_is_tokens:
+        return DIVERGENCES["kl"]
+    raise InputError(
+        f"outputs of shape {tuple(output.shape)} may be classes per pixel, features or numbers: give divergence=, "
+        f"one of {', '.join(DIVERGENCES)}, and outputs= to move classes to the last dimension"
+    )
+
+
+def _are_unit(vectors: Tensor) -> bool:
+    lengths = vectors.detach().float().norm(dim=-1)
+    return bool((lengths - 1).abs().max() < 1e-3)
+
+
+def flattened(output: Tensor, mask: Any, divergence: str = "") -> Tensor:
+    """[predictions, numbers] without padding; classes per pixel are in dimension 1, as in torch's losses.
+
+    >>> flattened(torch.zeros(2, 5, 4, 4), None, "kl").shape
+    torch.Size([32, 5])
+    """
+    if output.ndim == 1:
+        return output[:, None]
+    if output.ndim == 4 and divergence in ("kl", "binary_kl"):
+        output = output.movedim(1, -1)
+    if isinstance(mask, Tensor) and mask.shape == output.shape[:-1]:
+        return output[mask.bool()]
+    return output.flatten(0, -2)

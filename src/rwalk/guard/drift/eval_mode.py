@@ -1,4 +1,4 @@
-"""A look at the model that leaves no trace: not in its modes or statistics, nor in gradients or random numbers."""
+"""A pass through the model that leaves no trace: not in modes or statistics, gradients or random numbers."""
 
 from __future__ import annotations
 
@@ -10,26 +10,33 @@ from torch import nn
 
 
 @contextmanager
-def undisturbed(model: nn.Module, draws_count: bool = False) -> Iterator[None]:
-    """Evaluation mode, in which batch norm keeps its statistics; gradients are set aside, random numbers put back.
+def eval_mode(model: nn.Module, keep_draws: bool = False) -> Iterator[None]:
+    """Evaluation mode, with gradients set aside and random numbers put back afterwards.
 
-    draws_count  random numbers drawn meanwhile are the user's own, and stay drawn
+    Modules change their mode by their own `train` and `eval`, because some do more there than set a flag.
+
+    Args:
+        model: its modes and gradients are the same afterwards.
+        keep_draws: random numbers drawn inside belong to the user and stay drawn.
     """
     modes = {module: module.training for module in model.modules()}
-    gradients = {parameter: parameter.grad for parameter in model.parameters()}
-    devices = {parameter.device for parameter in gradients if parameter.device.type == "cuda"}
-    drawn = torch.get_rng_state(), {device: torch.cuda.get_rng_state(device) for device in devices}
-    try:
-        model.eval()
-        for parameter in gradients:
-            parameter.grad = None
-        yield
-    finally:
-        for parameter, gradient in gradients.items():
-            parameter.grad = gradient
-        for module, training in modes.items():
-            module.training = training
-        if not draws_count:
-            torch.set_rng_state(drawn[0])
-            for device, state in drawn[1].items():
-                torch.cuda.set_rng_state(state, device)
+    gradients = {parameter: parameter.grad for parameter in model.parameters() if parameter.grad is not None}
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+    with torch.random.fork_rng(devices=list(devices), enabled=not keep_draws):
+        try:
+            if any(modes.values()):
+                model.eval()
+            for parameter in gradients:
+                parameter.grad = None
+            yield
+        finally:
+            for parameter in model.parameters():
+                parameter.grad = gradients.get(parameter)
+            _restore(modes)
+
+
+def _restore(modes: dict[nn.Module, bool]) -> None:
+    """Parents first, because `train` of a parent sets the mode of its children."""
+    for module, training in modes.items():
+        if module.training != training:
+            module.train(training)

@@ -1,127 +1,202 @@
-"""Drift: how far a model's predictions on some inputs have gone from what they were, as mean KL(old ‖ new)."""
+"""Probes: inputs on which a model's outputs are to stay as they are, and drift, how far they have moved."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rwalk.guard.drift import inputs
-from rwalk.guard.drift.divergences import Kept, divergence, kept, logits_in, loss_in
-from rwalk.guard.drift.eval_mode import undisturbed
-from rwalk.guard.drift.inputs import Batch
+from rwalk.errors import InputError
+from rwalk.guard.drift import batches, divergences
+from rwalk.guard.drift.batches import Batch, device_of
+from rwalk.guard.drift.divergences import Divergence, Kept
+from rwalk.guard.drift.eval_mode import eval_mode
+from rwalk.guard.drift.samples import own_samples
 
-Predict = Callable[[Any, Batch], Any]
-WATCHED = 1 / 4  # of the batches, where others are pulled on
+Call = Callable[[Any, Batch], Any]
+OWN, OWN_TOKENS = 256, 256  # samples that a language model draws as its own probes, and their length
 
 
 class Probes:
-    """Inputs on which a model's predictions are to stay, with the predictions they had.
+    """Inputs, the way to compare a model's outputs on them, and the outputs they had.
 
-    predict  from a model and a batch to its output; calling the model, unless told otherwise
-    apart    some are only watched, the others only pulled on: whoever descends the drift of probes sees less of it
-             there than elsewhere
+    Args:
+        inputs: a tensor, a dict of keywords, a tuple of arguments, a list of such batches, a DataLoader, a
+            dataset, texts (with a tokenizer), or "own-samples" for a language model's own.
+        divergence: "kl" (classes, tokens), "binary_kl" (yes-or-no labels), "mse" (numbers, in units of their
+            variance), "cosine" or "similarity" (embeddings), a function of old and new outputs, or a dict of
+            these by output. Chosen by the outputs where they leave no doubt.
+        outputs: the name of a field of what the model returns, several names, or a function that picks a tensor
+            or a dict of tensors. By default logits, embeddings or the tensor itself.
+        call: a function of the model and a batch, if calling the model is not enough.
+        tokenizer: for texts, and for own samples.
+        collate: makes a batch of a dataset's items.
+        batch: examples per pass; by default 64, or as many as have about two thousand tokens.
+
+    >>> model = nn.Linear(2, 3)
+    >>> probes = Probes(torch.randn(8, 2))
+    >>> probes.keep(model)
+    >>> probes.drift(model)
+    0.0
     """
 
     def __init__(
-        self, given: Any, predict: Predict | None = None, rows: int | None = None, apart: bool = False
+        self,
+        inputs: Any,
+        *,
+        divergence: Any = None,
+        outputs: Any = None,
+        call: Call | None = None,
+        tokenizer: Any = None,
+        collate: Callable[[list[Any]], Batch] | None = None,
+        batch: int | None = None,
     ) -> None:
-        self.batches = inputs.batches(given, rows)
-        if apart and rows is None and len(self.batches) == 1:
-            self.batches = inputs.batches(self.batches, math.ceil(inputs.length_of(self.batches[0]) / 4))
-        watched = math.ceil(WATCHED * len(self.batches)) if apart else len(self.batches)
-        self.watched = range(watched)
-        self.pulled = range(watched if watched < len(self.batches) else 0, len(self.batches))
-        self.kept: list[Kept] = []
-        self.loss_before: float | None = None  # where the probes have labels, which the model makes a loss of
-        self.ratios: list[float] = []  # of each batch's drift to the first one's, where it was last measured
-        self._predict = predict or inputs.call
-        self._next = 0  # the batch to be measured beside the first
-
-    def keep(self, model: nn.Module) -> None:
-        """From here on, drift is measured from what the model says now."""
-        device = device_of(model)
-        self.batches = [inputs.to(batch, device) for batch in self.batches]
-        with undisturbed(model), torch.no_grad():
-            self.kept = [kept(self._logits(model, number)) for number in range(len(self.batches))]
-        self.loss_before = self.loss(model)
-        self.ratios = [1.0] * len(self.watched)
-        self._next = 0
+        self.own = isinstance(inputs, str) and inputs == batches.OWN_SAMPLES
+        self.given = inputs
+        self.divergence, self.outputs = divergence, outputs
+        self.tokenizer, self.collate, self.batch = tokenizer, collate, batch
+        self.batches: list[Batch] = []
+        self.kept: list[dict[str, Kept]] = []  # by batch, by output
+        self.loss_before: float | None = None  # of probes with labels, if the model returns a loss
+        self.divergences: dict[str, Divergence] = {}  # by output
+        self._call = call or _call
+        for each in divergence.values() if isinstance(divergence, Mapping) else [divergence]:
+            if each is not None:
+                divergences.named(each)
 
     @property
     def examples(self) -> int:
-        return sum(map(inputs.length_of, self.batches))
+        return sum(map(batches.length_of, self.batches))
+
+    @property
+    def fingerprint(self) -> str:
+        return batches.fingerprint(self.batches)
+
+    def read(self, model: nn.Module) -> None:
+        """Turn what was given into batches on the model's device."""
+        if not self.batches:
+            given = self.given
+            if self.own:
+                given = own_samples(model, self.tokenizer, OWN, OWN_TOKENS)
+            found = batches.of(given, self.batch, self.tokenizer, self.collate)
+            self.batches = batches.accepted(model, found, self._call)
+            self.given = None
+        self.batches = [batches.to(batch, device_of(model)) for batch in self.batches]
+
+    def keep(self, model: nn.Module) -> None:
+        """Store the outputs that the model has now; drift is measured from them."""
+        self.read(model)
+        with eval_mode(model), torch.no_grad():
+            self.kept = []
+            for number in range(len(self.batches)):
+                found = self._outputs(model, number)
+                if not self.divergences:
+                    self.divergences = self._chosen(found)
+                self.kept.append({name: self.divergences[name].keep(each) for name, each in found.items()})
+        self.loss_before = self.loss(model)
+
+    def drift(self, model: nn.Module) -> float:
+        """The mean divergence of the outputs from what they were."""
+        if not self.kept:
+            raise InputError("there are no old outputs to measure drift from: call keep(model) first")
+        with eval_mode(model), torch.no_grad():
+            means = [self.of_batch(model, number).double() for number in range(len(self.batches))]
+        return weighted_mean(torch.stack(means).tolist(), list(map(batches.length_of, self.batches)))
+
+    def of_batch(self, model: nn.Module, number: int) -> Tensor:
+        """The drift of one batch, with its graph; the model is in evaluation mode already."""
+        total: Tensor | None = None
+        for name, output in self._outputs(model, number).items():
+            kept = self._kept(number, name, output.device)
+            self._check_rows(name, kept, output)
+            each = self.divergences[name].between(kept, output).mean()
+            total = each if total is None else total + each
+        assert total is not None
+        return total
 
     def loss(self, model: nn.Module) -> float | None:
-        """The mean of the losses that the model makes of the probes' own labels; None where they have none."""
+        """The mean of the losses that the model returns for the probes' own labels; None without labels."""
         if not all(isinstance(batch, Mapping) and "labels" in batch for batch in self.batches):
             return None
-        device = device_of(model)
-        with undisturbed(model), torch.no_grad():
-            losses = [loss_in(self._predict(model, inputs.to(batch, device))) for batch in self.batches]
+        with eval_mode(model), torch.no_grad():
+            losses = [_loss_in(self._call(model, batches.to(batch, device_of(model)))) for batch in self.batches]
         told = [float(loss) for loss in losses if loss is not None]
         if len(told) < len(losses):
             return None
-        return weighted_mean(told, [inputs.length_of(batch) for batch in self.batches])
+        return weighted_mean(told, [batches.length_of(batch) for batch in self.batches])
 
-    def drift(self, model: nn.Module) -> float:
-        """Of all probes that are watched."""
-        return self._mean(self._measured(model, self.watched))
+    def logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        """[predictions, classes] of any batch, for measures that need class probabilities."""
+        found = divergences.picked(self._call(model, batch), self.outputs)
+        if len(found) != 1:
+            raise InputError("importance is measured from the logits of one output: pick it by outputs=")
+        ((name, output),) = found.items()
+        kind = self.divergences.get(name) or self._kind(name, output, batch)
+        if kind.name != "kl":
+            raise InputError(
+                f"importance is measured from class probabilities, and outputs are compared by {kind.name!r}: "
+                "use method='anchor', or guard.begin(losses=…)"
+            )
+        return divergences.flattened(output, _mask_of(batch), kind.name)
 
-    def reading(self, model: nn.Module) -> float:
-        """An estimate of the drift from two batches: the first, and another each time.
+    def _outputs(self, model: nn.Module, number: int) -> dict[str, Tensor]:
+        batch = self.batches[number] = batches.to(self.batches[number], device_of(model))
+        found = divergences.picked(self._call(model, batch), self.outputs)
+        flat = {}
+        for name, output in found.items():
+            kind = self.divergences.get(name) or self._kind(name, output, batch)
+            flat[name] = divergences.flattened(output, _mask_of(batch), kind.name) if kind.rows else output
+        return flat
 
-        Batches drift in proportion to each other, so that the first stands for all once the proportions are known.
-        """
-        if len(self.watched) <= 2:
-            return self.drift(model)
-        self._next = self._next % (len(self.watched) - 1) + 1
-        first, other = self._measured(model, (0, self._next))
-        if first > 0:
-            self.ratios[self._next] = other / first
-        return first * self._mean(self.ratios)
+    def chosen(self, outputs: Iterable[str]) -> dict[str, Divergence]:
+        """The divergences that were asked for, of outputs with these names."""
+        asked = self.divergence
+        found = {name: asked.get(name) if isinstance(asked, Mapping) else asked for name in outputs}
+        return {name: divergences.named(each) for name, each in found.items() if each is not None}
 
-    def again(self, model: nn.Module) -> float:
-        """The last reading's estimate, after a change to the model: from the first batch alone."""
-        if len(self.watched) <= 2:
-            return self.drift(model)
-        return self._measured(model, (0,))[0] * self._mean(self.ratios)
+    def output_name(self, model: nn.Module) -> str:
+        """The name of the output that is compared first."""
+        with eval_mode(model), torch.no_grad():
+            return next(iter(self._outputs(model, 0)))
 
-    def pull(self, model: nn.Module, number: int) -> Tensor:
-        """The drift of one batch, with its graph: for those who descend it."""
-        logits = self._logits(model, number)
-        self.kept[number] = self.kept[number].to(logits.device)  # those from a file, or of a model that was moved
-        return divergence(self.kept[number], logits).mean()
+    def _chosen(self, found: Mapping[str, Tensor]) -> dict[str, Divergence]:
+        return {name: self._kind(name, output, self.batches[0]) for name, output in found.items()}
 
-    def _logits(self, model: nn.Module, number: int) -> Tensor:
-        batch = inputs.to(self.batches[number], device_of(model))
-        return logits_in(self._predict(model, batch), batch)
+    def _kind(self, name: str, output: Tensor, batch: Batch) -> Divergence:
+        asked = self.divergence.get(name) if isinstance(self.divergence, Mapping) else self.divergence
+        if asked is None:
+            return divergences.fitting(name, output, batches.are_tokens(batch))
+        return divergences.named(asked)
 
-    def _measured(self, model: nn.Module, numbers: Iterable[int]) -> list[float]:
-        """The mean drift of each of these batches; the device is waited for once."""
-        with undisturbed(model), torch.no_grad():
-            means = [self.pull(model, number).double() for number in numbers]
-            measured: list[float] = torch.stack(means).tolist()
-        return measured
+    def _check_rows(self, name: str, kept: Kept, output: Tensor) -> None:
+        before = len(next(iter(kept.values())))
+        if self.divergences[name].rows and len(output) != before:
+            raise InputError(f"the model makes {len(output)} predictions on probes where it made {before} before")
 
-    def _mean(self, of_batches: list[float]) -> float:
-        return weighted_mean(of_batches, [len(self.kept[number]) for number in self.watched])
-
-    # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def numbers(self) -> dict[str, Any]:
-        return {"ratios": self.ratios, "next": self._next, "loss": self.loss_before}
-
-    def restore(self, predictions: list[Kept], ratios: list[float], following: int, loss: float | None) -> None:
-        self.kept, self.ratios, self._next, self.loss_before = predictions, ratios, following, loss
+    def _kept(self, number: int, name: str, device: torch.device) -> Kept:
+        kept = self.kept[number].get(name)
+        if kept is None:
+            raise InputError(f"the model returns {name!r}, which it did not when probes were kept")
+        if any(tensor.device != device for tensor in kept.values()):
+            kept = self.kept[number][name] = {key: tensor.to(device) for key, tensor in kept.items()}
+        return kept
 
 
-def device_of(model: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+def _call(model: nn.Module, batch: Batch) -> Any:
+    return batches.call(model, batch)
 
 
-def weighted_mean(values: Sequence[float], weights: Sequence[int]) -> float:
+def _mask_of(batch: Batch) -> Any:
+    return batch.get("attention_mask") if isinstance(batch, Mapping) else None
+
+
+def _loss_in(output: Any) -> Tensor | None:
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
+
+
+def weighted_mean(values: Sequence[float], weights: Iterable[int]) -> float:
+    weights = list(weights)
     return sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)

@@ -1,4 +1,4 @@
-"""The model as it was when drift was last zero: its trained parameters and its buffers, and the way back there."""
+"""The reference model: guarded parameters and batch norm's statistics as they were, and the way back there."""
 
 from __future__ import annotations
 
@@ -7,83 +7,115 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from rwalk.errors import InputError
-from rwalk.guard.select import named_tensors
+from rwalk.guard.select import plain, unwrapped
 from rwalk.guard.state.sharded import local
 
-HALVINGS = 20  # of the way back, in the search for the furthest point that keeps a budget
+HALVINGS = 20  # of the way back, in the search for the largest share of it that keeps a budget
 
 
-class Old:
-    """Copies of all that training moves; of a parameter whose anchor the method keeps as it is, that anchor."""
+class Reference:
+    """Copies of all that training moves, in host memory.
+
+    Args:
+        tensors: by the names they have in the model without wrappers, on this rank.
+    """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = dict(tensors)
 
     @classmethod
-    def of(cls, model: nn.Module, anchors: Mapping[str, Tensor]) -> Old:
-        taken: dict[str, Tensor] = {}
-        for name, tensor in named_tensors(model).items():
-            here = local(tensor.detach())
-            anchor = anchors.get(name)
-            exact = (
-                anchor is not None and anchor.device == here.device and torch.equal(anchor.to(here.dtype), here)
-            )
-            taken[name] = anchor if exact and anchor is not None else here.clone()
-        return cls(taken)
+    def of(cls, model: nn.Module, parameters: Iterable[nn.Parameter]) -> Reference:
+        """Of these parameters, and of batch norm's running statistics."""
+        found = moving(model, set(parameters))
+        return cls({name: local(each.detach()).to("cpu", copy=True) for name, each in found.items()})
 
-    def own(self, anchors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The copies that are no method's anchors."""
-        shared = {anchor.data_ptr() for anchor in anchors.values()}
-        return {name: tensor for name, tensor in self.tensors.items() if tensor.data_ptr() not in shared}
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def here(self, model: nn.Module) -> dict[str, Tensor]:
-        """What of the model was copied and is there still, in place."""
-        there = {name: local(tensor.detach()) for name, tensor in named_tensors(model).items()}
-        grown = [name for name in self.tensors if name in there and there[name].shape != self.tensors[name].shape]
-        if grown:
-            raise InputError(f"{grown[0]} has changed its shape since: there is no way back; consolidate() first")
-        return {name: there[name] for name in self.tensors if name in there}
+        """The model's tensors that were copied, in place; of a tensor that has grown, the part that was there."""
+        there = {name: local(each.detach()) for name, each in _tensors(model).items()}
+        found = {}
+        for name, old in self.tensors.items():
+            tensor = there.get(name)
+            if tensor is None:
+                continue
+            smaller = all(a <= b for a, b in zip(old.shape, tensor.shape, strict=False))
+            if tensor.ndim != old.ndim or not smaller:
+                raise InputError(
+                    f"{name} had shape {tuple(old.shape)}, and has {tuple(tensor.shape)}: no way back"
+                )
+            found[name] = tensor[tuple(slice(size) for size in old.shape)]
+        return found
 
     @contextmanager
-    def instead(self, model: nn.Module) -> Iterator[None]:
-        """The old model, for a moment."""
-        here = self.here(model)
-        now = {name: tensor.clone() for name, tensor in here.items()}
-        try:
-            self._go(here, now, 0.0)
-            yield
-        finally:
-            self._go(here, now, 1.0)
+    def between(self, model: nn.Module) -> Iterator[Callable[[float], None]]:
+        """A function that puts the model at a share of the way from the reference (0) to where it is now (1).
 
-    def rewind(self, model: nn.Module, keeps: Callable[[], bool]) -> float:
-        """Go back, as little as is needed, on the straight way to the old model; how much of the way is left."""
-        if keeps():
-            return 1.0
+        Where it is put last, it stays.
+        """
         here = self.here(model)
-        now = {name: tensor.clone() for name, tensor in here.items()}
-        good, bad = 0.0, 1.0
-        for _ in range(HALVINGS):
-            middle = (good + bad) / 2
-            self._go(here, now, middle)
-            good, bad = (middle, bad) if keeps() else (good, middle)
-        self._go(here, now, good)
+        now = {name: tensor.to("cpu", copy=True) for name, tensor in here.items()}
+
+        def put(share: float) -> None:
+            with torch.no_grad():
+                for name, tensor in here.items():
+                    if share == 1.0 or not tensor.is_floating_point():
+                        tensor.copy_(now[name])
+                        continue
+                    wide = torch.promote_types(tensor.dtype, torch.float32)
+                    tensor.copy_(torch.lerp(self.tensors[name].to(wide), now[name].to(wide), share))
+
+        try:
+            yield put
+        except BaseException:
+            put(1.0)
+            raise
+
+    def rewind(self, model: nn.Module, within: Callable[[], bool]) -> float | None:
+        """Interpolate the weights towards the reference, no further than needed.
+
+        Returns:
+            The share of the way that is left, or None if not even the reference is `within`; then the weights
+            stay as they are.
+        """
+        if within():
+            return 1.0
+        with self.between(model) as put:
+            put(0.0)
+            if not within():
+                put(1.0)
+                return None
+            good, bad = 0.0, 1.0
+            for _ in range(HALVINGS):
+                middle = (good + bad) / 2
+                put(middle)
+                good, bad = (middle, bad) if within() else (good, middle)
+            put(good)
         return good
 
-    def approach(self, model: nn.Module, share: float, names: Iterable[str] | None = None) -> None:
-        """Go this share of the way to the old model, all of it or what has these names."""
-        here = self.here(model)
-        for name in here if names is None else names:
-            if name in here and here[name].is_floating_point():
-                here[name].lerp_(self.tensors[name].to(here[name]), share)
 
-    def _go(self, here: Mapping[str, Tensor], now: Mapping[str, Tensor], way: float) -> None:
-        with torch.no_grad():
-            for name, tensor in here.items():
-                if way == 1.0 or not tensor.is_floating_point():
-                    tensor.copy_(now[name])
-                else:
-                    wide = torch.promote_types(tensor.dtype, torch.float32)
-                    old = self.tensors[name].to(tensor.device, wide)
-                    tensor.copy_(torch.lerp(old, now[name].to(wide), way))
+def moving(model: nn.Module, parameters: set[nn.Parameter]) -> dict[str, Tensor]:
+    """Those of these parameters that are trained, and the running statistics of normalisation layers, by name."""
+    root = unwrapped(model)
+    found: dict[str, Tensor] = {
+        plain(name): parameter
+        for name, parameter in root.named_parameters()
+        if parameter in parameters and parameter.requires_grad
+    }
+    for path, module in root.named_modules():
+        if isinstance(module, _NormBase):
+            for name, buffer in module.named_buffers(recurse=False):
+                if buffer.is_floating_point():
+                    found[plain(f"{path}.{name}" if path else name)] = buffer
+    return found
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    root = unwrapped(model)
+    found: dict[str, Tensor] = {plain(name): each for name, each in root.named_parameters()}
+    return {**found, **{plain(name): each for name, each in root.named_buffers()}}

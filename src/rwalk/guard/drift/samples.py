@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from rwalk.errors import InputError
-from rwalk.guard.drift.divergences import logits_in
-from rwalk.guard.drift.eval_mode import undisturbed
-from rwalk.guard.drift.inputs import TOKENS
-from rwalk.guard.drift.probes import device_of
+from rwalk.guard.drift import divergences
+from rwalk.guard.drift.batches import TOKENS, device_of
+from rwalk.guard.drift.eval_mode import eval_mode
 
 
 @torch.no_grad()
@@ -32,7 +31,7 @@ def own_samples(
     first = _first_token(model, tokenizer)
     device = device_of(model)
     rows = max(1, 16 * TOKENS // tokens)
-    with undisturbed(model):
+    with eval_mode(model):
         torch.manual_seed(seed)
         parts = [
             _drawn(model, torch.full((min(rows, n - start), 1), first, device=device), tokens, temperature)
@@ -51,7 +50,8 @@ def _drawn(model: nn.Module, ids: Tensor, tokens: int, temperature: float) -> Te
         drawn: Tensor = generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options, **length)
         return drawn
     while ids.shape[1] < tokens:
-        logits = logits_in(model(ids), ids).view(*ids.shape, -1)[:, -1].float() / temperature
+        (logits,) = divergences.picked(model(ids), None).values()
+        logits = logits[:, -1].float() / temperature
         ids = torch.cat([ids, logits.softmax(-1).multinomial(1)], 1)
     return ids
 

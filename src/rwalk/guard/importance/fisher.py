@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from rwalk.errors import InputError
-from rwalk.guard.drift import inputs
-from rwalk.guard.drift.divergences import logits_in
-from rwalk.guard.drift.eval_mode import undisturbed
-from rwalk.guard.drift.inputs import Batch
-from rwalk.guard.drift.probes import Predict, device_of
+from rwalk.guard.drift import batches
+from rwalk.guard.drift.batches import Batch, device_of
+from rwalk.guard.drift.eval_mode import eval_mode
+from rwalk.guard.drift.probes import Probes
 from rwalk.guard.importance.attention import PlainAttention
 from rwalk.guard.importance.measure import add_squares
 from rwalk.guard.importance.per_example import ByExample, Unknown, all_trained
@@ -29,9 +28,8 @@ from rwalk.guard.state.parameter import Piece, is_trained
 from rwalk.guard.state.sharded import is_sharded
 from rwalk.methods import Method
 
-ROOM = (
-    2**31
-)  # bytes that gradients and logits of single examples may take at a time; on a GPU, a quarter of what is free
+# Bytes that gradients and logits of single examples may take at a time; on a GPU, a quarter of what is free.
+ROOM = 2**31
 FEW, NEAR = 2, 0.02  # examples that two ways are compared by, and how near they must be
 COPIES = 8  # of an example's logits, on the way to its loss and back
 logger = logging.getLogger(__name__)
@@ -39,20 +37,18 @@ logger = logging.getLogger(__name__)
 Squares = dict[Piece, Tensor]
 
 
-def of_probes(
-    model: nn.Module, guarded: Sequence[Piece], method: Method, batches: Sequence[Batch], predict: Predict | None
-) -> Squares:
+def of_probes(model: nn.Module, guarded: Sequence[Piece], method: Method, probes: Probes) -> Squares:
     """Mean squares over all examples; the model is left as it was."""
     trained = [piece for piece in guarded if is_trained(piece)]
     if not trained:
         raise InputError("none of the guarded parameters is trained: nothing can be measured of them")
-    asked = _Asked(unwrapped(model), predict or inputs.call)
+    asked = _Asked(unwrapped(model), probes)
     total: Squares = {}
     examples = 0
     draws = torch.Generator().manual_seed(0)
-    with undisturbed(model):
-        for batch in inputs.joined(map(_without_idle_mask, batches)):
-            batch = inputs.to(batch, device_of(model))
+    with eval_mode(model):
+        for batch in batches.joined(map(_without_idle_mask, probes.batches)):
+            batch = batches.to(batch, device_of(model))
             for part, luck in _cut(batch, trained, asked, draws):
                 _add(total, _squares(asked, trained, part, luck, method), method)
                 examples += len(luck)
@@ -62,29 +58,29 @@ def of_probes(
 class _Asked(nn.Module):
     """A model behind the function that asks it, so that both can be called with other parameters."""
 
-    def __init__(self, model: nn.Module, predict: Predict) -> None:
+    def __init__(self, model: nn.Module, probes: Probes) -> None:
         super().__init__()
         self.model = model
         self.in_layers: bool | None = None  # whether layers can tell examples apart; None: not tried yet
-        self._predict = predict
+        self._probes = probes
 
     def forward(self, batch: Batch) -> Tensor:
-        return logits_in(self._predict(self.model, batch), batch)
+        return self._probes.logits(self.model, batch)
 
 
 def _cut(
     batch: Batch, trained: Sequence[Piece], asked: _Asked, draws: torch.Generator
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Parts whose gradients fit into memory, with a random number for each prediction of each example."""
-    length = inputs.length_of(batch)
+    length = batches.length_of(batch)
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     with torch.no_grad():
-        logits = asked(inputs.part(batch, 0, 1))
+        logits = asked(batches.part(batch, 0, 1))
     each = len(logits) if mask is None else mask[0].numel()
     slopes = sum(piece.parameter.numel() for piece in trained)
     at_once = max(1, _room(device_of(asked)) // (4 * (slopes + COPIES * each * logits.shape[-1])))
     for start in range(0, length, at_once):
-        part = inputs.part(batch, start, start + at_once)
+        part = batches.part(batch, start, start + at_once)
         yield part, torch.rand(min(at_once, length - start), each, generator=draws).to(device_of(asked))
 
 
@@ -135,7 +131,7 @@ def _squares(asked: _Asked, trained: Sequence[Piece], batch: Batch, luck: Tensor
 def _agree(asked: _Asked, trained: Sequence[Piece], batch: Batch, luck: Tensor, method: Method) -> bool:
     """Whether layers tell examples apart: a few examples, both ways. Models may do anything with a batch."""
     few = min(len(luck), FEW)
-    some = inputs.part(batch, 0, few), luck[:few], method
+    some = batches.part(batch, 0, few), luck[:few], method
     try:
         found = _in_layers(asked, trained, *some)
         with all_trained([piece.parameter for piece in trained]):
@@ -179,12 +175,12 @@ def _all_at_once(asked: _Asked, trained: Sequence[Piece], batch: Batch, luck: Te
     name_of = {parameter: name for name, parameter in asked.named_parameters()}
     names = {piece: name_of[piece.parameter] for piece in trained}
     parameters = {name: piece.parameter.detach() for piece, name in names.items()}
-    tensors = inputs.tensors(batch)
+    tensors = batches.tensors(batch)
     along = [0 if tensor.ndim else None for tensor in tensors]
 
     def loss(parameters: Mapping[str, Tensor], tensors: list[Tensor], luck: Tensor) -> Tensor:
         rows = [tensor[None] if axis == 0 else tensor for tensor, axis in zip(tensors, along, strict=True)]
-        logits = functional_call(asked, dict(parameters), (inputs.filled(batch, rows),))
+        logits = functional_call(asked, dict(parameters), (batches.filled(batch, rows),))
         return _loss(logits, luck[: len(logits)], method)
 
     each: Callable[..., Any] = vmap(grad(loss), in_dims=(None, along, 0))
@@ -200,7 +196,7 @@ def _one_by_one(asked: _Asked, trained: Sequence[Piece], batch: Batch, luck: Ten
     total: Squares = {}
     for row in range(len(luck)):
         with torch.enable_grad():
-            logits = asked(inputs.part(batch, row, row + 1))
+            logits = asked(batches.part(batch, row, row + 1))
             _loss(logits, luck[row, : len(logits)], method).backward()
         add_squares(total, trained, method)
         _drop_gradients(asked)

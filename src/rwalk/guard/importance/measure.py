@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rwalk.errors import InputError
-from rwalk.guard.drift.eval_mode import undisturbed
+from rwalk.guard.drift.eval_mode import eval_mode
 from rwalk.guard.state import sharded as shards
 from rwalk.guard.state.parameter import Piece
 from rwalk.guard.state.sharded import Group, local
@@ -111,7 +111,7 @@ def data_fisher(
     """
     total: dict[Piece, Tensor] = {}
     batches = 0
-    with undisturbed(model, draws_count=True), torch.enable_grad():
+    with eval_mode(model, keep_draws=True), torch.enable_grad():
         for loss in losses:
             if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
                 raise InputError(WANTS_LOSSES)

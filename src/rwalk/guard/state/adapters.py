@@ -1,4 +1,4 @@
-"""Adapters of a guard's model: which to hold, and what becomes of it when one is merged and another begun."""
+"""Adapters of a guard's model: which to hold, and what happens when one is merged and another begun."""
 
 from __future__ import annotations
 
@@ -7,25 +7,20 @@ from collections.abc import Mapping
 from torch import nn
 
 from rwalk.errors import InputError
-from rwalk.guard.drift.reference import Old
 from rwalk.guard.select import some
 from rwalk.guard.state import lora as products
-from rwalk.guard.state.guard_state import Pieces, warn_if_moved
+from rwalk.guard.state.guard_state import Learned, Pieces, warn_if_moved
 from rwalk.guard.state.lora import Target
 from rwalk.guard.state.parameter import Piece
-from rwalk.guard.work import Work
-from rwalk.methods import Vanilla
 
 
-def targets(work: Work, model: nn.Module, chosen: Mapping[str, nn.Parameter]) -> Mapping[str, Target]:
-    """What to hold of these parameters: springs hold the product of an adapter's factors, not each of them."""
-    springs = not isinstance(work.learned.method, Vanilla)
-    return products.in_place_of_factors(model, chosen) if springs and work.lora == "product" else chosen
+def targets(lora: str, model: nn.Module, chosen: Mapping[str, nn.Parameter]) -> Mapping[str, Target]:
+    """What to hold of these parameters: the factors of an adapter, or their product."""
+    return products.in_place_of_factors(model, chosen) if lora == "product" else chosen
 
 
-def follow(work: Work, model: nn.Module, pieces: Pieces) -> None:
-    """These are the pieces from here on; adapters may have been merged and replaced since the last task."""
-    learned = work.learned
+def follow(learned: Learned, pieces: Pieces) -> bool:
+    """Take these parameter states from here on; whether adapters were merged and replaced since the last task."""
     before = {piece.name: piece for piece in learned.started}
     after = {piece.name: piece for piece in pieces.values() if piece}
     anew = [name for name in before if name in after and _is_adapted_anew(before[name], after[name])]
@@ -36,8 +31,7 @@ def follow(work: Work, model: nn.Module, pieces: Pieces) -> None:
     learned.pieces = pieces
     if anew:
         warn_if_moved(learned, "merge an adapter (merge_and_unload) before you make another")
-        if work.keeper.old is not None:  # the model says what it said, by other parameters
-            work.keeper.old = Old.of(model, learned.anchors())
+    return bool(anew)
 
 
 def _is_adapted_anew(before: Piece, after: Piece) -> bool:

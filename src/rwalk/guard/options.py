@@ -1,0 +1,158 @@
+"""A guard's options: as they were given, in files, and under the names they had in 0.2."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from rwalk.errors import InputError
+from rwalk.guard.drift.anchor import Anchor
+from rwalk.guard.drift.divergences import DIVERGENCES
+from rwalk.guard.drift.probes import Call
+from rwalk.guard.io import method_in
+from rwalk.guard.select import Params
+from rwalk.methods import Method
+from rwalk.sealed import expect
+
+PRECISIONS = {None: None, "float32": torch.float32, "bfloat16": torch.bfloat16, "8bit": "8bit"}
+
+
+@dataclass(frozen=True)
+class StateOptions:
+    """Where and how precisely a guard keeps its per-parameter state.
+
+    Args:
+        dtype: torch.float32 by default (float64 for float64 parameters), torch.bfloat16, or "8bit".
+        device: "cpu" keeps state in host memory, and brings it to the parameters a chunk at a time.
+        lora: "factors" holds the two factors of an adapter, "product" the weight that they add, which takes as
+            much memory as the adapted weights.
+    """
+
+    dtype: torch.dtype | Literal["8bit"] | None = None
+    device: Literal["cpu"] | None = None
+    lora: Literal["factors", "product"] = "factors"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in PRECISIONS.values():
+            raise InputError(f"dtype must be torch.float32, torch.bfloat16 or '8bit', not {self.dtype!r}")
+        if self.device not in (None, "cpu"):
+            raise InputError(f"device must be 'cpu' or None, not {self.device!r}")
+        if self.lora not in ("factors", "product"):
+            raise InputError(f"lora must be 'factors' or 'product', not {self.lora!r}")
+
+
+@dataclass(frozen=True)
+class Given:
+    """The options of `Guard`.
+
+    Args:
+        call: a function of the model and a batch, from 0.2's `predict=`; `rwalk.Probes` has it now.
+        loading: whether probes may come from a file.
+    """
+
+    method: Method | Anchor | str | None
+    probes: Any
+    budget: float | None
+    params: Params | None
+    divergence: Any
+    outputs: Any
+    state: StateOptions | None
+    hooks: bool
+    call: Call | None = None
+    loading: bool = False
+
+    def __post_init__(self) -> None:
+        if self.state is not None and not isinstance(self.state, StateOptions):
+            raise InputError(f"state must be rwalk.StateOptions(dtype=…, device=…), not {self.state!r}")
+        if not (self.params is None or isinstance(self.params, str) or callable(self.params)):
+            object.__setattr__(self, "params", tuple(self.params))
+
+
+# Names of 0.2, and what to write now. They work for one release.
+OLD = {
+    "share": "leave it out: drift is read at every pull",
+    "every": "method=rwalk.Anchor(every=…)",
+    "step_back": "leave it out: guard.finish() keeps the budget",
+    "predict": "probes=rwalk.Probes(inputs, call=…)",
+    "dtype": "state=rwalk.StateOptions(dtype=…)",
+    "offload": "state=rwalk.StateOptions(device=…)",
+    "lora": "state=rwalk.StateOptions(lora=…)",
+    "compile": "leave it out: steps on a CPU are no longer compiled",
+}
+
+
+def translated(given: Given, old: Mapping[str, Any]) -> Given:
+    """The options with those under old names among them."""
+    for name in old:
+        if name not in OLD:
+            known = "method, probes, budget, params, divergence, outputs, state and hooks"
+            raise InputError(f"Guard has no option {name!r}: it has {known}")
+        warnings.warn(f"Guard's option {name}= is deprecated: {OLD[name]}", FutureWarning, stacklevel=4)
+    state = given.state or StateOptions()
+    fields = {"dtype": "dtype", "offload": "device", "lora": "lora"}
+    changed = {field: old[name] for name, field in fields.items() if old.get(name) is not None}
+    given = replace(given, state=replace(state, **changed)) if changed else given
+    if old.get("predict") is not None:
+        given = replace(given, call=old["predict"])
+    if old.get("every") is not None and (given.method is None or isinstance(given.method, Anchor)):
+        given = replace(given, method=replace(given.method or Anchor(), every=old["every"]))
+    return given
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def saved(given: Given, names: Sequence[str]) -> dict[str, Any]:
+    """Plain values, fit for JSON; of functions nothing can be written, so they have to be given again."""
+    state = given.state or StateOptions()
+    precision = next(name for name, value in PRECISIONS.items() if value == state.dtype)
+    params = list(names) if callable(given.params) else given.params
+    return {
+        "budget": given.budget,
+        "params": list(params) if isinstance(params, tuple) else params,
+        "divergence": given.divergence if _is_plain(given.divergence) else None,
+        "outputs": given.outputs if _is_plain(given.outputs) else None,
+        "state": {"dtype": precision, "device": state.device, "lora": state.lora},
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
+    return value is None or isinstance(value, str)
+
+
+def restored(
+    state: Mapping[str, Any], method: Method | Anchor | str | None, probes: Any, given: Mapping[str, Any]
+) -> Given:
+    """The options of a file, where none are given."""
+    names = {"budget", "params", "divergence", "outputs", "state", "hooks"}
+    for name in given.keys() - names:
+        raise InputError(f"Guard.load has no option {name!r}: it has method, probes, {', '.join(sorted(names))}")
+    found = dict(_checked(state.get("options")))
+    found.update(given)
+    method = method_in(state) if method is None else method
+    return Given(method, probes, **{"hooks": True, **found}, loading=True)
+
+
+def _checked(found: Any) -> dict[str, Any]:
+    if found is None:  # files of 0.2 hold none
+        return dict.fromkeys(("budget", "params", "divergence", "outputs", "state"))
+    expect(isinstance(found, Mapping), "its options")
+    expect(found.keys() == {"budget", "params", "divergence", "outputs", "state"}, "its options")
+    budget, params, state = found["budget"], found["params"], found["state"]
+    expect(budget is None or (type(budget) in (int, float) and 0 < budget < 1e300), "its budget")
+    listed = isinstance(params, list) and all(isinstance(each, str) for each in params)
+    expect(params is None or isinstance(params, str) or listed, "its params")
+    expect(isinstance(state, Mapping) and state.keys() == {"dtype", "device", "lora"}, "its state options")
+    expect(state["dtype"] in PRECISIONS, "its precision")
+    for each in (found["divergence"], found["outputs"]):
+        expect(_is_plain(each), "its divergence")
+    named = found["divergence"]
+    expect(not isinstance(named, str) or named in DIVERGENCES, "its divergence")
+    options = StateOptions(PRECISIONS[state["dtype"]], state["device"], state["lora"])  # type: ignore[arg-type]
+    return {**found, "state": options}
