@@ -150,7 +150,7 @@ def refused(path: Path, model: nn.Module, **options: Any) -> str:
     with pytest.raises(InputError) as caught:
         Guard.load(path, model, optimizer, **options)
     assert str(path) in str(caught.value) and str(caught.value).isprintable()
-    Guard(model, optimizer).detach()
+    Guard(model, optimizer, RWALK).detach()
     return str(caught.value)
 
 
@@ -365,7 +365,16 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-KEYS = ["method", "tasks", "steps", "new", *(f"method.{each}" for each in ("name", "lam", "dt", "penalty", "new"))]
+KEYS = [
+    "method",
+    "tasks",
+    "steps",
+    "options",
+    "drift",
+    "keeper",
+    "new",
+    *(f"method.{each}" for each in ("name", "lam", "dt", "penalty", "new")),
+]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

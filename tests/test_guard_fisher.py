@@ -11,15 +11,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rwalk import EWC, Guard
-from rwalk.guard.drift import inputs
-from rwalk.guard.importance import fisher
+from rwalk import EWC, Guard, own_samples
+from rwalk.guard.drift.probes import Probes
+from rwalk.guard.importance import fisher, measure
+from rwalk.guard.importance.attention import PlainAttention
 from rwalk.guard.importance.fisher import Squares
 from rwalk.methods import Method
 from rwalk.methods.mas import MAS
 
 transformers = pytest.importorskip("transformers")
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+def kept(model: nn.Module, inputs: Any, **options: Any) -> Probes:
+    probes = Probes(inputs, **options)
+    probes.keep(model)
+    return probes
 
 
 class Image(nn.Module):
@@ -108,7 +115,7 @@ def made(build: Callable[[], nn.Module]) -> nn.Module:
 
 def by_parameter(model: nn.Module, method: Method, probes: Any) -> dict[str, Tensor]:
     guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), method)
-    found: Squares = fisher.of_probes(model, guard._work.learned.guarded, method, inputs.batches(probes), None)
+    found: Squares = fisher.of_probes(model, guard._learned.guarded, method, kept(model, probes))
     guard.detach()
     return {piece.name: square for piece, square in found.items()}
 
@@ -174,7 +181,7 @@ def test_a_batch_takes_a_tenth_of_the_time_of_one_pass_per_example() -> None:
                 parameter.grad.square()
 
     def in_batches() -> None:
-        fisher.of_probes(model, guard._work.learned.guarded, EWC(), inputs.batches(ids), None)
+        fisher.of_probes(model, guard._learned.guarded, EWC(), kept(model, ids))
 
     def seconds(work: Callable[[], None]) -> float:
         start = process_time()
@@ -183,3 +190,90 @@ def test_a_batch_takes_a_tenth_of_the_time_of_one_pass_per_example() -> None:
 
     slow, fast = (min(seconds(each) for _ in range(3)) for each in (one_by_one, in_batches))
     assert fast < slow * len(ids) / 32 / 10
+
+
+# Sequences
+
+
+def tiny_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=128, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, pad_token_id=2,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    model: torch.nn.Module = transformers.LlamaForCausalLM(config)
+    return model
+
+
+def test_the_fisher_of_sequences_is_batched_and_the_same_as_one_by_one() -> None:
+    model = tiny_model()
+    probes = own_samples(model, None, 12, tokens=8)
+    assert probes["input_ids"].shape == (12, 8) and (probes["input_ids"][:, 0] == 1).all()
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), EWC())
+    pieces = guard._learned.guarded
+    batched = fisher.of_probes(model, pieces, EWC(), kept(model, probes))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fisher, "_squares", lambda *given: fisher._one_by_one(*given))
+        single = fisher.of_probes(model, pieces, EWC(), kept(model, probes))
+    assert len(batched) == len(pieces)
+    for piece in pieces:
+        torch.testing.assert_close(batched[piece], single[piece], rtol=1e-3, atol=1e-9)
+
+
+def test_the_fisher_is_batched_under_autocast(caplog: pytest.LogCaptureFixture) -> None:
+    """Torch's own attention cannot be differentiated by torch.func there; that would be one pass per sequence."""
+    model = tiny_model()
+
+    def predict(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            logits: torch.Tensor = model(**batch, use_cache=False).logits
+        return logits
+
+    probes = own_samples(model, None, 12, tokens=8)
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), EWC())
+    pieces = guard._learned.guarded
+    narrow = fisher.of_probes(model, pieces, EWC(), kept(model, probes, call=predict))
+    assert not caplog.records, "it says so where it cannot be batched"
+    exact = fisher.of_probes(model, pieces, EWC(), kept(model, probes))
+    together = [torch.cat([each[piece].flatten() for piece in pieces]) for each in (narrow, exact)]
+    assert F.cosine_similarity(*together, dim=0) > 0.99  # labels are drawn from predictions, which differ a little
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}, {"enable_gqa": True}])
+@pytest.mark.parametrize("mask", [None, "bool", "float"])
+def test_plain_attention_is_torchs(options: dict[str, Any], mask: str | None) -> None:
+    if mask and "is_causal" in options:
+        return  # torch refuses both
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, 5, 3, generator=generator)
+    key, value = torch.randn(2, 2, 2 if "enable_gqa" in options else 4, 6, 3, generator=generator)
+    seen = torch.rand(5, 6, generator=generator) < 0.7
+    seen[:, 0] = True
+    given = {None: None, "bool": seen, "float": seen.float().log()}[mask]
+    expected = F.scaled_dot_product_attention(query, key, value, given, **options)
+    with PlainAttention():
+        found = F.scaled_dot_product_attention(query, key, value, given, **options)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_batch_of_sequences_takes_a_fraction_of_the_time_of_one_pass_each() -> None:
+    """Some ten times less here; more on a GPU, where a pass of one sequence is mostly waiting."""
+    model = tiny_model()
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), EWC())
+    ids = torch.randint(128, (128, 16), generator=torch.Generator().manual_seed(0))
+
+    def one_by_one() -> object:
+        losses = (F.cross_entropy(model(row[None]).logits[0, :-1], row[1:]) for row in ids)
+        return measure.data_fisher(model, guard._learned.guarded, EWC(), losses)
+
+    def batched() -> object:
+        return fisher.of_probes(model, guard._learned.guarded, EWC(), kept(model, ids))
+
+    def seconds(measured: Callable[[], object]) -> float:
+        start = process_time()
+        measured()
+        return process_time() - start
+
+    slow, fast = (min(seconds(each) for _ in range(3)) for each in (one_by_one, batched))
+    assert fast < slow / 5

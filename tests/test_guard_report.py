@@ -14,35 +14,35 @@ from torch.optim import SGD
 
 from rwalk.guard import Anchor, Guard
 from rwalk.methods import RWalk, Vanilla
-from test_guard_budget import guarded, layers, task, train
+from test_guard_drift import guarded, layers, task, train
 
 
-def test_a_report_says_what_was_kept(tmp_path: Path) -> None:
-    model, optimizer, guard = guarded(layers, RWalk(), budget=0.05, every=1)
-    train(model, optimizer, *task(1), steps=60)
+def test_report_of_an_anchor_says_what_happened(tmp_path: Path) -> None:
+    model, optimizer, guard = guarded(layers, budget=0.05)
+    train(model, optimizer, *task(1), steps=64)
     report = guard.report()
-    assert report.probes[0].examples == 192 and report.probes[0].drift == guard.drift()
-    assert report.budget == 0.05 and report.lam == guard.method.lam and report.penalty == guard.penalty() > 0
-    assert [reading.step for reading in report.readings] == list(range(1, 61))
+    assert report.probes[0].examples == 192 and report.probes[0].drift == report.drift == guard.drift()
+    assert report.budget == 0.05 and report.weight == guard.method.weight  # type: ignore[union-attr]
+    assert [reading.step for reading in report.readings] == list(range(7, 64, 8))
     assert json.loads(json.dumps(report.to_dict()))["readings"][-1]["drift"] == report.readings[-1].drift
     first, *_, last = str(report).splitlines()
-    assert first.startswith("rwalk, λ = ") and "60 steps after task 1" in first and "budget 0.05" in first
+    assert first.startswith("anchor, weight ") and "64 steps after task 1" in first and "budget of 0.05" in first
     assert last.startswith("set 1         192") and f"{guard.drift():.4f}" in last
+    assert report._repr_html_().startswith("<pre>anchor")
     report.picture(tmp_path / "report.png")
     assert (tmp_path / "report.png").stat().st_size > 10_000
-    assert guard.log() == {
-        "guard/lam": guard.method.lam,
-        "guard/penalty": guard.penalty(),
-        "guard/drift": report.readings[-1].drift,
-        "guard/pull": report.readings[-1].pull,
-    }
+    assert guard.log() == {"guard/weight": report.weight, "guard/drift": report.readings[-1].drift}
 
 
-def test_a_guard_without_probes_reports_what_it_knows() -> None:
+def test_report_of_a_method_on_parameters_says_what_happened() -> None:
+    model, optimizer, guard = guarded(layers, RWalk())
+    train(model, optimizer, *task(1), steps=20)
+    report = guard.report()
+    assert report.weight == guard.method.lam and report.penalty == guard.penalty() > 0  # type: ignore[union-attr]
+    assert guard.log() == {"guard/lam": 1.0, "guard/penalty": guard.penalty(), "guard/drift": guard.drift()}
     model = layers()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    guard = Guard(model, optimizer, Vanilla())
-    assert str(guard.report()) == "vanilla, λ = 0, 0 steps after task 0; penalty 0"
+    guard = Guard(model, SGD(model.parameters(), lr=0.1), Vanilla())
+    assert str(guard.report()) == "vanilla, weight 0, 0 steps after task 0; penalty 0"
     assert guard.log() == {"guard/lam": 0.0, "guard/penalty": 0.0}
     assert guard.report().picture() is not None
 
@@ -64,7 +64,7 @@ def test_losses_before_and_after_are_there_where_labels_are() -> None:
     model = Labelled()
     optimizer = SGD(model.parameters(), lr=0.1)
     (x, y), (new, labels) = task(0), task(1)
-    guard = Guard(model, optimizer, Anchor(weight=0.0), probes={"x": x, "labels": y})
+    guard = Guard(model, optimizer, Anchor(weight=1e-6), probes={"x": x, "labels": y})
     before = F.cross_entropy(model.body(x), y).item()
     for _ in range(20):
         model(new, labels)["loss"].backward()

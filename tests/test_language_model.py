@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from benchmarks import language_model, language_page, language_rows
 
-from rwalk import Guard, own_samples
 from rwalk.errors import InputError
-from rwalk.guard.drift import inputs
-from rwalk.guard.importance import fisher, measure
-from rwalk.guard.importance.attention import PlainAttention
-from rwalk.methods import EWC
 
 transformers = pytest.importorskip("transformers")
 FIRST = "der hund und die katze gehen durch das haus und der vogel singt im baum " * 60
@@ -129,76 +121,3 @@ def test_ways_of_fewer_seeds_are_not_compared_with_those_of_more() -> None:
     found = language_page.found([*rows, lucky])
     assert [each.way.method for each in language_page.with_all_seeds(found)] == ["plain"]
     assert "| **without a guard, at 1e-4** | 2 | +0.300 |" in language_page.frontier_table([*rows, lucky])
-
-
-def test_the_fisher_of_sequences_is_batched_and_the_same_as_one_by_one() -> None:
-    model = tiny_model()
-    probes = own_samples(model, None, 12, tokens=8)
-    assert probes["input_ids"].shape == (12, 8) and (probes["input_ids"][:, 0] == 1).all()
-    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), EWC())
-    pieces = guard._work.learned.guarded
-    batched = fisher.of_probes(model, pieces, EWC(), inputs.batches(probes), None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fisher, "_squares", lambda *given: fisher._one_by_one(*given))
-        single = fisher.of_probes(model, pieces, EWC(), inputs.batches(probes), None)
-    assert len(batched) == len(pieces)
-    for piece in pieces:
-        torch.testing.assert_close(batched[piece], single[piece], rtol=1e-3, atol=1e-9)
-
-
-def test_the_fisher_is_batched_under_autocast(caplog: pytest.LogCaptureFixture) -> None:
-    """Torch's own attention cannot be differentiated by torch.func there; that would be one pass per sequence."""
-    model = tiny_model()
-
-    def predict(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            logits: torch.Tensor = model(**batch, use_cache=False).logits
-        return logits
-
-    probes = own_samples(model, None, 12, tokens=8)
-    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), EWC())
-    pieces = guard._work.learned.guarded
-    narrow = fisher.of_probes(model, pieces, EWC(), inputs.batches(probes), predict)
-    assert not caplog.records, "it says so where it cannot be batched"
-    exact = fisher.of_probes(model, pieces, EWC(), inputs.batches(probes), None)
-    together = [torch.cat([each[piece].flatten() for piece in pieces]) for each in (narrow, exact)]
-    assert F.cosine_similarity(*together, dim=0) > 0.99  # labels are drawn from predictions, which differ a little
-
-
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}, {"enable_gqa": True}])
-@pytest.mark.parametrize("mask", [None, "bool", "float"])
-def test_plain_attention_is_torchs(options: dict[str, Any], mask: str | None) -> None:
-    if mask and "is_causal" in options:
-        return  # torch refuses both
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(2, 4, 5, 3, generator=generator)
-    key, value = torch.randn(2, 2, 2 if "enable_gqa" in options else 4, 6, 3, generator=generator)
-    seen = torch.rand(5, 6, generator=generator) < 0.7
-    seen[:, 0] = True
-    given = {None: None, "bool": seen, "float": seen.float().log()}[mask]
-    expected = F.scaled_dot_product_attention(query, key, value, given, **options)
-    with PlainAttention():
-        found = F.scaled_dot_product_attention(query, key, value, given, **options)
-    torch.testing.assert_close(found, expected)
-
-
-def test_a_batch_of_sequences_takes_a_fraction_of_the_time_of_one_pass_each() -> None:
-    """Some ten times less here; more on a GPU, where a pass of one sequence is mostly waiting."""
-    model = tiny_model()
-    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), EWC())
-    ids = torch.randint(128, (128, 16), generator=torch.Generator().manual_seed(0))
-
-    def one_by_one() -> object:
-        losses = (F.cross_entropy(model(row[None]).logits[0, :-1], row[1:]) for row in ids)
-        return measure.data_fisher(model, guard._work.learned.guarded, EWC(), losses)
-
-    def batched() -> object:
-        return fisher.of_probes(model, guard._work.learned.guarded, EWC(), inputs.batches(ids), None)
-
-    def seconds(measured: Callable[[], object]) -> float:
-        start = process_time()
-        measured()
-        return process_time() - start
-
-    slow, fast = (min(seconds(each) for _ in range(3)) for each in (one_by_one, batched))
-    assert fast < slow / 5

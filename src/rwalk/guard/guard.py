@@ -97,8 +97,9 @@ class Guard:
             raise
 
     def _set_up(self, model: nn.Module, optimizer: Optimizer, given: options.Given) -> None:
+        _check_kinds(model, optimizer)
         method = _method(given.method, given.probes is not None)
-        _check(model, optimizer, method, given)
+        _check(method, given)
         self.model = model
         self.budget = given.budget
         self.last_report: Report | None = None  # of the task that was consolidated last
@@ -216,6 +217,11 @@ class Guard:
             )
 
     @property
+    def _inner(self) -> nn.Module:
+        """The model without wrappers: its passes over probes are no business of theirs."""
+        return select.unwrapped(self.model)
+
+    @property
     def _parameters(self) -> list[nn.Parameter]:
         return [each for piece in self._learned.guarded for each in piece.storage.trained]
 
@@ -240,7 +246,7 @@ class Guard:
                 self._learned.begin(importance.of_losses(self._learned, self.model, losses))
             return
         found = self._probes(probes)
-        found.keep(self.model)
+        found.keep(self._inner)
         self._check_ranks(found)
         with self._measuring():
             fishers = importance.of_probes(self._learned, self.model, found)
@@ -261,7 +267,7 @@ class Guard:
         """
         added = [] if probes is None else [self._probes(probes)]
         for each in added:
-            each.keep(self.model)  # refused before anything has changed
+            each.keep(self._inner)  # refused before anything has changed
         if self._anchor is not None and not (self._sets or added):
             raise InputError("an anchor holds outputs on inputs: guard.consolidate(probes=…)")
         with self._measuring():
@@ -295,7 +301,7 @@ class Guard:
         if self._sets:
             self._reference = Reference.of(self.model, self._parameters)
             for probes in self._sets:
-                probes.keep(self.model)
+                probes.keep(self._inner)
             self._controller.begin(self._learned.tasks)
 
     def _probes(self, given: Any) -> Probes:
@@ -329,8 +335,7 @@ class Guard:
         """How far outputs on the probes are from what they were: the mean divergence."""
         if not self._sets:
             raise InputError("there is nothing to measure drift on: give probes=, or guard.begin(probes)")
-        inner = select.unwrapped(self.model)
-        return weighted_mean([each.drift(inner) for each in self._sets], [each.examples for each in self._sets])
+        return weighted_mean([each.drift(self._inner) for each in self._sets], [each.examples for each in self._sets])
 
     @torch.no_grad()
     def rewind(self, budget: float | None = None) -> float:
@@ -389,7 +394,7 @@ class Guard:
 
     def report(self) -> Report:
         """How far the model has drifted since the last task ended: to print, `to_dict()`, `picture()`."""
-        method, inner = self.method, select.unwrapped(self.model)
+        method, inner = self.method, self._inner
         sets = tuple(
             ProbeReport(each.examples, each.drift(inner), each.loss_before, each.loss(inner))
             for each in self._sets
@@ -436,7 +441,7 @@ class Guard:
         )
         restored = None
         if "drift" in state:
-            restored = io.restored(state["drift"], self._sets, self._probes, self.model, self.budget)
+            restored = io.restored(state["drift"], self._sets, self._probes, self._inner, self.budget)
         elif self._anchor is not None:
             raise InputError("it holds no old outputs, so an anchor could hold nothing: make a new Guard")
         learned.load(state, vectors)
@@ -528,10 +533,13 @@ def _method(method: Any, has_probes: bool) -> Method | Anchor:
     return method
 
 
-def _check(model: Any, optimizer: Any, method: Method | Anchor, given: options.Given) -> None:
+def _check_kinds(model: Any, optimizer: Any) -> None:
     if not isinstance(model, nn.Module) or not hasattr(optimizer, "param_groups"):
         kinds = f"{type(model).__name__} and {type(optimizer).__name__}"
         raise InputError(f"Guard takes a model and its optimizer, Guard(model, optimizer), not {kinds}")
+
+
+def _check(method: Method | Anchor, given: options.Given) -> None:
     if isinstance(method, Anchor) and given.probes is None and not given.loading:
         raise InputError("an anchor holds a model's outputs on inputs that it knows: give probes=")
     if given.budget is not None and not isinstance(method, Anchor):

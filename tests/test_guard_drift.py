@@ -1,0 +1,780 @@
+"""Drift: probes of all kinds, the default guard, budgets, and the way back."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW
+from torch.utils.data import DataLoader, TensorDataset
+
+from rwalk import Anchor, Guard, Probes, own_samples
+from rwalk.errors import InputError
+from rwalk.guard.drift import divergences
+from rwalk.guard.drift.divergences import DIVERGENCES
+from rwalk.guard.drift.eval_mode import eval_mode
+from rwalk.methods import EWC, RWalk, Vanilla
+from rwalk.methods.l2 import L2SP
+
+BUDGETS = (0.02, 0.05, 0.1, 0.2)
+
+
+def task(number: int) -> tuple[Tensor, Tensor]:
+    """Four clouds of points around centres that are other ones in each task."""
+    generator = torch.Generator().manual_seed(number)
+    centres = 1.5 * torch.randn(4, 8, generator=generator)
+    labels = torch.arange(192) % 4
+    return centres[labels] + torch.randn(192, 8, generator=generator), labels
+
+
+def layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+
+
+def convolutions() -> nn.Module:
+    def block(inputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()]
+
+    return nn.Sequential(nn.Unflatten(1, (1, 2, 4)), *block(1), *block(8), nn.Flatten(), nn.Linear(64, 4))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, steps: int = 150) -> None:
+    generator = torch.Generator().manual_seed(7)
+    model.train()
+    for _ in range(steps):
+        batch = torch.randint(len(x), (32,), generator=generator)
+        F.cross_entropy(model(x[batch]), y[batch]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@cache
+def trained(kind: Any) -> nn.Module:
+    """A model that knows the first task."""
+    torch.manual_seed(0)
+    model: nn.Module = kind()
+    train(model, Adam(model.parameters(), lr=3e-3), *task(0))
+    return model
+
+
+def fresh(kind: Any = layers, lr: float = 2e-3) -> tuple[nn.Module, AdamW]:
+    model = copy.deepcopy(trained(kind))
+    return model, AdamW(model.parameters(), lr=lr)
+
+
+def guarded(kind: Any, method: Any = None, lr: float = 2e-3, **options: Any) -> tuple[nn.Module, AdamW, Guard]:
+    model, optimizer = fresh(kind, lr)
+    return model, optimizer, Guard(model, optimizer, method, probes=task(0)[0], **options)
+
+
+def accuracy(model: nn.Module, number: int) -> float:
+    x, y = task(number)
+    with eval_mode(model), torch.no_grad():
+        return float((model(x).argmax(1) == y).float().mean())
+
+
+@cache
+def unguarded(kind: Any, lr: float) -> tuple[float, float, float]:
+    """Drift, and accuracy on the old task and on the new one, without a guard."""
+    model, optimizer, guard = guarded(kind, Vanilla(), lr)
+    train(model, optimizer, *task(1))
+    return guard.drift(), accuracy(model, 0), accuracy(model, 1)
+
+
+def worst(one: nn.Module, other: nn.Module) -> float:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
+
+
+# ── the default ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", [layers, convolutions])
+@pytest.mark.parametrize("lr", [1e-3, 3e-3])
+def test_default_guard_holds_the_old_task_and_learns_the_new_one(kind: Any, lr: float) -> None:
+    drift, _, new = unguarded(kind, lr)
+    model, optimizer, guard = guarded(kind, lr=lr)
+    assert guard.method == Anchor(weight=1.0, every=8)
+    train(model, optimizer, *task(1))
+    assert guard.drift() <= drift / 4
+    assert accuracy(model, 1) >= new - 0.02
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, "needs something to hold the model by: probes="),
+        ({"method": Anchor()}, "an anchor holds a model's outputs on inputs that it knows: give probes="),
+        ({"budget": 0.05}, "needs something to hold the model by: probes="),
+        ({"method": "anchor", "budget": 0.05}, "give probes="),
+        ({"method": "ewc", "budget": 0.05, "probes": task(0)[0]}, "a budget is kept by an anchor"),
+        ({"method": RWalk(lam=5.0), "budget": 0.05, "probes": task(0)[0]}, "leave budget= out and give lam"),
+        ({"budget": -1, "probes": task(0)[0]}, "budget must be a number above 0"),
+        ({"budget": True, "probes": task(0)[0]}, "budget must be a number above 0"),
+        ({"probes": task(0)[0], "state": "8bit"}, "state must be rwalk.StateOptions"),
+        ({"probes": task(0)[0], "lambda": 3}, "Guard has no option 'lambda'"),
+        ({"probes": task(0)[0], "divergence": "kll"}, "did you mean 'kl'"),
+    ],
+)
+def test_guards_that_could_hold_nothing_are_refused_and_leave_no_hook(options: Any, reason: str) -> None:
+    model, optimizer = fresh()
+    with pytest.raises(InputError, match=reason):
+        Guard(model, optimizer, **options)
+    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+    Guard(model, optimizer, probes=task(0)[0]).detach()
+
+
+def test_method_on_parameters_warns_once_that_the_first_task_is_not_held() -> None:
+    model, optimizer = fresh()
+    guard = Guard(model, optimizer, "rwalk")
+    with pytest.warns(UserWarning, match="rwalk holds nothing in its first task") as caught:
+        train(model, optimizer, *task(1), steps=3)
+    assert len(caught) == 1
+    guard.consolidate()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, optimizer, *task(2), steps=3)
+
+
+def test_old_option_names_work_with_a_warning() -> None:
+    model, optimizer = fresh()
+    with pytest.warns(FutureWarning, match=r"option dtype= is deprecated: state=rwalk\.StateOptions\(dtype=…\)"):
+        guard = Guard(model, optimizer, "rwalk", probes=task(0)[0], dtype=torch.bfloat16)
+    assert guard.state_dict()["options"]["state"]["dtype"] == "bfloat16"
+    guard.detach()
+    with pytest.warns(FutureWarning, match=r"rwalk\.Anchor\(every=…\)"):
+        assert Guard(model, optimizer, probes=task(0)[0], every=2).method == Anchor(every=2)
+
+
+# ── budgets ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("lr", [3e-4, 1e-3, 3e-3])
+@pytest.mark.parametrize("kind", [layers, convolutions])
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_budgets_are_kept_after_finish(kind: Any, budget: float, lr: float) -> None:
+    model, optimizer, guard = guarded(kind, lr=lr, budget=budget)
+    train(model, optimizer, *task(1))
+    report = guard.finish()
+    _, old, _ = unguarded(kind, lr)
+    assert report.drift is not None and report.drift <= budget
+    assert accuracy(model, 0) >= old
+    assert report.left > 0.5  # the budget was nearly kept while training, too
+
+
+def test_budget_of_sgd_with_momentum_on_batch_norm_is_not_worse_than_no_guard() -> None:
+    def trained_with(budget: float | None) -> nn.Module:
+        model = copy.deepcopy(trained(convolutions))
+        optimizer = SGD(model.parameters(), lr=0.02, momentum=0.9)
+        guard = None if budget is None else Guard(model, optimizer, probes=task(0)[0], budget=budget)
+        train(model, optimizer, *task(1))
+        if guard is not None:
+            guard.finish()
+        return model
+
+    without, with_budget = trained_with(None), trained_with(0.05)
+    assert accuracy(with_budget, 0) >= accuracy(without, 0)
+
+
+def test_unattainable_budget_warns_once_and_keeps_trained_finite_weights() -> None:
+    """The head is not guarded, and moves on its own."""
+    model, optimizer = fresh(lr=1e-2)
+    guard = Guard(model, optimizer, probes=task(0)[0], budget=1e-4, params="0.*")
+    head = model[4].weight.detach().clone()
+    train(model, optimizer, *task(1), steps=200)
+    before = copy.deepcopy(model)
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+    with pytest.warns(UserWarning, match=r"the budget of 0\.0001 cannot be kept") as caught:
+        report = guard.finish()
+    assert len(caught) == 1 and report.left == 1.0
+    assert worst(model, before) == 0.0 and not torch.equal(model[4].weight, head)
+    assert accuracy(model, 1) > 0.9
+
+
+def test_same_seed_gives_the_same_bits_with_a_budget() -> None:
+    def run() -> nn.Module:
+        model, optimizer, guard = guarded(layers, lr=1e-2, budget=0.01)
+        train(model, optimizer, *task(1))
+        guard.finish()
+        return model
+
+    assert worst(run(), run()) == 0.0
+
+
+def test_a_budget_is_for_each_task() -> None:
+    model, optimizer, guard = guarded(layers, budget=0.05)
+    train(model, optimizer, *task(1))
+    guard.consolidate(probes=task(1)[0])
+    assert guard.last_report is not None and guard.last_report.drift is not None
+    assert 0 < guard.last_report.drift <= 0.05 and guard.last_report.steps == 150
+    assert guard.drift() < 1e-6 and [each.examples for each in guard.report().probes] == [192, 192]
+    train(model, optimizer, *task(2))
+    assert (guard.finish().drift or 1.0) <= 0.05
+
+
+def test_finish_removes_every_hook_and_the_model_can_be_saved_and_copied() -> None:
+    model, optimizer, guard = guarded(layers, budget=0.05)
+    train(model, optimizer, *task(1), steps=20)
+    torch.save(model, io.BytesIO())
+    copy.deepcopy(model)
+    assert not model._forward_pre_hooks and not model._forward_hooks
+    guard.finish()
+    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+    before = copy.deepcopy(model)
+    train(model, optimizer, *task(1), steps=9)
+    plain, again = copy.deepcopy(before), AdamW(before.parameters(), lr=2e-3)
+    assert worst(model, plain) > 0 and again is not None
+
+
+def test_copies_of_a_guard_are_refused_in_one_line() -> None:
+    _, _, guard = guarded(layers)
+    with pytest.raises(InputError, match="a guard belongs to one model"):
+        copy.deepcopy(guard)
+
+
+# ── the way back ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_rewind_keeps_the_budget_for_certain() -> None:
+    model, optimizer, guard = guarded(convolutions, Vanilla())
+    assert guard.rewind(0.05) == 1.0
+    start = copy.deepcopy(model.state_dict())
+    train(model, optimizer, *task(1))
+    assert guard.drift() > 0.1
+    left = guard.rewind(0.05)
+    assert 0 < left < 1 and 0.045 < guard.drift() <= 0.05
+    guard.rewind(1e-7)
+    torch.testing.assert_close(model.state_dict()["2.running_mean"], start["2.running_mean"], rtol=1e-2, atol=1e-2)
+    with pytest.raises(InputError, match="rewind needs a budget"):
+        guard.rewind()
+
+
+def test_rewind_moves_guarded_parameters_alone() -> None:
+    model, optimizer = fresh()
+    guard = Guard(model, optimizer, probes=task(0)[0], params=("0.*", "2.*"))
+    train(model, optimizer, *task(1))
+    head = model[4].weight.detach().clone()
+    guard.rewind(0.9 * guard.drift())
+    assert torch.equal(model[4].weight, head)
+
+
+def test_rewind_leaves_buffers_that_are_no_statistics() -> None:
+    class Queue(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = layers()
+            self.register_buffer("queue", torch.zeros(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.queue.fill_(1.0)
+            out: Tensor = self.body(x)
+            return out
+
+    torch.manual_seed(0)
+    model = Queue()
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    guard = Guard(model, optimizer, probes=task(0)[0], budget=0.01)
+    train(model, optimizer, *task(1), steps=60)
+    guard.finish(1e-3)
+    assert torch.equal(model.queue, torch.ones(5))
+
+
+def test_frontier_shows_both_ends_and_leaves_the_model() -> None:
+    model, optimizer, guard = guarded(layers, Vanilla())
+    train(model, optimizer, *task(1))
+    before = copy.deepcopy(model)
+    x, y = task(1)
+    points = guard.frontier(lambda model: float(F.cross_entropy(model(x), y)), points=5)
+    assert [point.share for point in points] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert points[0].drift < 1e-6 and points[-1].drift == pytest.approx(guard.drift(), rel=1e-5)
+    assert (points[0].loss or 0) > (points[-1].loss or 0)
+    assert worst(model, before) == 0.0
+
+
+# ── setups of all kinds ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU())
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.trunk(x))
+        return out
+
+
+@pytest.mark.parametrize("budget", [None, 0.02])
+def test_a_grown_head_keeps_old_outputs_and_learns_new_ones(budget: float | None) -> None:
+    torch.manual_seed(0)
+    model = TwoHeads()
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    train(model, optimizer, *task(0), steps=100)
+    guard = Guard(model, optimizer, probes=task(0)[0], budget=budget)
+    head = nn.Linear(32, 6)
+    with torch.no_grad():
+        head.weight[:4], head.bias[:4] = model.head.weight, model.head.bias
+    model.head = head
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    guard.attach(optimizer)
+    x, y = task(1)
+    train(model, optimizer, x, 4 + y % 2, steps=100)
+    guard.finish(0.02)
+    assert guard.drift() <= 0.02 and accuracy(model, 0) < 1.1
+    with eval_mode(model), torch.no_grad():
+        old, _ = task(0)
+        assert float((model(old)[:, :4].argmax(1) == task(0)[1]).float().mean()) > 0.8
+        assert float((model(x).argmax(1) == 4 + y % 2).float().mean()) > 0.8
+
+
+class Careless(nn.Module):
+    """Dropout, batch norm and a draw of its own in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) + 0.0 * torch.rand(1)
+
+
+def test_reading_drift_leaves_no_trace() -> None:
+    def walked(measured: bool) -> tuple[dict[str, Tensor], Tensor]:
+        torch.manual_seed(0)
+        model = Careless()
+        model.body[2].eval()  # as some do with a part of their model
+        optimizer = SGD(model.parameters(), lr=0.1)
+        guard = Guard(model, optimizer, Anchor(weight=1e-30, every=1), probes=task(0)[0]) if measured else None
+        x, y = task(1)
+        for step in range(10):
+            F.cross_entropy(model(x[step::10]), y[step::10]).backward()  # gradients are added up
+            optimizer.step()
+            if guard is not None:
+                guard.drift()
+        assert [module.training for module in model.body] == [True, True, False, True]
+        return model.state_dict(), torch.rand(3)
+
+    (plain, drawn), (measured, drawn_too) = walked(False), walked(True)
+    assert torch.equal(drawn, drawn_too)
+    assert all(torch.equal(plain[name], measured[name]) for name in plain)
+
+
+def test_modules_that_do_more_in_train_than_set_a_flag_come_back() -> None:
+    class Merging(nn.Module):
+        """An adapter that merges itself into its base in evaluation mode, as loralib's do."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = nn.Linear(8, 4).requires_grad_(False)
+            self.adapter = nn.Parameter(0.1 * torch.randn(4, 8))
+            self.merged = False
+
+        def train(self, mode: bool = True) -> Merging:
+            super().train(mode)
+            if mode == self.merged:
+                self.base.weight.data += -self.adapter.data if self.merged else self.adapter.data
+                self.merged = not self.merged
+            return self
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.base(x) if self.merged else self.base(x) + x @ self.adapter.T
+
+    torch.manual_seed(0)
+    model = Merging()
+    probes = Probes(task(0)[0])
+    probes.keep(model)
+    assert model.training and not model.merged
+    assert probes.drift(model) < 1e-6 and not model.merged
+    model(task(0)[0]).sum().backward()
+    assert model.adapter.grad is not None
+
+
+def test_guard_makes_no_more_graphs_of_a_compiled_model() -> None:
+    def graphs(guarded: bool) -> int:
+        counted = []
+
+        def backend(module: Any, inputs: Any) -> Any:
+            counted.append(1)
+            return module.forward
+
+        torch._dynamo.reset()
+        model, optimizer = fresh()
+        compiled: Any = torch.compile(model, backend=backend)
+        if guarded:
+            guard = Guard(compiled, optimizer, Anchor(every=2), probes=task(0)[0], budget=0.05)
+        train(compiled, optimizer, *task(1), steps=12)
+        assert not guarded or guard.drift() > 0
+        return len(counted)
+
+    assert graphs(guarded=True) == graphs(guarded=False)
+
+
+# ── probes ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Keywords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 5)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:
+        return {"logits": self.table(input_ids)}
+
+
+def test_probes_take_inputs_in_every_form_a_model_takes() -> None:
+    ids = torch.randint(7, (6, 3), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[:, 2] = 0
+    model = Keywords()
+    forms: list[Any] = [
+        ids,
+        {"input_ids": ids},
+        {"input_ids": ids, "index": torch.arange(6)},
+        (ids, None),
+        [ids[:4], ids[4:]],
+        [{"input_ids": ids[:1]}, {"input_ids": ids[1:]}],
+        (each for each in ids.split(2)),
+        DataLoader(ids, batch_size=4),  # type: ignore[arg-type]
+        [{"input_ids": ids, "attention_mask": torch.ones_like(ids)}],
+        {"input_ids": ids, "attention_mask": mask},
+    ]
+    drifts = []
+    for form in forms:
+        probes = Probes(form)
+        before = copy.deepcopy(model.state_dict())
+        probes.keep(model)
+        with torch.no_grad():
+            model.table.weight += torch.linspace(0, 1, 35).view(7, 5)
+        drifts.append(probes.drift(model))
+        model.load_state_dict(before)
+    assert drifts[:-1] == pytest.approx([drifts[0]] * 9, rel=1e-5)
+    assert drifts[-1] != pytest.approx(drifts[0], rel=1e-3), "padding does not count"
+
+
+def test_probes_take_loaders_and_datasets_with_labels() -> None:
+    model, _ = fresh()
+    dataset = TensorDataset(*task(0))
+    expected = Probes(task(0)[0])
+    for given_ in (DataLoader(dataset, batch_size=50), dataset):
+        probes = Probes(given_)
+        for each in (probes, expected):
+            each.keep(trained(layers))
+        with torch.no_grad():
+            model[4].weight += 0.1
+        assert probes.examples == 192
+        assert probes.drift(model) == pytest.approx(expected.drift(model), rel=1e-4)
+
+
+def test_probes_take_texts_with_a_tokenizer() -> None:
+    class Tokenizer:
+        pad_token = "x"
+
+        def __call__(self, texts: list[str], **options: Any) -> dict[str, Tensor]:
+            assert options["padding"] and options["return_tensors"] == "pt"
+            ids = torch.tensor([[ord(each) % 7 for each in text.ljust(4, "x")] for text in texts])
+            return {
+                "input_ids": ids,
+                "attention_mask": torch.tensor([[i < len(t) for i in range(4)] for t in texts]),
+            }
+
+    model = Keywords()
+    probes = Probes(["ab", "cdef"], tokenizer=Tokenizer())
+    probes.keep(model)
+    assert probes.examples == 2 and probes.drift(model) == pytest.approx(0.0, abs=1e-6)
+    with pytest.raises(InputError, match=r"need a tokenizer: probes=rwalk\.Probes\(texts, tokenizer=tokenizer\)"):
+        Probes(["ab"]).keep(model)
+
+
+@pytest.mark.parametrize(
+    ("given_", "reason"),
+    [([], "not a single probe"), (3, "inputs of the model"), (torch.zeros(()), "same number of rows")],
+)
+def test_probes_that_are_no_inputs_are_refused(given_: Any, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        Probes(given_).keep(layers())
+
+
+# ── divergences ──────────────────────────────────────────────────────────────────────────────────────────────
+
+SHAPES = {"kl": (6, 5), "binary_kl": (6, 3), "mse": (6, 2), "cosine": (6, 4), "similarity": (6, 4)}
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6), size=st.sampled_from([1e-3, 1.0, 30.0]))
+def test_every_divergence_is_zero_at_home_positive_elsewhere_with_finite_gradients(
+    name: str, seed: int, size: float
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    old = size * torch.randn(SHAPES[name], generator=generator)
+    kind = DIVERGENCES[name]
+    kept = kind.keep(old)
+    same = old.clone().requires_grad_()
+    value = kind.between(kept, same).mean()
+    (slope,) = torch.autograd.grad(value, same)
+    assert float(value.abs()) < 1e-5 and bool(slope.isfinite().all()) and float(slope.abs().max()) < 1e-3
+    moved = old + 0.5 * size * torch.randn(old.shape, generator=generator)
+    assert float(kind.between(kept, moved).mean()) > 0
+
+
+@pytest.mark.parametrize("name", ["kl", "binary_kl", "mse"])
+def test_columns_added_since_do_not_count(name: str) -> None:
+    old = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+    kind = DIVERGENCES[name]
+    grown = torch.cat([old, 100 * torch.ones(6, 2)], 1)
+    assert float(kind.between(kind.keep(old), grown).abs().max()) < 1e-6
+    with pytest.raises(InputError, match="the model has 4 outputs, and had 5"):
+        kind.between(kind.keep(old), old[:, :4])
+
+
+def test_kl_of_the_most_probable_classes_is_nearly_the_whole_kl() -> None:
+    generator = torch.Generator().manual_seed(0)
+    old = 3 * torch.randn(20, 4000, generator=generator)
+    new = old + 0.3 * torch.randn(20, 4000, generator=generator)
+    kept = divergences.keep_logs(old)
+    assert kept["logs"].shape == (20, divergences.TOP + 1)
+    whole = F.kl_div(new.log_softmax(-1), old.log_softmax(-1), reduction="none", log_target=True).sum(-1)
+    part = divergences.kl(kept, new)
+    assert (part <= whole + 1e-6).all() and part.mean() > 0.7 * whole.mean()
+
+
+def test_a_shift_of_all_outputs_is_drift_where_outputs_are_numbers() -> None:
+    model = nn.Linear(8, 3)
+    numbers, classes = Probes(task(0)[0], divergence="mse"), Probes(task(0)[0])
+    for probes in (numbers, classes):
+        probes.keep(model)
+    with torch.no_grad():
+        model.bias += 100
+    assert numbers.drift(model) > 100 and classes.drift(model) < 1e-4
+
+
+def test_outputs_without_doubt_choose_their_divergence() -> None:
+    class Unit(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.normalize(super().forward(x), dim=-1)
+
+    expected = {"kl": nn.Linear(8, 3), "mse": nn.Linear(8, 1), "cosine": Unit(8, 5)}
+    for name, model in expected.items():
+        probes = Probes(task(0)[0])
+        probes.keep(model)
+        assert [each.name for each in probes.divergences.values()] == [name]
+    pixels = nn.Sequential(nn.Unflatten(1, (1, 2, 4)), nn.Conv2d(1, 3, 1))
+    with pytest.raises(InputError, match="may be classes per pixel, features or numbers: give divergence="):
+        Probes(task(0)[0]).keep(pixels)
+    Probes(task(0)[0], divergence="kl").keep(pixels)
+
+
+def test_outputs_and_divergences_by_name_and_by_function() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(8, 6)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            out = self.body(x)
+            return {"boxes": out[:, :2], "scores": out[:, 2:], "extra": out.sum().detach()}
+
+    def apart(old: Tensor, new: Tensor) -> Tensor:
+        return (old - new).abs().mean()
+
+    x = task(0)[0]
+    for options in (
+        {"outputs": ("boxes", "scores"), "divergence": {"boxes": "mse", "scores": "kl"}},
+        {"outputs": "scores"},
+        {"outputs": lambda out: out["boxes"], "divergence": apart},
+    ):
+        torch.manual_seed(0)
+        model = Both()
+        guard = Guard(model, Adam(model.parameters(), lr=1e-2), probes=x, **options)  # type: ignore[arg-type]
+        with torch.no_grad():
+            model.body.bias[0] += 1.0
+            model.body.bias[3] += 1.0
+        assert guard.drift() > 0.01
+        guard.detach()
+    with pytest.raises(InputError, match=r"without one: give outputs="):
+        Probes(x).keep(Both())
+
+
+def test_an_old_index_survives_in_an_embedding_space() -> None:
+    """Rows of an old index are found again after training, although their embeddings were never logits."""
+
+    def run(divergence: str | None) -> float:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 16))
+        x, _ = task(0)
+        index = F.normalize(model(x).detach(), dim=-1)
+        optimizer = Adam(model.parameters(), lr=3e-3)
+        if divergence is not None:
+            Guard(model, optimizer, probes=x, divergence=divergence)
+        new, labels = task(1)
+        for _ in range(150):
+            found = F.normalize(model(new), dim=-1)
+            F.cross_entropy(8 * found @ found.T - 1e9 * torch.eye(len(found)), _positives(labels)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            hits = (F.normalize(model(x), dim=-1) @ index.T).argmax(1)
+        return float((hits == torch.arange(len(x))).float().mean())
+
+    assert run("cosine") > run(None) + 0.2
+
+
+def _positives(labels: Tensor) -> Tensor:
+    """For each example, the next one of its class."""
+    return (torch.arange(len(labels)) + 4) % len(labels)
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def steps(model: nn.Module, optimizer: Any, numbers: range) -> None:
+    x, y = task(1)
+    model.train()
+    for step in numbers:
+        batch = torch.arange(24) + 24 * (step % 8)
+        F.cross_entropy(model(x[batch]), y[batch]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("in_file", [True, False], ids=["probes in the file", "probes given again"])
+@pytest.mark.parametrize(
+    ("method", "budget"),
+    [(None, None), (None, 0.02), (RWalk(), None), (EWC(), None), (L2SP(anchor="first"), None)],
+    ids=["default", "budget", "rwalk", "ewc", "l2"],
+)
+def test_a_resumed_run_continues_exactly(method: Any, budget: float | None, in_file: bool, tmp_path: Path) -> None:
+    whole, optimizer, guard = guarded(convolutions, method, budget=budget)
+    steps(whole, optimizer, range(40))
+    model, other, interrupted = guarded(convolutions, method, budget=budget)
+    steps(model, other, range(23))
+    interrupted.save(tmp_path / "guard", probes=in_file)
+    interrupted.detach()
+    again = copy.deepcopy(model)
+    continued = AdamW(again.parameters(), lr=2e-3)
+    continued.load_state_dict(other.state_dict())
+    given_: Any = {} if in_file else {"probes": task(0)[0]}
+    resumed = Guard.load(tmp_path / "guard", again, continued, **given_)
+    steps(again, continued, range(23, 40))
+    assert worst(again, whole) == 0.0
+    assert resumed.budget == budget and resumed.report().to_dict() == guard.report().to_dict()
+    assert resumed.rewind(0.001) == guard.rewind(0.001)
+
+
+def test_load_without_options_restores_them_all(tmp_path: Path) -> None:
+    model, optimizer = fresh()
+    method = Anchor(weight=2.0, every=3, batch=16)
+    guard = Guard(
+        model, optimizer, method, probes=task(0)[0], budget=0.03, params=["0.*", "2.*"], divergence="mse"
+    )
+    train(model, optimizer, *task(1), steps=10)
+    guard.save(tmp_path / "guard")
+    guard.detach()
+    loaded = Guard.load(tmp_path / "guard", model, optimizer, probes=task(0)[0])
+    assert loaded.budget == 0.03 and loaded.names == guard.names and loaded.drift() == guard.drift()
+    assert loaded.state_dict()["options"] == guard.state_dict()["options"]
+    assert (loaded.method.every, loaded.method.batch) == (3, 16)  # type: ignore[union-attr]
+
+
+def test_files_leave_inputs_out_unless_asked(tmp_path: Path) -> None:
+    model, optimizer, guard = guarded(layers)
+    guard.save(tmp_path / "guard")
+    guard.detach()
+    assert not any("probe/" in name for name in guard.state_dict()["drift"]["tensors"])
+    with pytest.raises(InputError, match="left out, being your data: give the same ones as probes="):
+        Guard.load(tmp_path / "guard", model, optimizer)
+    with pytest.raises(InputError, match="not the probes it was saved with"):
+        Guard.load(tmp_path / "guard", model, optimizer, probes=task(1)[0])
+    assert Guard.load(tmp_path / "guard", model, optimizer, probes=task(0)[0]).drift() < 1e-6
+
+
+def test_resuming_many_times_holds_the_first_outputs(tmp_path: Path) -> None:
+    """Old outputs come from the file, not from the model as it is when it is loaded."""
+    model, optimizer, guard = guarded(layers, lr=1e-2, budget=0.05)
+    for _ in range(8):
+        train(model, optimizer, *task(1), steps=20)
+        guard.save(tmp_path / "guard")
+        guard.detach()
+        guard = Guard.load(tmp_path / "guard", model, optimizer, probes=task(0)[0])
+    first = Probes(task(0)[0])
+    first.keep(trained(layers))
+    assert guard.drift() == pytest.approx(first.drift(model), rel=1e-4)
+
+
+def test_loading_with_probes_adds_no_importance(tmp_path: Path) -> None:
+    model, optimizer, guard = guarded(layers, EWC())
+    before = guard.state_dict()["tensors"]
+    for _ in range(3):
+        guard.save(tmp_path / "guard")
+        guard.detach()
+        guard = Guard.load(tmp_path / "guard", model, optimizer, probes=task(0)[0])
+    after = guard.state_dict()["tensors"]
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_load_of_a_state_that_holds_nothing_warns(tmp_path: Path) -> None:
+    model, optimizer = fresh()
+    guard = Guard(model, optimizer, "rwalk")
+    guard.save(tmp_path / "guard")
+    guard.detach()
+    with pytest.warns(UserWarning, match="no task was consolidated before this was saved"):
+        Guard.load(tmp_path / "guard", model, optimizer)
+
+
+def test_state_dict_is_a_copy() -> None:
+    model, optimizer, guard = guarded(layers, RWalk())
+    state = guard.state_dict()
+    fisher = state["tensors"]["fisher/0.weight"].clone()
+    train(model, optimizer, *task(1), steps=3)
+    assert torch.equal(state["tensors"]["fisher/0.weight"], fisher)
+
+
+HOSTILE: dict[str, Any] = {
+    "controller": {"raised": 1.0},
+    "sets": [{"form": None}],
+    "tensors": {"reference/0.weight": torch.tensor(float("nan"))},
+    "more": 1,
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_forged_drift_state_is_refused(what: str) -> None:
+    _, _, guard = guarded(layers, budget=0.05)
+    state = guard.state_dict(probes=True)
+    state["drift"][what] = HOSTILE[what]
+    with pytest.raises(InputError, match="cannot be right"):
+        guard.load_state_dict(state)
+
+
+# ── a language model's own samples ───────────────────────────────────────────────────────────────────────────
+
+
+def test_own_samples_are_drawn_from_the_model_itself() -> None:
+    class Chain(nn.Module):
+        """After 0 comes 1, after 1 comes 2, after 2 nearly always 0."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.tensor([[-9.0, 9, -9], [-9, -9, 9], [9, -9, -9]]))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.table[ids]
+
+    drawn = torch.get_rng_state()
+    samples = own_samples(Chain(), 0, n=5, tokens=7)["input_ids"]
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert samples.tolist() == [[0, 1, 2, 0, 1, 2, 0]] * 5
+    with pytest.raises(InputError, match="the token that a text starts with"):
+        own_samples(Chain(), None, n=5)
