@@ -272,7 +272,8 @@ class Guard:
             raise InputError("an anchor holds outputs on inputs: guard.consolidate(probes=…)")
         with self._measuring():
             fishers = importance.of_task(self._learned, self.model, losses) if self._anchor is None else {}
-        self._settle(self.budget)
+        if self._sets:
+            self._settle(self.budget)
         self._learned.consolidate(fishers)
         self._sets += added
         self._hold()
