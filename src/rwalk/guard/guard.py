@@ -283,7 +283,8 @@ class Guard:
         """End training: keep the budget, report, and remove every hook.
 
         If the drift is beyond the budget, weights are interpolated back towards the old ones, no further than
-        needed. If not even the old weights are within it, a warning says so and the weights stay.
+        needed. If not even the old weights are within it, a warning says so and the weights stay. With a method on
+        parameters, batch norm's statistics are put where outputs on the probes moved least.
         """
         self._settle(self.budget if budget is None else budget)
         self.detach()
@@ -293,8 +294,12 @@ class Guard:
     def _settle(self, budget: float | None) -> None:
         """Keep the budget for certain, and note what the task has cost."""
         left = 1.0
+        if self._sets and self._anchor is None and self._learned.steps:
+            # A penalty holds parameters, while batch norm's statistics follow the new inputs.
+            assert self._reference is not None
+            self._reference.statistics.nearest(self.model, self.drift)
         if budget is not None and self._sets:
-            left = self._rewind(budget, warn=True)
+            left = self._rewind(budget)
         self.last_report = replace(self.report(), left=left)
 
     def _hold(self) -> None:
@@ -348,9 +353,9 @@ class Guard:
         if budget is None or not self._sets:
             raise InputError("rewind needs a budget, guard.rewind(0.05), and probes: guard.begin(probes)")
         Controller(budget)  # refuses what is no budget
-        return self._rewind(budget, warn=True)
+        return self._rewind(budget)
 
-    def _rewind(self, budget: float, warn: bool) -> float:
+    def _rewind(self, budget: float) -> float:
         assert self._reference is not None
         left = self._reference.rewind(self.model, lambda: self.drift() <= budget)
         if left is None:

@@ -36,6 +36,11 @@ class Reference:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
+    @property
+    def statistics(self) -> Reference:
+        """Batch norm's running statistics alone."""
+        return Reference({name: each for name, each in self.tensors.items() if ".running_" in f".{name}"})
+
     def here(self, model: nn.Module) -> dict[str, Tensor]:
         """The model's tensors that were copied, in place; of a tensor that has grown, the part that was there."""
         there = {name: local(each.detach()) for name, each in _tensors(model).items()}
@@ -97,6 +102,18 @@ class Reference:
                 good, bad = (middle, bad) if within() else (good, middle)
             put(good)
         return good
+
+    def nearest(self, model: nn.Module, drift: Callable[[], float], points: int = 5) -> None:
+        """Interpolate towards the reference, to the one of a few equally spaced points with the least drift."""
+        if not self.tensors:
+            return
+        with self.between(model) as put:
+            drifts = {}
+            for number in range(points):
+                share = 1.0 - number / (points - 1)
+                put(share)
+                drifts[share] = drift()
+            put(min(drifts, key=drifts.__getitem__))
 
 
 def moving(model: nn.Module, parameters: set[nn.Parameter]) -> dict[str, Tensor]:
