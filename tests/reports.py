@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rwalk import metrics
 from rwalk.data.memory import MemorySpec
+from rwalk.files import with_checksum
+from rwalk.parts import defaults
 from rwalk.report.html import write_report
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.studies.store import SCHEMA, Row
@@ -22,7 +24,7 @@ def made_row(spec: RunSpec, tasks: int = 3, stopped: str | None = None) -> Row:
     """A row as a study writes it, with accuracies drawn instead of trained."""
     draw = np.random.default_rng(int(spec.hash()[:8], 16))
     row: Row = {"schema": SCHEMA, "hash": spec.hash(), "method": spec.method, "seed": spec.seed}
-    row["lam"] = spec.numbers.get("lam", 0.0)
+    row["lam"] = spec.numbers.get("lam", defaults(spec.method).get("lam", 0.0))
     row["accuracy"] = {}
     for head in HEADS:
         a = np.where(np.tri(tasks, dtype=bool), draw.integers(500, 1000, (tasks, tasks)) / 1000, np.nan)
@@ -57,7 +59,11 @@ def made_rows() -> list[Row]:
 
 def write_rows(path: Path, rows: list[Row]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(with_checksum(row) + "\n" for row in rows))
+
+
+def write_study(folder: Path, **record: Any) -> None:
+    (folder / "study.json").write_text(with_checksum({"schema": SCHEMA, "hash": "", "runs": [], **record}))
 
 
 def hostile_page(folder: Path) -> Path:
@@ -65,7 +71,7 @@ def hostile_page(folder: Path) -> Path:
     folder = folder / "<i>results"
     write_rows(folder / "runs.jsonl", made_rows())
     environment = {"python": "3.11", "torch": HOSTILE}
-    (folder / "study.json").write_text(json.dumps({"hash": "", "runs": [], "environment": environment}))
+    write_study(folder, environment=environment)
     (folder / "commands.txt").write_text(f"rwalk run {HOSTILE}\n")
     hashes = [row["hash"] for row in made_rows()]
     curves = [f"{key},{step},{1 / step}" for key in hashes[:8] for step in range(1, 30)]

@@ -25,8 +25,10 @@ from hypothesis import strategies as st
 import little
 from rwalk import Fleet, MemorySpec, Training, __version__, cli
 from rwalk.cli import sweep, trust
+from rwalk.files import with_checksum
 from rwalk.parts import parts
 from rwalk.studies.specs import RunSpec, StreamSpec
+from rwalk.studies.store import Store
 
 TESTS = os.path.dirname(little.__file__)
 PROGRAM = [sys.executable, "-m", "rwalk"]
@@ -133,7 +135,7 @@ def test_json_has_the_promised_form(twice: tuple[Any, ...]) -> None:
     assert [(row["method"], row["seed"]) for row in result["rows"]] == [
         (method, seed) for method in cli.DEFAULT_METHODS.split(",") for seed in (0, 1)
     ]
-    assert result["study"] == json.loads((twice[2] / "study.json").read_text())
+    assert result["study"] == Store(twice[2]).study()
 
 
 def test_a_second_call_runs_nothing_again(
@@ -426,7 +428,7 @@ def test_resume_imports_no_method_sampler_or_augmentation_a_file_names_unless_to
     rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rwalk("run", "--methods=vanilla", "--steps=1", "--seeds=1", "--reference=none", "--out=study", "--quiet")
-    study = json.loads(Path("study/study.json").read_text())
+    study = Store("study").study()
     Path("harmful.py").write_text("raise SystemExit('it was imported')\n")
     monkeypatch.syspath_prepend(Path.cwd())
     for change in (
@@ -435,7 +437,7 @@ def test_resume_imports_no_method_sampler_or_augmentation_a_file_names_unless_to
         {"training": {"steps": 1, "augment": "harmful:Augmentation"}},
     ):
         forged = {**study, "runs": [{**run, **change} for run in study["runs"]]}
-        Path("study/study.json").write_text(json.dumps(forged))
+        Path("study/study.json").write_text(with_checksum(forged))
         refused(rwalk("resume", "study"), "imports code: add --trust harmful:")
 
 

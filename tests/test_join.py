@@ -18,10 +18,12 @@ import pytest
 
 import little
 from rwalk import InputError
-from rwalk.studies.claims import Claims, read_claim
+from rwalk.cli.status import status as show_status
+from rwalk.files import with_checksum
+from rwalk.studies.claims import CLAIMS, Claims, read_claim
 from rwalk.studies.executors import join
 from rwalk.studies.executors.base import Context, Job
-from rwalk.studies.executors.join import CLAIMS, GATHERED, OUTCOMES, Join, read_outcomes
+from rwalk.studies.executors.join import GATHERED, OUTCOMES, Join, read_outcomes
 from rwalk.studies.status import status_of
 from rwalk.studies.store import SharedStore, Store
 
@@ -95,6 +97,75 @@ def test_an_owner_that_was_slow_leaves_its_successor_alone(tmp_path: Path) -> No
     with claim:
         pass  # it wakes up, and ends
     assert owners(tmp_path) == [quick.owner]
+
+
+@pytest.mark.parametrize("kind", ["empty", "folder", "dangling link", "link", "fifo", "no JSON"])
+def test_a_claim_that_cannot_be_read_is_taken_over_after_a_lease(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.0"
+    if kind == "folder":
+        path.mkdir()
+        (path / "file").touch()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif "link" in kind:
+        path.symlink_to("/dev/zero" if kind == "link" else tmp_path / "nowhere")
+    else:
+        path.write_bytes(b"" if kind == "empty" else b"\xff{")
+    claims = Claims(tmp_path, lease=0.2)
+    assert claims.take("run") is None, "it has only just seen it"
+    time.sleep(0.3)
+    claim = claims.take("run")
+    assert claim is not None
+    with claim:
+        assert read_claim(claims.held()["run"])["owner"] == claims.owner
+
+
+def test_a_stray_file_among_claims_is_no_claim(tmp_path: Path) -> None:
+    for name in ("README", "run.txt", "notes.old.1x", ".run.0.12.abc", "caf\udce9.0\n"):
+        (tmp_path / name).write_text("not a claim")
+    claims = Claims(tmp_path, lease=60)
+    assert claims.held() == {}
+    assert claims.take("run") is not None
+
+
+def test_a_claim_that_cannot_be_created_is_an_error_and_not_a_wait(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError):
+        Claims(tmp_path / "file" / "claims").take("run")
+    with pytest.raises(OSError):
+        Claims(tmp_path, lease=60).take("x" * 300)
+
+
+@pytest.mark.parametrize("lease", ["soon", "0", "-1", "nan", "inf"])
+def test_a_lease_that_is_no_time_is_refused(lease: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RWALK_LEASE", lease)
+    with pytest.raises(InputError, match="RWALK_LEASE"):
+        Claims(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"runs": 3},
+        {"runs": []},
+        {"runs": [3]},
+        {"runs": ["a"], "reference": "x"},
+        {"runs": ["a"], "task": 1, "tasks": 0, "step": 1, "steps": 0},
+        {"runs": ["a"], "task": "1", "tasks": None, "step": [], "steps": 1},
+        {"owner": "\x1b]0;owned\x07", "runs": ["\x1b[2J"]},
+        [],
+        "text",
+    ],
+)
+def test_status_of_a_forged_claim_is_shown_escaped_or_left_out(
+    content: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with SharedStore(tmp_path).opened(little.study(seeds=1).describe()):
+        (tmp_path / CLAIMS).mkdir()
+        (tmp_path / CLAIMS / "run.0").write_text(json.dumps(content))
+        (tmp_path / CLAIMS / "stray").write_text(json.dumps(content))
+    show_status(tmp_path)
+    assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
 
 
 # ── processes ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -303,17 +374,26 @@ def test_another_study_cannot_be_joined(tmp_path: Path) -> None:
 
 def test_an_outcome_that_is_no_outcome_is_not_used(tmp_path: Path) -> None:
     job = (little.study(methods=["vanilla"], seeds=1).runs[0],)
-    runs, good = [job[0].hash()], {"accuracy": {}, "made": {}, "stopped": None}
+    matrix = [[0.5, None], [0.25, 1]]
+    runs, good = [job[0].hash()], {"accuracy": {"single": matrix, "multi": matrix}, "made": {}, "stopped": None}
+    within = {head: [[[0.5, None]], [[0.25, 1]]] for head in ("single", "multi")}
     path = tmp_path / "outcome.json"
     for record, used in (
         ({"runs": runs, "outcomes": [good]}, True),
-        ({"runs": runs, "outcomes": [{**good, "within": {}}]}, True),  # what else was measured
+        ({"runs": runs, "outcomes": [{**good, "within": within}]}, True),  # what else was measured
+        ({"runs": runs, "outcomes": [{**good, "within": {}}]}, False),
+        ({"runs": runs, "outcomes": [{**good, "accuracy": {"single": matrix, "multi": [[2.66]]}}]}, False),
+        ({"runs": runs, "outcomes": [good], "sha257": "0"}, False),  # a checksum whose name was damaged
         ({"runs": ["another"], "outcomes": [good]}, False),
         ({"runs": runs, "outcomes": [good, good]}, False),
         ({"runs": runs, "outcomes": [{"stopped": None}]}, False),
         ([good], False),
     ):
-        path.write_text(json.dumps(record))
+        path.write_text(json.dumps(record))  # as 0.2.0 writes it, without a checksum
         assert (read_outcomes(path, job) is not None) == used
+    path.write_text(with_checksum({"runs": runs, "outcomes": [good]}))
+    assert read_outcomes(path, job) == [good]
+    path.write_text(path.read_text().replace("0.25", "0.35"))
+    assert read_outcomes(path, job) is None
     path.write_text('{"runs": [')
     assert read_outcomes(path, job) is None and read_outcomes(tmp_path / "nothing", job) is None

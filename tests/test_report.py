@@ -18,7 +18,7 @@ import pytest
 from scipy import stats
 
 import little
-from reports import HOSTILE, hostile_page, made_row, made_rows, write_rows
+from reports import HOSTILE, hostile_page, made_row, made_rows, write_rows, write_study
 from rwalk.cli import app
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
@@ -314,7 +314,7 @@ def test_several_studies_are_compared_row_by_row(tmp_path: Path) -> None:
 def test_a_watched_folder_is_read_again_when_it_changes(tmp_path: Path) -> None:
     rows = made_rows()[:4]
     runs = [row["spec"] for row in rows]
-    (tmp_path / "study.json").write_text(json.dumps({"schema": 2, "hash": "", "runs": runs}))
+    write_study(tmp_path, runs=runs)
     watched = watch.Watched([tmp_path])
     before = watched.state()
     assert before["status"] == "0 of 4 runs have finished." and "<h1>" in watched.page()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import shutil
 import threading
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from reports import HEADS, HOSTILE, hostile_page, made_row, made_rows, write_rows
+from reports import HEADS, HOSTILE, hostile_page, made_row, made_rows, write_rows, write_study
 from rwalk.data.memory import MemorySpec
 from rwalk.paper.experiments import published_values
 from rwalk.report.html import write_report
@@ -559,8 +558,7 @@ def test_it_loads_at_once(opened: Opened) -> None:
 
 def test_a_watched_page_follows_the_study_and_keeps_what_was_chosen(browser: Any, tmp_path: Path) -> None:
     rows = made_rows()[:4]
-    study = {"schema": 2, "hash": "", "runs": [row["spec"] for row in rows]}
-    (tmp_path / "study.json").write_text(json.dumps(study))
+    write_study(tmp_path, runs=[row["spec"] for row in rows])
     write_rows(tmp_path / "runs.jsonl", rows[:2])
     server = serve(Watched([tmp_path]))
     threading.Thread(target=server.serve_forever, daemon=True).start()

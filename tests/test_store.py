@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +16,16 @@ from hypothesis import strategies as st
 
 import little
 from rwalk import InputError
-from rwalk.files import write_atomically
+from rwalk.files import LEFT, with_checksum, write_atomically
 from rwalk.studies import Study, provenance
+from rwalk.studies.claims import CLAIMS, Claims
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.store import SCHEMA, SharedStore, Store, read_rows
+from rwalk.studies.store import SCHEMA, SharedStore, Store, hash_of, read_rows
 
 
 def row(number: int = 0, tasks: int = 3) -> dict[str, Any]:
     matrix = [[0.5 if j <= k else None for j in range(tasks)] for k in range(tasks)]
-    measures = {"A": 0.5, "F": 0.1, "I": None}
+    measures = {"A": 0.5, "F": 0.0, "I": None}
     run = RunSpec(method="rwalk", seed=number)
     return {
         "schema": SCHEMA,
@@ -43,7 +45,8 @@ def row(number: int = 0, tasks: int = 3) -> dict[str, Any]:
 
 def description(**changes: Any) -> dict[str, Any]:
     runs = [RunSpec(method="rwalk").to_json()]
-    return {"schema": SCHEMA, "hash": "a" * 32, "runs": runs, "reference": "none", "data": [], **changes}
+    record = {"schema": SCHEMA, "runs": runs, "reference": "none", "data": [], **changes}
+    return {"hash": hash_of(record), **record}
 
 
 @pytest.fixture
@@ -85,29 +88,40 @@ def test_a_whole_last_line_without_an_end_is_kept(store: Store) -> None:
         ("{", "not a JSON"),
         ("[1]", "not a JSON object"),
         ('{"hash": "x"}', "no method"),
-        (json.dumps({**row(), "lam": "1"}), "no lam"),
+        ({**row(), "lam": "1"}, "no lam"),
         (json.dumps({**row(), "lam": float("nan")}), "not a JSON"),
-        (json.dumps({**row(), "accuracy": {"single": [[1, 2]], "multi": []}}), "square"),
-        (json.dumps({**row(), "single": {"A": 1}}), "single head"),
-        (json.dumps({**row(), "stopped": 3}), "no stopped"),
-        (json.dumps({**row(), "within": {"single": [[1, 2]]}}), "no within of its tasks"),
+        ({**row(), "accuracy": {"single": [[1, 2]], "multi": []}}, "square"),
+        ({**row(), "single": {"A": 1}}, "single head"),
+        ({**row(), "stopped": 3}, "no stopped"),
+        ({**row(), "within": {"single": [[1, 2]]}}, "no within of its tasks"),
         (
-            json.dumps({**row(), "calibration": {"single": [[1]], "multi": [[10**400]]}}),
+            {**row(), "calibration": {"single": [[1]], "multi": [[10**400]]}},
             "no calibration of its tasks",
         ),
-        (json.dumps({**row(), "method": "\x1b[2J"}), "printable"),
-        (json.dumps({**row(), "schema": SCHEMA + 1}), "newer version"),
-        (json.dumps({**row(), "made": "by hand"}), "what made it"),
-        (json.dumps({**row(), "spec": {"seed": 7}}), "not those of its hash"),
-        (json.dumps({**row(), "spec": {"unheard": "of"}}), "newer version"),
+        ({**row(), "method": "\x1b[2J"}, "printable"),
+        ({**row(), "method": "pi"}, "method, λ or seed are not those of its settings"),
+        ({**row(), "lam": 2.0}, "method, λ or seed are not those of its settings"),
+        ({**row(), "seed": 1}, "method, λ or seed are not those of its settings"),
+        ({**row(), "single": {"A": 0.51, "F": 0.0, "I": None}}, "A, F or I"),
+        ({**row(), "multi": {"A": 0.5, "F": 0.1, "I": None}}, "A, F or I"),
+        ({**row(), "multi": {"A": 0.5, "F": 0.0, "I": 999999999.38}}, "A, F or I"),
+        ({**row(1), "accuracy": {"single": [[2.66]], "multi": [[0.5]]}}, "square accuracy matrix"),
+        ({**row(), "reference": {"single": [3, 0, 0], "multi": [0, 0, 0]}}, "references"),
+        ({**row(), "made": {"rwalk": ["0.1.0"]}}, "what made it"),
+        (json.dumps(row()), "no checksum"),
+        (with_checksum(row()).replace("0.5", "0.6"), "checksum is wrong"),
+        ({**row(), "schema": SCHEMA + 1}, "newer version"),
+        ({**row(), "made": "by hand"}, "what made it"),
+        ({**row(), "spec": {"seed": 7}}, "not those of its hash"),
+        ({**row(), "spec": {"unheard": "of"}}, "newer version"),
         ("[" * 100_000, "not a JSON"),
         ("9" * 10_000, "not a JSON"),
     ],
 )
-def test_a_line_that_is_no_result_is_named(damage: str, reason: str, store: Store) -> None:
+def test_a_line_that_is_no_result_is_named(damage: str | dict[str, Any], reason: str, store: Store) -> None:
     store.add(row(0))
     with open(store.rows_file, "a") as file:
-        file.write(damage + "\n")
+        file.write((damage if isinstance(damage, str) else with_checksum(damage)) + "\n")
     store.add(row(1))
     with pytest.raises(InputError, match=r"line 2.*remove it") as caught:
         store.rows()
@@ -134,7 +148,12 @@ def test_a_study_of_2000_rows_opens_at_once(tmp_path: Path) -> None:
     with store.opened(study.describe()):
         code = provenance.code_of(study.runs[0])
         made = {"numerics": 1, "code": code}
-        rows = [{**row(tasks=10), "hash": run.hash(), "spec": run.to_json(), "made": made} for run in study.runs]
+        blank = {**row(tasks=10), "made": made}
+        rows = [
+            {**blank, "hash": run.hash(), "spec": run.to_json(), "seed": run.seed}
+            | {"method": run.method, "lam": run.lam}
+            for run in study.runs
+        ]
         store.add(*rows)
         begun = time.process_time()  # a busy machine is not the study's fault
         assert len(study.execute(store)) == 2000
@@ -181,7 +200,7 @@ def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_another_study_is_refused(store: Store) -> None:
-    other = description(hash="b" * 32, runs=[RunSpec(method="pi").to_json()])
+    other = description(runs=[RunSpec(method="pi").to_json()])
     with pytest.raises(InputError, match="holds another study"), store.opened(other):
         pass
 
@@ -189,7 +208,7 @@ def test_another_study_is_refused(store: Store) -> None:
 def test_changed_data_is_refused(store: Store) -> None:
     before, after = (description(data=[{"dataset": "folder:x", "sha256": each * 64}]) for each in "bc")
     with store.opened(before):
-        write_atomically(store.study_file, json.dumps(before))
+        write_atomically(store.study_file, with_checksum(before))
     with pytest.raises(InputError, match=r"data of .* has changed"), store.opened(after):
         pass
 
@@ -235,6 +254,119 @@ def test_a_study_file_that_is_none_is_refused(content: str, store: Store) -> Non
     with pytest.raises(InputError) as caught:
         store.study()
     assert "study.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_settle_keeps_rows_that_the_file_has_beyond_those_given(tmp_path: Path) -> None:
+    study = little.study(methods=["vanilla"], seeds=3)
+    rows = study.execute()
+    with Store(tmp_path / "study").opened(study.describe()) as store:
+        store.add(*reversed(rows))
+        store.settle(rows[:1])
+        assert store.rows() == rows, "all of them, in the study's order"
+
+
+def test_settle_of_a_process_that_slept_while_the_study_grew_keeps_all_rows(tmp_path: Path) -> None:
+    small, large = (little.study(methods=["vanilla"], seeds=seeds) for seeds in (1, 3))
+    rows = large.execute()
+    with SharedStore(tmp_path / "study").opened(small.describe()) as sleeper:
+        sleeper.add(*rows[:1])
+        with Store(tmp_path / "study").opened(large.describe()) as grown:
+            grown.add(*rows)
+            grown.settle(rows)
+        before = sleeper.rows_file.read_bytes()
+        sleeper.settle(rows[:1])
+    assert sleeper.rows_file.read_bytes() == before
+    assert Store(tmp_path / "study").study()["hash"] == large.hash()
+
+
+def test_settle_of_a_process_that_joined_leaves_a_newer_row(tmp_path: Path) -> None:
+    study = little.study(methods=["vanilla"], seeds=1)
+    (row,) = study.execute()
+    newer = {**row, "made": {**row["made"], "rwalk": "9.9"}}
+    with SharedStore(tmp_path / "study").opened(study.describe()) as joined:
+        with Store(tmp_path / "study").opened(study.describe()) as other:
+            other.add(newer)
+        joined.settle([row])
+    assert Store(tmp_path / "study").rows() == [newer]
+
+
+@pytest.mark.parametrize("kind", [Store, SharedStore])
+def test_rows_of_a_folder_that_was_removed_are_an_error(kind: type[Store], tmp_path: Path) -> None:
+    study = little.study(methods=["vanilla"], seeds=1)
+    rows = study.execute()
+    with kind(tmp_path / "study").opened(study.describe()) as store:
+        shutil.rmtree(tmp_path / "study")
+        (tmp_path / "study" / "checkpoints").mkdir(parents=True)  # as a run that saves itself makes it again
+        with pytest.raises(InputError, match="was removed"):
+            store.add(*rows)
+            store.settle(rows)
+    assert not (tmp_path / "study" / "runs.jsonl").exists()
+
+
+def test_a_process_alone_is_refused_while_one_that_joined_is_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RWALK_LEASE", "1")
+    study = little.study(methods=["vanilla"], seeds=1)
+    with SharedStore(tmp_path / "study").opened(study.describe()):
+        claim = Claims(tmp_path / "study" / CLAIMS).take("run")
+        assert claim is not None
+        alone = Store(tmp_path / "study")
+        with (
+            claim,
+            pytest.raises(InputError, match=r"processes that joined .* add --join"),
+            alone.opened(study.describe()),
+        ):
+            pass
+    assert Claims(tmp_path / "study" / CLAIMS).take("dead") is not None  # never entered: it died at once
+    with alone.opened(study.describe()):
+        assert Claims(tmp_path / "study" / CLAIMS).held() == {}
+
+
+def test_two_who_begin_different_studies_in_one_folder_end_with_one(tmp_path: Path) -> None:
+    small, large = (little.study(methods=["vanilla"], seeds=seeds).describe() for seeds in (1, 2))
+    with (
+        SharedStore(tmp_path / "study").opened(large),
+        pytest.raises(InputError, match="another study"),
+        SharedStore(tmp_path / "study").opened(small),
+    ):
+        pass
+    assert Store(tmp_path / "study").study()["hash"] == large["hash"]
+
+
+def test_a_temporary_file_that_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    left, young, other = (tmp_path / name for name in (".model.12.0123abcd", ".model.13.0123abcd", ".mine.1"))
+    for each in (left, young, other):
+        each.write_text("half")
+    for each in (left, other):
+        os.utime(each, (time.time() - 2 * LEFT,) * 2)
+    write_atomically(path, "whole")
+    assert sorted(tmp_path.iterdir()) == sorted([path, young, other])
+
+
+def test_files_of_0_2_0_without_checksums_open_and_grow(tmp_path: Path) -> None:
+    study, larger = (little.study(methods=["vanilla"], seeds=seeds) for seeds in (1, 2))
+    (row,) = study.execute()
+    (tmp_path / "study.json").write_text(json.dumps({**study.describe(), "schema": 2}, indent=1) + "\n")
+    (tmp_path / "runs.jsonl").write_text(json.dumps({**row, "schema": 2}) + "\n")
+    with Store(tmp_path).opened(larger.describe()) as store:
+        assert store.rows() == [row]
+        rows = larger.execute(store)
+    assert rows[0] == row
+    assert all(b'"sha256"' in line for line in store.rows_file.read_bytes().splitlines())
+
+
+@pytest.mark.parametrize("place", ["reference", "data", "environment", "hash", "schema"])
+def test_a_study_file_altered_anywhere_is_refused(place: str, tmp_path: Path) -> None:
+    with Store(tmp_path).opened(little.study().describe()) as store:
+        text = store.study_file.read_text()
+        record = {**store.study(), place: [] if place == "data" else "other"}
+        store.study_file.write_text(json.dumps({**record, "sha256": json.loads(text)["sha256"]}, indent=1))
+        with pytest.raises(InputError, match="altered"):
+            store.study()
+        store.study_file.write_bytes(text.replace("\n", "\r\n").encode())  # as some tools copy it
+        assert store.study() == json.loads(json.dumps(little.study().describe()))
 
 
 # ── a study from its file ─────────────────────────────────────────────────────────────────────────────────
@@ -285,7 +417,7 @@ def test_no_study_file_fails_otherwise(place: str, value: Any) -> None:
 
 def test_only_the_folders_own_errors_are_put_down_to_the_folder(tmp_path: Path) -> None:
     """A network's missing weights, an interrupted read: those who caused them say what they are."""
-    study = {"hash": "x", "runs": [], "data": []}
+    study = description()
     with pytest.raises(FileNotFoundError, match="weights"), Store(tmp_path / "study").opened(study):
         (tmp_path / "weights").read_bytes()
     with Store(tmp_path / "study").opened(study) as store:
@@ -293,6 +425,6 @@ def test_only_the_folders_own_errors_are_put_down_to_the_folder(tmp_path: Path) 
         with pytest.raises(InputError, match=r"cannot write to .*study: Is a directory; finished runs are kept"):
             store.add({"hash": "a"})
         with pytest.raises(InputError, match="cannot write to"):
-            store.settle([])
+            store.settle([row()])
     with pytest.raises(InputError, match=r"none: .* choose another --out"), Store("/proc/none").opened(study):
         pass

@@ -19,6 +19,7 @@ import torch
 import little
 import rwalk
 from rwalk import Fleet, InputError, MemorySpec
+from rwalk.files import with_checksum
 from rwalk.studies import Study
 from rwalk.studies.compare import compare
 from rwalk.studies.events import Event, RowDone, Started, Stepped, Trained
@@ -473,9 +474,9 @@ def test_differences_are_named(tmp_path: Path) -> None:
     runs = [replace(run, training=replace(run.training, lr=0.01)) for run in study.runs if run.seed == 0]
     other = Study(tuple(runs), "none", workers=1)
     executed(other, tmp_path / "b")
-    record = json.loads((tmp_path / "b" / "study.json").read_text())
+    record = Store(tmp_path / "b").study()
     record["environment"]["torch"] = "9.9"
-    (tmp_path / "b" / "study.json").write_text(json.dumps(record))
+    (tmp_path / "b" / "study.json").write_text(with_checksum(record))
 
     lines = compare(Store(tmp_path / "a"), Store(tmp_path / "b"))
     assert "setting training.lr: 0.001 → 0.01" in lines

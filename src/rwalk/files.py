@@ -1,15 +1,22 @@
-"""Paths as users write them, atomic file writes, and JSON from untrusted files."""
+"""Paths as users write them, atomic file writes, and JSON from untrusted files, with or without a checksum."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
+
+LEFT = 3600.0  # seconds after which a temporary file that nobody writes to was left by a process that was killed
+LOOKED_AT = 1000  # names of a folder that are searched for such files, at most
+_SEAL = re.compile(rb',\s*"sha256": "([0-9a-f]{64})"\s*\}\s*\Z')
 
 
 def at_home(path: str | Path) -> Path:
@@ -30,6 +37,7 @@ def replacing(path: Path) -> Iterator[Path]:
     beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")  # on whatever machine
     try:
         beside.touch()
+        _clear(path, beside)
         yield beside
         with open(beside, "rb+") as file:
             os.fsync(file.fileno())
@@ -38,6 +46,17 @@ def replacing(path: Path) -> Iterator[Path]:
         beside.unlink(missing_ok=True)
         raise
     _flush_folder(path.parent)
+
+
+def _clear(path: Path, beside: Path) -> None:
+    """Remove temporary files that earlier writers of this path have left, by the file system's own clock."""
+    ours = re.compile(rf"\.{re.escape(path.name)}\.\d+\.[0-9a-f]{{8}}")
+    with suppress(OSError):
+        now = beside.stat().st_mtime
+        with os.scandir(path.parent) as entries:
+            for entry in islice(entries, LOOKED_AT):
+                if ours.fullmatch(entry.name) and now - entry.stat(follow_symlinks=False).st_mtime > LEFT:
+                    os.unlink(entry)
 
 
 def _flush_folder(folder: Path) -> None:
@@ -71,3 +90,32 @@ def parse_json(text: str | bytes) -> Any:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not valid JSON")
+
+
+class WrongChecksum(ValueError):
+    """A file's content is not what was written."""
+
+
+def with_checksum(record: Mapping[str, Any], indent: int | None = None) -> str:
+    """JSON whose last entry is a checksum of all bytes before it; `checked_json` reads it."""
+    text = json.dumps(record, indent=indent, default=list)
+    body = text.removesuffix("}").rstrip()
+    before, after = (" ", "") if indent is None else ("\n" + " " * indent, "\n")
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    return f'{body},{before}"sha256": "{digest}"{after}}}'
+
+
+def checked_json(content: bytes) -> tuple[Any, bool]:
+    """A JSON value from an untrusted file, without its checksum; and whether it had one.
+
+    Whatever is wrong with it is a ValueError, and WrongChecksum if it was altered.
+    """
+    content = content.replace(b"\r\n", b"\n")  # as some tools that copy files write the ends of lines
+    record = parse_json(content)
+    if not isinstance(record, dict) or "sha256" not in record:
+        return record, False
+    seal = _SEAL.search(content)
+    if seal is None or hashlib.sha256(content[: seal.start()]).hexdigest() != seal[1].decode():
+        raise WrongChecksum("its checksum is wrong")
+    del record["sha256"]
+    return record, True

@@ -10,6 +10,7 @@ import typer
 
 def status(folder: Annotated[Path, typer.Argument(help="a study folder")]) -> None:
     """Say what is done, what is running where, what is waiting, and about how long it will take."""
+    from rwalk.showing import shown
     from rwalk.studies.status import status_of
 
     found = status_of(folder)
@@ -18,4 +19,4 @@ def status(folder: Annotated[Path, typer.Argument(help="a study folder")]) -> No
     print(f"{found.done} of {found.total} runs done, {at_work} being trained, {found.waiting} waiting{left}")
     for each in found.running:
         share = "" if each.progress is None else f", {each.progress:.0%}"
-        print(f"  {each.owner}: {', '.join(each.names)}{share}")
+        print(shown(f"  {each.owner}: {', '.join(each.names)}{share}"))

@@ -1,15 +1,21 @@
 """Claims in a shared folder: who works on what, with leases that are renewed.
 
 A claim is a file that only one process can create (O_EXCL, which works on NFS and on Windows). Its owner changes
-it every few seconds. A process that sees it unchanged for the length of a lease, by its own clock so that clocks
-need not agree, may take it over: claims are numbered, and only one process can create the next. An owner that was
-merely slow just continues: two processes then do the same work, and write the same result.
+it five times per lease. A process that sees it unchanged for the length of a lease may take it over: claims are
+numbered, and only one process can create the next. An owner that was merely slow just continues: two processes
+then do the same work, and write the same result.
+
+No process compares its clock with another's or with a file's time: each measures, by its own monotonic clock, how
+long a claim has not changed. So the times of day may differ by any amount, and may jump. Only the clocks' speeds
+matter: where one runs five times as fast as another, claims are taken over that are alive, and runs trained twice.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import secrets
 import socket
 import threading
@@ -20,14 +26,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rwalk.files import write_atomically
+from rwalk.errors import InputError
+from rwalk.files import parse_json, write_atomically
 
+CLAIMS = "claims"  # the folder of claims in a study's
 LEASE = 60.0  # seconds without a sign of life after which a claim may be taken over; RWALK_LEASE sets it
 BEATS = 5  # signs of life per lease
+LONGEST = 1 << 16  # bytes of a claim that are read
+
+_NAME = re.compile(r"([\w-]+)\.(\d{1,18})")
 
 
 def lease_seconds() -> float:
-    return float(os.environ.get("RWALK_LEASE") or LEASE)
+    given = os.environ.get("RWALK_LEASE") or str(LEASE)
+    try:
+        lease = float(given)
+    except ValueError:
+        lease = math.nan
+    if not 0 < lease < math.inf:
+        raise InputError(f"RWALK_LEASE must be a number of seconds above 0, not {given!r}")
+    return lease
 
 
 class Claims:
@@ -37,16 +55,19 @@ class Claims:
         self.folder = folder
         self.lease = lease_seconds() if lease is None else lease
         self.owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._seen: dict[str, tuple[bytes, float]] = {}  # the content of a claim, and since when it is the same
+        self._seen: dict[str, tuple[bytes | None, float]] = {}  # a claim's content, and since when it is the same
 
     def held(self) -> dict[str, Path]:
-        """The newest claim on every key that is claimed."""
+        """The newest claim on every key that is claimed; files of other names are not claims."""
         found: dict[str, Path] = {}
-        with suppress(FileNotFoundError):
-            for name in os.listdir(self.folder):
-                if not name.startswith("."):  # just being written
-                    path = self.folder / name
-                    found[path.stem] = max(path, found.get(path.stem, path), key=_number)
+        try:
+            names = os.listdir(self.folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return found
+        for name in names:
+            if match := _NAME.fullmatch(name):
+                path = self.folder / name
+                found[match[1]] = max(path, found.get(match[1], path), key=_number)
         return found
 
     def take(
@@ -65,13 +86,29 @@ class Claims:
         if not claim.create():
             return None
         if last is not None:
-            last.unlink(missing_ok=True)
+            _remove(last)
         return claim
 
+    def are_alive(self) -> bool:
+        """Whether any claim shows a sign of life, or a new one appears, within a lease."""
+        before = {path: _content(path) for path in self.held().values()}
+        until = time.monotonic() + self.lease
+        while before and time.monotonic() < until:
+            time.sleep(min(0.2, self.lease / BEATS))
+            now = {path: _content(path) for path in self.held().values()}
+            if any(path not in before or content != before[path] for path, content in now.items()):
+                return True
+            before = now
+        return False
+
+    def clear(self) -> None:
+        """Remove all claims: their owners are gone."""
+        for path in self.held().values():
+            _remove(path)
+
     def _abandoned(self, path: Path) -> bool:
-        try:
-            content = path.read_bytes()
-        except OSError:
+        content = _content(path)
+        if content is None and not os.path.lexists(path):
             return False  # it has just been given back
         now = time.monotonic()
         before, since = self._seen.get(path.name, (None, now))
@@ -94,10 +131,18 @@ class Claim:
         """False, if somebody has it."""
         try:
             handle = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-        except OSError:  # it exists; on Windows also: it is just being removed
+        except FileExistsError:
             return False
-        with os.fdopen(handle, "wb") as file:
-            file.write(self._content())
+        except PermissionError:
+            if os.name == "nt":  # it is just being removed
+                return False
+            raise
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(self._content())
+        except OSError:
+            _remove(self._path)
+            raise
         return True
 
     def __enter__(self) -> Self:
@@ -110,7 +155,7 @@ class Claim:
         self._ended.set()
         self._heart.join()
         if self._mine():
-            self._path.unlink(missing_ok=True)
+            _remove(self._path)
 
     def _beat(self) -> None:
         while not self._ended.wait(self._period):
@@ -121,7 +166,9 @@ class Claim:
                 write_atomically(self._path, self._content())
 
     def _mine(self) -> bool:
-        return read_claim(self._path).get("owner") == self._owner
+        """Whether nobody has taken it over; a file that cannot be read just now may still be ours."""
+        found = _content(self._path)
+        return os.path.lexists(self._path) if found is None else _read(found).get("owner") == self._owner
 
     def _content(self) -> bytes:
         return json.dumps({"owner": self._owner, "beats": self._beats, **self._about()}).encode()
@@ -131,10 +178,31 @@ def _number(path: Path) -> int:
     return int(path.suffix.removeprefix(".") or 0)
 
 
+def _remove(path: Path) -> None:
+    """A claim that cannot be removed does no harm: a higher number counts."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def _content(path: Path) -> bytes | None:
+    """The bytes of a claim; None if it is gone or cannot be read, as a folder or a link cannot."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        handle = os.open(path, flags)
+        with os.fdopen(handle, "rb") as file:
+            return file.read(LONGEST)
+    except OSError:
+        return None
+
+
+def _read(content: bytes) -> dict[str, Any]:
+    try:
+        found = parse_json(content)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def read_claim(path: Path) -> dict[str, Any]:
     """What a claim says; nothing, if it is gone or just being written."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return _read(_content(path) or b"")

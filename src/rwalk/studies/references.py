@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rwalk.files import write_atomically
+from rwalk.files import checked_json, with_checksum, write_atomically
 from rwalk.metrics import HEADS
 from rwalk.studies.environment import environment
 from rwalk.studies.executors import Context, Job, Outcomes
@@ -24,16 +24,22 @@ class ReferenceCache(NamedTuple):
     def recall(self, spec: RunSpec) -> Mapping[str, float] | None:
         """Its accuracies by head, if it has been trained."""
         try:
-            outcome = json.loads(self._file(spec).read_text())
-            return {head: float(outcome[head]) for head in HEADS}
-        except (OSError, ValueError, KeyError, TypeError):
+            outcome, sealed = checked_json(self._file(spec).read_bytes())
+        except (OSError, ValueError):
             return None  # it does not exist or is damaged: it is trained (again)
+        # Files of 0.2.0 have no checksum, and nothing but accuracies.
+        keys = {"run", *HEADS} if sealed else {*HEADS}
+        if not isinstance(outcome, dict) or outcome.keys() - {"stopped"} != keys:
+            return None
+        if outcome.get("stopped") is not None or outcome.get("run", spec.hash()) != spec.hash():
+            return None
+        found = {head: outcome[head] for head in HEADS}
+        return found if all(type(each) in (int, float) and 0 <= each <= 1 for each in found.values()) else None
 
     def remember(self, spec: RunSpec, outcome: Mapping[str, Any]) -> None:
-        try:
-            write_atomically(self._file(spec), json.dumps(outcome))
-        except OSError:
-            return  # a cache that cannot be written must not stop a study
+        found = {head: outcome[head] for head in HEADS}
+        with suppress(OSError):  # a cache that cannot be written must not stop a study
+            write_atomically(self._file(spec), with_checksum({"run": spec.hash(), **found}))
 
     def _file(self, spec: RunSpec) -> Path:
         folder = self.folder or Path(os.environ.get("RWALK_CACHE", Path.home() / ".cache" / "rwalk"))

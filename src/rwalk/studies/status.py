@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rwalk.files import parse_json
-from rwalk.studies.claims import read_claim
-from rwalk.studies.executors.join import CLAIMS, OUTCOMES
+from rwalk.files import checked_json
+from rwalk.studies.claims import CLAIMS, Claims, read_claim
+from rwalk.studies.executors.join import OUTCOMES
 from rwalk.studies.store import Store
 from rwalk.studies.study import runs_of
 
@@ -40,8 +40,8 @@ def status_of(folder: Path) -> Status:
     names = {run.hash(): f"{run.method} seed {run.seed}" for run in runs_of(store.study())}
     finished, times = _outcomes(folder, names)
     done = {row["hash"] for row in store.rows()} & names.keys() | finished
-    claims = [read_claim(path) for path in _listed(folder / CLAIMS) if not path.name.startswith(".")]
-    running = tuple(_running(claim, names) for claim in claims if claim.get("runs"))
+    claims = [read_claim(path) for path in sorted(Claims(folder / CLAIMS).held().values())]
+    running = tuple(each for claim in claims if (each := _running(claim, names)) is not None)
     span = max(times, default=0.0) - min(times, default=0.0)
     left = (len(names) - len(done)) * span / (len(times) - 1) if len(times) > 1 else None
     return Status(len(names), len(done), running, left)
@@ -52,19 +52,27 @@ def _outcomes(folder: Path, names: dict[str, str]) -> tuple[set[str], list[float
     finished, times = set[str](), []
     for path in _listed(folder / OUTCOMES):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            runs = [key for key in parse_json(path.read_bytes())["runs"] if key in names]
+            record, _ = checked_json(path.read_bytes())
+            runs = [key for key in record["runs"] if key in names]
             finished |= set(runs)
             times += [path.stat().st_mtime] * bool(runs)
     return finished, times
 
 
-def _running(claim: dict[str, Any], names: dict[str, str]) -> Running:
-    reference = claim.get("reference")
-    if reference is not None:
-        words = [f"reference a*{reference + 1}" for _ in claim["runs"]]
+def _running(claim: dict[str, Any], names: dict[str, str]) -> Running | None:
+    """What a claim says; None if it says nothing that can be shown."""
+    runs, reference = claim.get("runs"), claim.get("reference")
+    if not isinstance(runs, list) or not runs or not all(isinstance(key, str) for key in runs):
+        return None
+    if isinstance(reference, int):
+        words = [f"reference a*{reference + 1}"] * len(runs)
     else:
-        words = [names.get(key, key[:8]) for key in claim["runs"]]
-    progress = (claim["task"] + claim["step"] / claim["steps"]) / claim["tasks"] if "steps" in claim else None
+        words = [names.get(key, key[:8]) for key in runs]
+    counts = [claim.get(name) for name in ("task", "tasks", "step", "steps")]
+    progress = None
+    if all(type(each) is int for each in counts):
+        task, tasks, step, steps = counts
+        progress = (task + step / steps) / tasks if tasks and steps else None
     return Running(str(claim.get("owner")), tuple(words), progress)
 
 

@@ -1,30 +1,32 @@
-"""Where results live: a study folder with `study.json` and one JSON row per run, written atomically.
+"""Where results live: a study folder with `study.json` and one JSON row per run.
 
-Whatever is read back is checked first: a folder may have been copied, edited or damaged.
+Files are written atomically and only grow: whoever replaces one reads it again first, under the folder's lock, and
+keeps all rows that are in it. Whatever is read back is checked: a folder may have been copied, edited or damaged.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-
 from rwalk.errors import InputError
-from rwalk.files import parse_json, write_atomically
-from rwalk.metrics import HEADS
+from rwalk.files import WrongChecksum, checked_json, parse_json, with_checksum, write_atomically
+from rwalk.studies import rows as rules
+from rwalk.studies.claims import CLAIMS, Claims
+from rwalk.studies.rows import SCHEMA, SEALED_SINCE, Row
 from rwalk.studies.specs import RunSpec, content_hash
 
-Row = dict[str, Any]
+__all__ = ["MACHINE", "SCHEMA", "Row", "SharedStore", "Store", "hash_of", "is_torn", "read_rows"]
+
 MACHINE = ("device", "gpu", "processor", "instructions", "torch")  # what decides how floating point rounds
-# Of study.json and of rows. 1, which files do not name: a hash covers all settings; rows have no provenance. 2: a
-# hash covers what differs from the defaults, and rows record what made them.
-SCHEMA = 2
+PATIENCE = 600.0  # seconds that a process which joined waits for others to have written their rows
+
+logger = logging.getLogger(__name__)
 
 
 class Store:
@@ -48,11 +50,11 @@ class Store:
             with self._writing():
                 self._check_is_ours(study)  # before anything is written into a folder that may be somebody's
                 self.folder.mkdir(parents=True, exist_ok=True)
-                held.enter_context(self._locked())
+                held.enter_context(self._alone())
                 self._check_is_ours(study)
                 if not self.study_file.exists() or self.study()["hash"] != study["hash"]:
                     self._complete_rows()
-                    write_atomically(self.study_file, json.dumps(study, indent=1, default=list) + "\n")
+                    self._describe(study)
             yield self  # what goes wrong here is not the folder's fault
 
     @contextmanager
@@ -62,6 +64,20 @@ class Store:
         except OSError as error:
             rest = "finished runs are kept" if self.rows_file.exists() else "choose another --out"
             raise InputError(f"cannot write to {self.folder}: {error.strerror or error}; {rest}") from error
+
+    @contextmanager
+    def _adding(self) -> Iterator[None]:
+        """Rows are only written into the folder that the study was begun in."""
+        with self._writing():
+            if not self.study_file.exists():
+                raise InputError(
+                    f"{self.folder} was removed, or its study.json, while its runs were trained: their results "
+                    "cannot be kept; the same command begins again"
+                )
+            yield
+
+    def _describe(self, study: Mapping[str, Any]) -> None:
+        write_atomically(self.study_file, with_checksum(study, indent=1) + "\n")
 
     def _check_is_ours(self, study: Mapping[str, Any]) -> None:
         if self.folder.exists() and not self.folder.is_dir():
@@ -85,9 +101,26 @@ class Store:
         if there["hash"] == study["hash"] or _contains(study, there):
             return None
         with self._writing():
-            with self._locked():
-                pass  # nobody is working on it
+            with self._alone():
+                pass  # no process is working on it
             return self.folder.rename(self.folder.with_name(f"{self.folder.name}-{there['hash'][:8]}"))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the lock, while no process that joined is at work; claims of processes that died are removed."""
+        with self._locked():
+            claims = Claims(self.folder / CLAIMS)
+            if claims.held():
+                logger.warning(
+                    "%s: processes have joined it, waiting up to %g s to see if any is still at work",
+                    *(self.folder, claims.lease),
+                )
+                if claims.are_alive():
+                    raise InputError(
+                        f"processes that joined {self.folder} are working on it: add --join, or wait for them"
+                    )
+                claims.clear()
+            yield
 
     @contextmanager
     def _locked(self, patience: float = 0.0) -> Iterator[None]:
@@ -101,28 +134,38 @@ class Store:
             raise InputError(
                 f"another process is working on {self.folder}: wait for it, or choose another --out"
             ) from None
+        except NotImplementedError:
+            self._without_lock()
         try:
             yield
         finally:
             lock.release()
 
+    def _without_lock(self) -> None:
+        raise InputError(f"{self.folder} is on a file system without locks: choose another --out, or add --join")
+
     def study(self) -> dict[str, Any]:
         """What is in study.json."""
+        cure = "restore it or remove the folder"
         try:
-            record = parse_json(self.study_file.read_bytes())
+            record, sealed = checked_json(self.study_file.read_bytes())
         except FileNotFoundError:
             raise InputError(f"{self.folder} holds no study: there is no study.json in it") from None
+        except WrongChecksum:
+            raise InputError(f"{self.study_file} was altered (its checksum is wrong): {cure}") from None
         except (OSError, ValueError) as error:
-            raise InputError(
-                f"{self.study_file} cannot be read ({error}): restore it or remove the folder"
-            ) from None
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"{self.study_file} cannot be read ({reason}): {cure}") from None
         runs = record.get("runs") if isinstance(record, dict) else None
         if not isinstance(runs, list) or not all(isinstance(run, dict) for run in runs) or "hash" not in record:
-            raise InputError(f"{self.study_file} is not a study: restore it or remove the folder")
+            raise InputError(f"{self.study_file} is not a study: {cure}")
         if not isinstance(record.get("data", []), list):
             raise InputError(f"{self.study_file} does not say which data it is of: restore it")
-        if isinstance(record.get("schema", 1), int) and record.get("schema", 1) > SCHEMA:
+        schema = record.get("schema", 1)
+        if type(schema) is not int or schema > SCHEMA:
             raise InputError(f"{self.folder} was written by a newer version of rwalk: use that one")
+        if not sealed and (schema >= SEALED_SINCE or hash_of(record) != record["hash"]):
+            raise InputError(f"{self.study_file} was altered (its settings do not match its hash): {cure}")
         return dict(record)
 
     def rows(self) -> list[Row]:
@@ -144,18 +187,17 @@ class Store:
 
     def add(self, *rows: Row) -> None:
         """Append rows in one write, flushed to disk before this returns."""
-        with self._writing(), open(self.rows_file, "a+b") as file:
+        with self._adding(), open(self.rows_file, "a+b") as file:
             _end_last_line(file)
             file.write(_lines(rows))
             file.flush()
             os.fsync(file.fileno())
 
     def settle(self, rows: Sequence[Row]) -> None:
-        """The study is complete: write exactly its rows, in this order, whatever order they finished in."""
-        content = _lines(rows)
+        """The study is complete: put its rows into its order, whatever order they finished in."""
+        if not self._has_exactly(rows):
+            self._merge(rows)
         with self._writing():
-            if self.rows_file.read_bytes() != content:
-                write_atomically(self.rows_file, content)
             shutil.rmtree(self.checkpoints, ignore_errors=True)
             for path in self.folder.iterdir():
                 if _is_litter(path) and path.name != ".lock":
@@ -164,29 +206,52 @@ class Store:
     def rest(self, rows: Sequence[Row]) -> None:
         """Some of the study's runs are left for another time: the others' rows are in the file already."""
 
+    def _merge(self, rows: Iterable[Row]) -> None:
+        """Write these rows and all that are in the file, in the study's order. The caller holds the lock."""
+        with self._adding():
+            known = {row["hash"]: row for row in self._in_file()} | {row["hash"]: row for row in rows}
+            places = {key: place for place, key in enumerate(self._planned())}
+            content = _lines(sorted(known.values(), key=lambda row: places.get(row["hash"], len(places))))
+            write_atomically(self.rows_file, content)
+
+    def _has_exactly(self, rows: Iterable[Row]) -> bool:
+        with self._adding():
+            return self.rows_file.exists() and self.rows_file.read_bytes() == _lines(rows)
+
+    def _in_file(self) -> list[Row]:
+        return Store.rows(self)
+
+    def _planned(self) -> list[str]:
+        return [RunSpec.from_json(run).hash() for run in self.study()["runs"]]
+
 
 class SharedStore(Store):
     """A study folder that several processes have open, on one machine or many (see executors/join.py).
 
-    No process holds a lock: rows are written when all outcomes are there, and then every process writes the same.
+    A process holds the lock only while it writes. Rows are written when all outcomes are there; then every process
+    has the same, so that most find them written. A study that has grown meanwhile keeps all rows it has.
     """
 
     def __init__(self, folder: Path | str) -> None:
         super().__init__(folder)
         self._added: dict[str, Row] = {}
+        self._before: dict[str, Row] = {}
 
     @contextmanager
     def opened(self, study: Mapping[str, Any]) -> Iterator[Store]:
         with self._writing():
             self._check_is_ours(study)
             self.folder.mkdir(parents=True, exist_ok=True)
-            with suppress(NotImplementedError), self._locked(patience=10.0):  # nobody has it exclusively
-                pass
-            if not self.study_file.exists():
-                write_atomically(self.study_file, json.dumps(study, indent=1, default=list) + "\n")
+            with self._locked(patience=10.0):  # no process has it exclusively
+                if not self.study_file.exists():
+                    self._describe(study)
         if self.study()["hash"] != study["hash"]:
             raise InputError(f"{self.folder} holds another study: join it with the command that began it")
+        self._before = {row["hash"]: row for row in self._in_file()}
         yield self
+
+    def _without_lock(self) -> None:
+        """Rows are then merged without one: only two processes that write in the same moment could disagree."""
 
     def rows(self) -> list[Row]:
         """Those in the folder, and those that this process knows of."""
@@ -197,17 +262,20 @@ class SharedStore(Store):
         self._added |= {row["hash"]: row for row in rows}
 
     def settle(self, rows: Sequence[Row]) -> None:
-        """Others may still be writing here: nothing is removed. Most find the rows written, and need not do it."""
-        content = _lines(rows)
-        with self._writing():
-            if not self.rows_file.exists() or self.rows_file.read_bytes() != content:
-                write_atomically(self.rows_file, content)
+        """Others may still be writing here: nothing is removed, and a row that is newer than ours stays."""
+        if self._has_exactly(rows):
+            return
+        with self._writing(), self._locked(patience=PATIENCE):
+            if not self._has_exactly(rows):  # another process may have written them meanwhile
+                there = {row["hash"]: row for row in self._in_file()}
+                stays = {key for key, row in there.items() if row != self._before.get(key)}
+                self._merge(row for row in rows if row["hash"] not in stays)
 
     rest = settle
 
 
 def _lines(rows: Iterable[Row]) -> bytes:
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    return b"".join(with_checksum(row).encode() + b"\n" for row in rows)
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -216,21 +284,40 @@ def read_rows(path: Path) -> list[Row]:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    rows = []
+    rows, numbers = [], []
     for number, line in enumerate(lines, 1):
         if not line:
             continue
         try:
-            row = parse_json(line)
+            row, sealed = checked_json(line)
+            rows.append(rules.checked(row, sealed))
+            numbers.append(number)
+        except (WrongChecksum, InputError) as fault:
+            raise _no_row(path, number, fault) from None
         except ValueError:
-            if number == len(lines):
-                break
-            row = None
-        try:
-            rows.append(_checked(row))
-        except InputError as fault:
-            raise InputError(f"{path}, line {number}, is not a result of a run ({fault}): remove it") from None
+            if number < len(lines):
+                raise _no_row(path, number, "not a JSON object") from None
+    if (wrong := rules.check_measures(rows)) is not None:
+        raise _no_row(path, numbers[wrong], "its A, F or I are not those of its accuracies")
     return rows
+
+
+def _no_row(path: Path, number: int, fault: object) -> InputError:
+    return InputError(f"{path}, line {number}, is not a result of a run ({fault}): remove it")
+
+
+def hash_of(record: Mapping[str, Any]) -> str:
+    """The hash of the study that a study.json describes: of its runs and references, as its schema has it."""
+    try:
+        reference = record.get("reference")
+        if record.get("schema", 1) == 1:
+            return content_hash({"runs": record["runs"], "reference": reference})
+        runs = [RunSpec.from_json(run).hash() for run in record["runs"]]
+        return content_hash({"runs": runs, "reference": reference})
+    except InputError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(f"study.json cannot be read by this version of rwalk ({error})") from None
 
 
 def is_torn(path: Path) -> bool:
@@ -241,23 +328,6 @@ def is_torn(path: Path) -> bool:
     except ValueError:
         return True
     return False
-
-
-def _checked(row: Any) -> Row:
-    """A row as this version writes it, or InputError with what is wrong with it.
-
-    Settings that did not exist when it was written get their defaults, and the hash is today's.
-    """
-    if fault := _fault(row):
-        raise InputError(fault)
-    try:
-        run = RunSpec.from_json(row["spec"])
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise InputError(f"its settings cannot be read: {error}") from None
-    written_as = content_hash(row["spec"]) if row.get("schema", 1) == 1 else run.hash()
-    if written_as != row["hash"]:
-        raise InputError("its settings are not those of its hash")
-    return {**row, "schema": SCHEMA, "hash": run.hash(), "spec": run.to_json(), "made": row.get("made", {})}
 
 
 def _contains(study: Mapping[str, Any], smaller: Mapping[str, Any]) -> bool:
@@ -271,58 +341,6 @@ def _contains(study: Mapping[str, Any], smaller: Mapping[str, Any]) -> bool:
 def _is_litter(path: Path) -> bool:
     """The lock, or a temporary file of a process that was killed."""
     return path.name == ".lock" or path.name.startswith((".study.json.", ".runs.jsonl."))
-
-
-def _fault(row: Any) -> str | None:
-    """What is wrong with a row, if anything its readers rely on."""
-    if not isinstance(row, dict):
-        return "not a JSON object"
-    if row.get("schema", 1) not in range(1, SCHEMA + 1):
-        return "written by a newer version of rwalk"
-    if not isinstance(row.get("made", {}), dict):
-        return "no record of what made it"
-    for key, kinds in (("hash", str), ("method", str), ("lam", (int, float)), ("seed", int), ("spec", dict)):
-        if not isinstance(row.get(key), kinds):
-            return f"no {key}"
-    if not row["method"].isprintable():  # it is printed, and a terminal obeys what it is told
-        return "no printable method"
-    if not isinstance(row.get("stopped", 0), str | None):
-        return "no stopped"
-    accuracy = row.get("accuracy")
-    if not isinstance(accuracy, dict):
-        return "no accuracy"
-    for head in HEADS:
-        measures, matrix = row.get(head), accuracy.get(head)
-        if not isinstance(measures, dict) or not all(_is_number(measures.get(name, "")) for name in "AFI"):
-            return f"no measures of the {head} head"
-        if not isinstance(matrix, list) or not all(_is_line(line, len(matrix)) for line in matrix):
-            return f"no square accuracy matrix of the {head} head"
-    if len({len(accuracy[head]) for head in HEADS} - {0}) != 1:
-        return "its heads must have the same tasks"
-    tried = row.get("tried", {})  # only where λ was chosen
-    if not isinstance(tried, dict) or not all(map(_is_number, tried.values())):
-        return "no tried λs"
-    for name, dimensions in (("within", 3), ("calibration", 2)):  # only where they were asked for
-        if name in row and not _is_measured(row[name], len(accuracy[HEADS[0]]), dimensions):
-            return f"no {name} of its tasks"
-    return None
-
-
-def _is_measured(values: Any, tasks: int, dimensions: int) -> bool:
-    """Whether these are numbers by head, [task, …, task]."""
-    try:
-        shapes = [np.array(values[head], dtype=float).shape for head in HEADS]
-    except (ArithmeticError, LookupError, TypeError, ValueError):
-        return False
-    return all(len(shape) == dimensions and shape[0] == shape[-1] == tasks for shape in shapes)
-
-
-def _is_line(line: Any, length: int) -> bool:
-    return isinstance(line, list) and len(line) == length and all(map(_is_number, line))
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _end_last_line(file: BinaryIO) -> None:

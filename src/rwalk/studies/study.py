@@ -19,9 +19,9 @@ from rwalk.studies.events import Finished, RowDone, Started, Stopped, Watch
 from rwalk.studies.executors import DTYPES, Context, Executor, Job, Keep, fleet_of
 from rwalk.studies.executors import find as find_executor
 from rwalk.studies.references import ReferenceCache, once_known
-from rwalk.studies.rows import row_of
+from rwalk.studies.rows import SCHEMA, Row, row_of
 from rwalk.studies.specs import RunSpec, StreamSpec, content_hash, learned_by, reference_of, steps_of
-from rwalk.studies.store import SCHEMA, Row, Store
+from rwalk.studies.store import Store, hash_of
 from rwalk.studies.workers import Stop
 
 UNREADABLE = (TypeError, ValueError, KeyError, AttributeError)  # what a malformed record raises
@@ -84,9 +84,7 @@ class Study:
         try:
             reference = record["reference"]
             study = cls(runs, tuple(reference) if isinstance(reference, list) else reference, **where)
-            # In a file without a schema, the hash covers every setting.
-            as_written = {"runs": record["runs"], "reference": record["reference"]}
-            expected = content_hash(as_written) if record.get("schema", 1) == 1 else study.hash()
+            expected = hash_of(record)
         except InputError:
             raise
         except UNREADABLE as error:

@@ -236,7 +236,7 @@ def train(
     if k is not None:
         accuracy = evaluation.evaluate(fleet, stream, k)
         return [
-            {**{head: float(accuracy[head][run, k]) for head in HEADS}, "stopped": fleet.stopped[run]}
+            {**{head: _number(accuracy[head][run, k]) for head in HEADS}, "stopped": fleet.stopped[run]}
             for run in range(len(job))
         ]
     if job[0].counts and not resumed and not any(fleet.stopped):

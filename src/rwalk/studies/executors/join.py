@@ -10,13 +10,12 @@ alone, and of a large study one process gathers all outcomes into one file, whic
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -24,14 +23,15 @@ from typing import Any, ClassVar
 
 from rwalk.engine.fleet import Progress
 from rwalk.errors import InputError
-from rwalk.files import parse_json, write_atomically
+from rwalk.files import checked_json, with_checksum, write_atomically
 from rwalk.metrics import HEADS
-from rwalk.studies.claims import Claims
+from rwalk.studies.claims import CLAIMS, Claims
 from rwalk.studies.executors.base import Context, Executor, Job, Outcomes, Report, one_thread, train
+from rwalk.studies.rows import fault_of
 from rwalk.studies.specs import content_hash
 from rwalk.studies.workers import Crew, Stop, Work
 
-CLAIMS, OUTCOMES, GATHERED = "claims", "outcomes", "gathered"  # folders in the study's
+OUTCOMES, GATHERED = "outcomes", "gathered"  # folders in the study's, beside that of claims
 RUN_KEYS, REFERENCE_KEYS = {"accuracy", "made", "stopped"}, {*HEADS, "stopped"}  # of an outcome
 MANY = 1000  # jobs; the outcomes of fewer are read one by one, as they come
 LISTED = 100  # names of a folder that are listed about as quickly as one file is asked for
@@ -106,7 +106,8 @@ class Join(Executor):
         watched = islice((key for key in waiting if key in held), WATCHED)
         for key in chain((key for key in waiting if key not in held), watched):
             job, progress, path = waiting[key], dict[str, Any](), self._outcome(key)
-            claim = self._claims.take(key, partial(_about, job, progress), held)
+            with self._writing():
+                claim = self._claims.take(key, partial(_about, job, progress), held)
             if claim is None:
                 continue
             with claim:
@@ -116,7 +117,8 @@ class Join(Executor):
                     with one_thread(self.context.device):
                         outcomes = train(self.context, job, partial(_noted, progress, report, job), self.stop)
                     runs = [run.hash() for run in job]
-                    write_atomically(path, json.dumps({"runs": runs, "outcomes": outcomes}))
+                    with self._writing():
+                        write_atomically(path, with_checksum({"runs": runs, "outcomes": outcomes}))
             return key, outcomes, ours
         return None
 
@@ -154,13 +156,24 @@ class Join(Executor):
         path = self._all_of(keyed)
         if path.exists():
             return True
-        claim = self._claims.take(path.name)
-        if claim is None:
-            return False
-        with claim:
-            if not path.exists():
-                write_atomically(path, b"".join(self._lines(keyed)))
-        return True
+        with self._writing():
+            claim = self._claims.take(path.name)
+            if claim is None:
+                return False
+            with claim:
+                if not path.exists():
+                    write_atomically(path, b"".join(self._lines(keyed)))
+            return True
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"cannot write to {self._folder}: {error.strerror or error}; outcomes of finished runs are kept: "
+                "make room, and the same command resumes from there"
+            ) from error
 
     def _lines(self, keys: Iterable[str]) -> Iterator[bytes]:
         for key in keys:
@@ -180,15 +193,34 @@ def read_outcomes(path: Path, job: Job) -> list[dict[str, Any]] | None:
 
 def _checked(content: bytes, job: Job) -> list[dict[str, Any]] | None:
     try:
-        record = parse_json(content)
+        record, _ = checked_json(content)
     except ValueError:
         return None
-    if not isinstance(record, dict) or record.get("runs") != [run.hash() for run in job]:
+    if not isinstance(record, dict) or record.keys() != {"runs", "outcomes"}:
         return None
-    outcomes, keys = record.get("outcomes"), REFERENCE_KEYS if job[0].reference is not None else RUN_KEYS
-    if not isinstance(outcomes, list) or len(outcomes) != len(job):
+    outcomes = record["outcomes"]
+    if (
+        record["runs"] != [run.hash() for run in job]
+        or not isinstance(outcomes, list)
+        or len(outcomes) != len(job)
+    ):
         return None
-    return outcomes if all(isinstance(each, dict) and keys <= each.keys() for each in outcomes) else None
+    is_sound = _is_reference if job[0].reference is not None else _is_run
+    return outcomes if all(isinstance(each, dict) and is_sound(each) for each in outcomes) else None
+
+
+def _is_run(outcome: dict[str, Any]) -> bool:
+    return outcome.keys() >= RUN_KEYS and fault_of(outcome) is None
+
+
+def _is_reference(outcome: dict[str, Any]) -> bool:
+    """Whether it has an accuracy by each head; one that diverged has none."""
+    if outcome.keys() != REFERENCE_KEYS:
+        return False
+    if isinstance(outcome["stopped"], str):
+        return True
+    shares = all(type(outcome[head]) in (int, float) and 0 <= outcome[head] <= 1 for head in HEADS)
+    return outcome["stopped"] is None and shares
 
 
 def _noted(progress: dict[str, Any], report: Report, job: Job, news: Any) -> None:
