@@ -6,8 +6,12 @@ import http.client
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -32,6 +36,7 @@ from rwalk.studies.events import Event, Stepped
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.studies.store import Row, Store
 from rwalk.training import Training
+from test_showing import HOSTILE as HOSTILE_NAMES
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -346,16 +351,76 @@ def test_watching_serves_this_machine_alone_and_ends_cleanly(ending: signal.Sign
     try:
         assert process.stdout
         address = process.stdout.readline().split()[0]
-        assert "connect-src" in asked(address, "/")[1]
-        assert json.loads(asked(address, "/state.json")[1])["status"].startswith("All 4 runs")
-        assert asked(address, "/elsewhere")[0] == 404
-        assert asked(address, "/", Host="elsewhere.example")[0] == 403  # a name that somebody made lead here
+        root = urlsplit(address).path
+        assert len(root) > 16 and asked(address, "/")[0] == 404, "only who knows the address gets the page"
+        assert "connect-src" in asked(address, root)[1]
+        assert json.loads(asked(address, f"{root}state.json")[1])["status"].startswith("All 4 runs")
+        assert asked(address, f"{root}elsewhere")[0] == asked(address, f"/x{root}")[0] == 404
+        assert asked(address, root, Host="elsewhere.example")[0] == 403  # a name that somebody made lead here
         process.send_signal(ending)
         out, err = process.communicate(timeout=little.PATIENCE)
     finally:
         process.kill()
     assert process.returncode == 0 and "stopped" in out and err == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs.jsonl"]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[watch._Server]:
+    write_rows(tmp_path / "runs.jsonl", made_rows()[:4])
+    with watch.serve(watch.Watched([tmp_path])) as found:
+        thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield found
+        found.shutdown()
+        thread.join()
+
+
+def test_watching_answers_beside_many_idle_connections(
+    server: watch._Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch._Handler, "timeout", 0.5)
+    root = urlsplit(server.address).path
+    idle = [socket.create_connection(server.server_address[:2]) for _ in range(300)]  # type: ignore[arg-type]
+    try:
+        assert asked(server.address, root)[0] == 200
+        idle[-1].settimeout(little.PATIENCE)
+        assert idle[-1].recv(1) == b"", "one that asks for nothing is closed"
+        deadline = time.monotonic() + little.PATIENCE
+        while server._open and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not server._open, "and none is left behind"
+    finally:
+        for each in idle:
+            each.close()
+
+
+def test_watching_sends_security_headers_with_every_answer(server: watch._Server) -> None:
+    root = urlsplit(server.address)
+    for path in (root.path, f"{root.path}state.json", "/elsewhere"):
+        connection = http.client.HTTPConnection(root.netloc, timeout=little.PATIENCE)
+        connection.request("GET", path)
+        found = dict(connection.getresponse().getheaders())
+        assert found.items() >= watch.HEADERS.items()
+        assert found["Server"] == "rwalk", "which says nothing about versions"
+
+
+def test_report_of_hostile_texts_has_none_as_it_was(tmp_path: Path) -> None:
+    folder = tmp_path / "caf\udce9\x1b[2J"
+    rows = [
+        {
+            **made_row(RunSpec(stream=StreamSpec(f"data {name}", tasks=((name, "b"),)), network=name)),
+            "stopped": name,
+        }
+        for name in HOSTILE_NAMES
+    ]
+    for row in rows:
+        row["made"] |= {"rwalk": row["stopped"], "torch": row["stopped"], "code": {row["stopped"]: row["stopped"]}}
+    write_rows(folder / "runs.jsonl", rows)
+    write_study(folder, environment={"torch": "".join(HOSTILE_NAMES)})
+    text = write_report([folder]).read_bytes().decode()
+    for character in set("".join(HOSTILE_NAMES)) - set("\n"):
+        assert character.isprintable() or character not in text, repr(character)
 
 
 # ── the page as text ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -566,7 +566,7 @@ def test_a_watched_page_follows_the_study_and_keeps_what_was_chosen(browser: Any
     complaints: list[str] = []
     tab.on("pageerror", lambda error: complaints.append(str(error)))
     try:
-        tab.goto(f"http://127.0.0.1:{server.server_port}/")
+        tab.goto(server.address)
         tab.wait_for_selector("html[data-ready]")
         assert tab.locator("#live").inner_text() == "2 of 4 runs have finished."
         tab.locator("#heads label", has_text="multi").click()

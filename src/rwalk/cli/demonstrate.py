@@ -23,6 +23,7 @@ def show(rows: list[Row], folder: Path) -> None:
     from rwalk.demonstration.table import table
     from rwalk.files import write_atomically
     from rwalk.report.summary import summarise
+    from rwalk.showing import shown
 
     console = Console(highlight=False)
     ways = story.ways(summarise(rows))
@@ -33,12 +34,12 @@ def show(rows: list[Row], folder: Path) -> None:
     drawn = folder / "demonstration.svg"
     try:
         write_atomically(drawn, picture(ways))
-        console.print(f"The picture: {drawn}", soft_wrap=True, markup=False)
+        console.print(shown(f"The picture: {drawn}"), soft_wrap=True, markup=False)
     except OSError as error:
         console.print(f"No picture could be written: {error.strerror}", soft_wrap=True, markup=False)
     console.print("Next:")
     for command, why in _next(folder):
-        words = escape(shlex.join([*program(), *command]))
+        words = escape(shown(shlex.join([*program(), *command])))
         console.print(f"  {words}    [dim]# {why}[/dim]", soft_wrap=True)
 
 

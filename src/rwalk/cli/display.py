@@ -13,8 +13,9 @@ def show(rows: list[Row], folder: Path) -> None:
     """What a study found, and what was written; the demonstration has a way of its own."""
     from rwalk.cli import demonstrate
     from rwalk.demonstration.runs import are_all_in
+    from rwalk.studies.rows import as_shown
 
-    (demonstrate.show if are_all_in(rows) else _show_tables)(rows, folder)
+    (demonstrate.show if are_all_in(rows) else _show_tables)([as_shown(row) for row in rows], folder)
 
 
 def _show_tables(rows: list[Row], folder: Path) -> None:
@@ -24,6 +25,7 @@ def _show_tables(rows: list[Row], folder: Path) -> None:
 
     from rwalk.report.summary import heads_agree, summarise
     from rwalk.report.tables import BOTH, result_table
+    from rwalk.showing import shown
     from rwalk.studies.provenance import mixture
 
     console = Console()
@@ -49,4 +51,4 @@ def _show_tables(rows: list[Row], folder: Path) -> None:
         written += " (for a figure too: pip install 'rwalk[plots]')"
     except OSError as error:
         written += f" (no figure: {error.strerror})"
-    console.print(f"{folder}: {written}", soft_wrap=True, highlight=False, markup=False)
+    console.print(shown(f"{folder}: {written}"), soft_wrap=True, highlight=False, markup=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rwalk.cli import export, trust
 from rwalk.cli.display import show
-from rwalk.cli.options import to_stderr
+from rwalk.cli.options import say, to_stderr
 
 if TYPE_CHECKING:
     from rwalk.models import Keeper
@@ -62,7 +62,7 @@ def run_and_show(
         return
     show(rows, store.folder)
     if keeper:
-        print(f"{keeper.folder}: {len(models)} kept, for rwalk predict or rwalk.IncrementalClassifier.load")
+        say(f"{keeper.folder}: {len(models)} kept, for rwalk predict or rwalk.IncrementalClassifier.load")
 
 
 def remarks_on(study: Study, keep: str) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rwalk.cli.options import say
 from rwalk.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def export(
             added = export_to(tracker, rows, curves)
             if added and (page := report_page(folder)):
                 tracker.attach(page)
-        print(f"{tracker.name}: {added} of {len(rows)} runs added, the others were there already")
+        say(f"{tracker.name}: {added} of {len(rows)} runs added, the others were there already")
 
 
 def named(names: str, folder: Path, record: Mapping[str, Any]) -> list[Tracker]:

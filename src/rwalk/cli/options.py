@@ -75,6 +75,11 @@ def with_label(dataset: str, reading: Reading, tell: Callable[[str], None]) -> R
     return replace(reading, label=found)
 
 
+def say(line: object) -> None:
+    """A line of results, whatever names it repeats."""
+    print(shown(line), flush=True)
+
+
 def to_stderr(line: object) -> None:
     """One line of text from us, whatever names it repeats."""
     print(f"rwalk: {shown(line)}", file=sys.stderr, flush=True)

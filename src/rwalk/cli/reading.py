@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from rwalk.cli.options import say
+
 
 def diff(
     a: Annotated[Path, typer.Argument(help="a study folder")],
@@ -20,7 +22,8 @@ def diff(
     from rwalk.studies.store import Store
 
     lines = compare(Store(a), Store(b))
-    print("\n".join(lines) or f"no difference: {a} and {b} hold the same results")
+    for line in lines or [f"no difference: {a} and {b} hold the same results"]:
+        say(line)
     if lines:
         raise typer.Exit(1)
 
@@ -60,7 +63,7 @@ def report(
     if port is not None:
         raise InputError("--port is where --watch serves: add --watch, or drop it")
     page = write_report(folders, out, published_values(), title)
-    print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, opens in any browser")
+    say(f"{page}: {page.stat().st_size / 1e6:.1f} MB, opens in any browser")
 
 
 def _serve(folders: list[Path], title: str, port: int) -> None:
@@ -69,15 +72,12 @@ def _serve(folders: list[Path], title: str, port: int) -> None:
     import threading
 
     from rwalk.paper.experiments import published_values
-    from rwalk.report.watch import HOST, Watched, serve
+    from rwalk.report.watch import Watched, serve
 
     server = serve(Watched(folders, title, published_values()), port)
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda *_: threading.Thread(target=server.shutdown).start())
     with server:
-        print(
-            f"http://{HOST}:{server.server_port}/ follows {server.watched.title}; Ctrl-C ends it",
-            flush=True,
-        )
+        say(f"{server.address} follows {server.watched.title}; Ctrl-C ends it")
         server.serve_forever(poll_interval=0.2)
     print("stopped; rwalk report writes the page")

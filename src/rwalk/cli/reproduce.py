@@ -19,6 +19,7 @@ from rwalk.cli.options import (
     check_join,
     check_seeds,
     chosen_device,
+    say,
     to_stderr,
 )
 
@@ -117,19 +118,19 @@ def reproduce(
                 raise unknown("method here", name, compared)
         if dry_run:
             for line in paper.dry_run(plan, paper.known_rows(out), wanted):
-                print(line)
+                say(line)
             return
 
         def run(planned: paper.Planned) -> list[Row]:
             name, title, _, study, folder = planned
-            print(f"{name}: {title}")
+            say(f"{name}: {title}")
             study, store = placed(study, folder, join, shared=out)
             if not study.missing(study.current(store.rows()), wanted):  # then the data are not needed
                 return store.rows()
             known = paper.known_rows(out)
             before = None if join else store.set_aside(study.describe())  # who joins may not be alone with it
             if before:
-                print(f"{folder} held what {name} was before: that is {before} now, and rows of it are reused")
+                say(f"{folder} held what {name} was before: that is {before} now, and rows of it are reused")
             with clock.lap(name, len(study.missing(study.current(known.values()), wanted))):
                 return execute(study, store, show=not quiet, known=known, only=wanted, go_on=SAME_COMMAND)
 
@@ -152,13 +153,14 @@ def reproduce(
             run(pool)
         for planned in plan:
             if tune:
-                print(choose_for(planned.name))
+                for line in choose_for(planned.name).splitlines():
+                    say(line)
             else:
                 run(planned)
         if pool:
             together.dissolve(pool, plan)
         if tune:
-            print(f"to use {chosen}: rwalk reproduce --budgets {shlex.quote(str(chosen))}")
+            say(f"to use {chosen}: rwalk reproduce --budgets {shlex.quote(str(chosen))}")
         else:
             try:
                 pages = [] if theirs_alone else write_results(out)
@@ -170,7 +172,7 @@ def reproduce(
                     "it, and the same command writes it"
                 ) from error
             for path in pages:
-                print(path)
-            print(f"interactive, in one page: rwalk report {out}")
+                say(path)
+            say(f"interactive, in one page: rwalk report {out}")
         for line in clock.lines(machine_here(where["device"])):
-            print(line)
+            say(line)

@@ -7,16 +7,17 @@ from typing import Annotated
 
 import typer
 
+from rwalk.cli.options import say
+
 
 def status(folder: Annotated[Path, typer.Argument(help="a study folder")]) -> None:
     """Say what is done, what is running where, what is waiting, and about how long it will take."""
-    from rwalk.showing import shown
     from rwalk.studies.status import status_of
 
     found = status_of(folder)
     left = f", about {found.left / 60:.0f} min left" if found.left and found.done < found.total else ""
     at_work = len(found.running)
-    print(f"{found.done} of {found.total} runs done, {at_work} being trained, {found.waiting} waiting{left}")
+    say(f"{found.done} of {found.total} runs done, {at_work} being trained, {found.waiting} waiting{left}")
     for each in found.running:
         share = "" if each.progress is None else f", {each.progress:.0%}"
-        print(shown(f"  {each.owner}: {', '.join(each.names)}{share}"))
+        say(f"  {each.owner}: {', '.join(each.names)}{share}")

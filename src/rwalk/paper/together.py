@@ -46,6 +46,9 @@ def dissolve(pool: Planned, plan: Sequence[Planned]) -> None:
     store = Store(pool.folder)
     if not store.study_file.exists() or store.study()["hash"] != pool.study.hash():
         return
+    kept = {row["hash"] for planned in plan for row in Store(planned.folder).rows()}
+    if not kept >= {row["hash"] for row in store.rows()}:
+        return  # a row that is nowhere else stays
     for planned in plan:
         mine = {run.hash() for run in planned.study.runs}
         for name in (costs.NAME, curves.NAME):

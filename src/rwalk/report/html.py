@@ -27,6 +27,7 @@ from rwalk.report.results import Results
 from rwalk.report.sections import NOTHING, Published
 from rwalk.report.summary import summarise
 from rwalk.report.tables import TITLES
+from rwalk.showing import shown
 from rwalk.studies.provenance import mixture
 
 SCRIPTS = ("model.js", "statistics.js", "charts.js", "plots.js", "figures.js", "table.js", "export.js", "page.js")
@@ -69,13 +70,13 @@ def render(
         for name, study in zip(names, studies, strict=True)
         for summary in summarise(study.rows)
     ]
-    shown = sections.sections(summaries, published, dict(zip(names, studies, strict=True)))
+    parts = sections.sections(summaries, published, dict(zip(names, studies, strict=True)))
     script = "\n".join(_part(name) for name in (*SCRIPTS, *([LIVE] if live is not None else [])))
     methods = sections.methods(summaries)
     rows = [row for study in studies for row in study.rows]
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.from_string(_part("page.html.j2")).render(
-        title=title,
+        title=shown(title),
         counts=_counts(rows, len(summaries), sum(study.missing for study in studies)),
         made=(made or datetime.now(UTC)).strftime("%d %B %Y, %H:%M UTC"),
         version=rwalk.__version__,
@@ -83,13 +84,13 @@ def render(
         mixture=mixture(rows) if rows else "",
         heads={head: HEAD_NAMES[head] for head in HEADS},
         titles=TITLES,
-        sections=shown,
+        sections=parts,
         methods=_explained(methods),
         stopped=_stopped(rows),
         live=live,
         policy=_policy([script], connect=live is not None),
         style=_part("page.css"),
-        data=_json({"methods": methods, "sections": shown, "titles": TITLES, "title": title, "live": live}),
+        data=_json({"methods": methods, "sections": parts, "titles": TITLES, "title": shown(title), "live": live}),
         script=script,
     )
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from rwalk.showing import shown
 from rwalk.studies import Study
 from rwalk.studies.events import Event, Finished, RowDone, Started, Stepped, Stopped, Trained
 from rwalk.studies.specs import RunSpec
@@ -128,7 +129,7 @@ def _name(runs: tuple[RunSpec, ...]) -> str:
     else:
         name = first.method + (" λ=auto" if first.seeks_lam else f" λ={first.lam:g}" if first.lam else "")
         name += " trial" if first.stream.trial else ""
-    return f"{name} " + (f"seed {first.seed}" if len(runs) == 1 else f"× {len(runs)} runs")
+    return f"{shown(name)} " + (f"seed {first.seed}" if len(runs) == 1 else f"× {len(runs)} runs")
 
 
 class _Speed(ProgressColumn):

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from rwalk.errors import InputError
+from rwalk.showing import all_shown, shown
 from rwalk.studies import commands
 from rwalk.studies.costs import NAME as COSTS
 from rwalk.studies.costs import Costs, Recorded
 from rwalk.studies.curves import NAME as LOSSES
 from rwalk.studies.curves import Curves
+from rwalk.studies.rows import as_shown
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.store import Row, Store, is_torn, read_rows
 
@@ -75,11 +77,11 @@ def read(folder: Path, name: str = "", unfinished: bool = False) -> Results:
     for store in stores:
         costs |= Costs(store.folder).read()
     return Results(
-        list(rows.values()),
-        _environments(studies),
+        [as_shown(row) for row in rows.values()],
+        all_shown(_environments(studies)),
         frozenset(_planned(studies)),
         name,
-        tuple(dict.fromkeys(command for store in stores for command in commands.read(store.folder))),
+        tuple(dict.fromkeys(shown(command) for store in stores for command in commands.read(store.folder))),
         costs,
         tuple(Curves(store.folder) for store in stores),
     )
@@ -100,7 +102,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     if len(set(paths)) < len(paths):
         raise InputError("a folder is given twice: drop one")
     for count in range(1, max(map(len, paths)) + 1):
-        names = ["/".join(parts[-count:]) for parts in paths]
+        names = [shown("/".join(parts[-count:])) for parts in paths]
         if len(set(names)) == len(names):
             break
     return names

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import secrets
+import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,18 @@ from rwalk.studies.specs import content_hash
 
 HOST = "127.0.0.1"
 AT_MOST = 10.0  # seconds between pages if only losses are new
+MOST = 64  # open connections
+IDLE = 10.0  # seconds after which a connection that asks for nothing is closed
+# The page's own policy says which script may run; these say who may show, read or remember it.
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
 
 
 class Watched:
@@ -77,22 +93,59 @@ def status(studies: Sequence[Results]) -> str:
 
 
 class _Server(ThreadingHTTPServer):
+    """Answers at an address with a secret in it, which other users of this machine do not know."""
+
     daemon_threads = True
+    request_queue_size = MOST
 
     def __init__(self, watched: Watched, port: int) -> None:
         self.watched = watched
+        self._root = f"/{secrets.token_urlsafe(16)}/"
+        self._open: dict[Any, None] = {}  # connections, oldest first
+        self._changing = threading.Lock()
         super().__init__((HOST, port), _Handler)
+
+    @property
+    def address(self) -> str:
+        return f"http://{HOST}:{self.server_port}{self._root}"
+
+    def inside(self, path: str) -> str | None:
+        """A path below the secret one; None for any other."""
+        root = path[: len(self._root)]
+        return path[len(root) :] if secrets.compare_digest(root.encode(), self._root.encode()) else None
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Connections that ask for nothing must not keep others out: of too many the oldest is closed."""
+        with self._changing:
+            self._open[request] = None
+            oldest = next(iter(self._open)) if len(self._open) > MOST else None
+        if oldest is not None:
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._changing:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle of an answer is no error."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
+    timeout = IDLE
 
     def do_GET(self) -> None:
+        path = self.server.inside(self.path)
         if self.headers.get("Host", "").rpartition(":")[0] not in {HOST, "localhost"}:
             self.send_error(403)  # a name that leads here from elsewhere: another site's page is asking
-        elif self.path == "/":
+        elif path == "":
             self._answer(self.server.watched.page(), "text/html")
-        elif self.path == "/state.json":
+        elif path == "state.json":
             self._answer(json.dumps(self.server.watched.state()), "application/json")
         else:
             self.send_error(404)
@@ -102,9 +155,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))
-        self.send_header("Cache-Control", "no-store")
         self.end_headers()
         self.wfile.write(content)
+
+    def end_headers(self) -> None:
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def version_string(self) -> str:
+        return "rwalk"
 
     def log_message(self, *words: Any) -> None:
         """Not a line per request."""

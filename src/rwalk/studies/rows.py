@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rwalk import metrics, parts
 from rwalk.errors import InputError
 from rwalk.metrics import HEADS
+from rwalk.showing import all_shown
 from rwalk.studies.specs import RunSpec, content_hash, reference_of
 
 if TYPE_CHECKING:
@@ -68,6 +69,11 @@ def _measures(a: NDArray[np.float64], reference: NDArray[np.float64]) -> dict[st
 def _number(value: Any) -> float | None:
     """JSON has no NaN."""
     return None if np.isnan(value) else float(value)
+
+
+def as_shown(row: Row) -> Row:
+    """A row to show: whatever a file or a user may have put into its texts is escaped."""
+    return {**row, **{name: all_shown(row[name]) for name in ("method", "stopped", "spec", "made")}}
 
 
 # ── rows that are read ──────────────────────────────────────────────────────────────────────────────────────────

@@ -130,7 +130,8 @@ const IDENTITY = ["study", "label", "method", "lam", "memory", "size", "unit", "
 
 function csv(header, lines) {
   const cell = (value) => {
-    const text = value === null || value === undefined ? "" : String(value);
+    let text = value === null || value === undefined ? "" : String(value);
+    if (/^[=+\-@]/.test(text) && Number.isNaN(Number(text))) text = `'${text}`; // not a formula to a spreadsheet
     return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
   return [header, ...lines].map((line) => line.map(cell).join(",") + "\r\n").join("");

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 from rwalk.parts import defaults
+from rwalk.showing import all_shown, shown
 from rwalk.studies.specs import RunSpec, content_hash
 
 
@@ -30,7 +32,7 @@ class Subject(NamedTuple):
 
     @classmethod
     def of(cls, folder: Path, record: Mapping[str, Any]) -> Subject:
-        return cls(folder, f"{folder.resolve().name}-{content_hash(record['data'])[:8]}", record)
+        return cls(folder, f"{shown(folder.resolve().name)}-{content_hash(record['data'])[:8]}", record)
 
 
 class Tracker:
@@ -89,7 +91,8 @@ def title(run: RunSpec) -> str:
     """A name that can be found in a list, and differs for every run."""
     lam = hyper_parameters(run).get("lam")
     strength = f" λ={lam if isinstance(lam, str) else format(lam, 'g')}" if lam else ""
-    return f"{run.method.replace(':', '.')}{strength} seed {run.seed} {run.hash()[:8]}"
+    method = re.sub(r"[/\\:]", ".", shown(run.method))  # it names a folder too
+    return f"{method}{shown(strength)} seed {run.seed} {run.hash()[:8]}"
 
 
 def settings(run: RunSpec) -> dict[str, Any]:
@@ -107,7 +110,7 @@ def settings(run: RunSpec) -> dict[str, Any]:
 
     add("", record)
     add("", hyper_parameters(run))
-    return flat
+    return {shown(name): all_shown(value) for name, value in flat.items()}
 
 
 def measures(row: Mapping[str, Any]) -> dict[str, float]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from rwalk.errors import InputError
+from rwalk.showing import shown
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.trackers.base import Subject, Tracker, digest, measures, settings, title
 
@@ -75,7 +76,7 @@ class MLflow(Tracker):
         self.log(run, measures(row), len(row["accuracy"]["single"]))
         this = self._ids[run.hash()]
         if row["stopped"]:
-            self._client.set_tag(this, "rwalk.stopped", row["stopped"])
+            self._client.set_tag(this, "rwalk.stopped", shown(row["stopped"]))
         self._client.set_terminated(this)
         self._client.set_tag(this, DIGEST, digest(row))
 

@@ -34,7 +34,7 @@ class TensorBoard(Tracker):
             writer.close()
 
     def known(self) -> Mapping[str, str]:
-        marks = [path.read_text().split() for path in self._folder.glob(f"*/{MARK}")]
+        marks = [path.read_text(errors="replace").split() for path in self._folder.glob(f"*/{MARK}")]
         return {mark[0]: mark[1] for mark in marks if len(mark) == 2}
 
     def begin(self, run: RunSpec) -> None:

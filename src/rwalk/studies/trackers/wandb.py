@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 from rwalk.errors import InputError
 from rwalk.files import write_atomically
+from rwalk.showing import all_shown
 from rwalk.studies.specs import RunSpec, content_hash
 from rwalk.studies.trackers.base import Subject, Tracker, digest, measures, settings, title
 
@@ -42,7 +43,7 @@ class WandB(Tracker):
         self._runs: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, TypeError):  # a damaged note: all rows are written again
             self._written = dict(json.loads(self._note.read_text()))
         return self
 
@@ -70,7 +71,7 @@ class WandB(Tracker):
     def finish(self, run: RunSpec, row: Mapping[str, Any]) -> None:
         begun = self._runs.pop(run.hash())
         begun.log({**measures(row), "task": len(row["accuracy"]["single"])})
-        begun.summary.update({"rwalk.row": run.hash(), "rwalk.stopped": row["stopped"]})
+        begun.summary.update({"rwalk.row": run.hash(), "rwalk.stopped": all_shown(row["stopped"])})
         begun.finish()
         self._written[run.hash()] = digest(row)
         write_atomically(self._note, json.dumps(self._written, indent=1) + "\n")
