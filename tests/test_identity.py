@@ -20,6 +20,7 @@ from rwalk import Fleet, MemorySpec, Training, learner, seeds
 from rwalk.data import datasets, splits
 from rwalk.engine import evaluation
 from rwalk.engine import fisher as fisher_of
+from rwalk.files import with_checksum
 from rwalk.methods import Method
 from rwalk.parts import parts, stack
 from rwalk.report.html import render
@@ -193,7 +194,7 @@ def test_rows_that_differ_by_rounding_alone_stay_and_the_cause_is_named(tmp_path
     old = {**row, "made": {**row["made"], "numerics": 1}}
     assert study.current([old]) == {row["hash"]: old}
     shutil.copytree(tmp_path / "new", tmp_path / "old")
-    (tmp_path / "old" / "runs.jsonl").write_text(json.dumps(old) + "\n")
+    (tmp_path / "old" / "runs.jsonl").write_text(with_checksum(old) + "\n")
     lines = compare(Store(tmp_path / "old"), Store(tmp_path / "new"))
     assert lines == ["numerics of 1 row: accuracies are counted in integers, no longer as quotients in float32"]
 

@@ -113,7 +113,8 @@ def test_a_torn_last_line_is_left_out_and_said_so(
 ) -> None:
     rows = made_rows()[:2]
     file = tmp_path / f"{name}.jsonl"
-    file.write_text(json.dumps(rows[0]) + "\n" + json.dumps(rows[1])[:50])
+    write_rows(file, rows[:1])
+    file.write_text(file.read_text() + json.dumps(rows[1])[:50])
     assert [row["hash"] for row in results.read(tmp_path).rows] == [rows[0]["hash"]]
     (said,) = caplog.messages
     assert said.startswith(f"{file} ends in the middle of a row, which is left out")
@@ -186,7 +187,11 @@ def scored(accuracies: dict[str, list[float]], memory: MemorySpec | None = None)
         for seed, value in enumerate(values):
             row = made_row(RunSpec(StreamSpec("digits"), method=method, memory=memory, seed=seed))
             flat = [[value if j <= k else None for j in range(3)] for k in range(3)]
-            rows.append({**row, "accuracy": {"single": flat, "multi": flat}})
+            measures = {"A": value, "F": 0.0, "I": None}
+            measured = {"single": measures, "multi": measures}
+            rows.append({**row, "accuracy": {"single": flat, "multi": flat}, **measured})
+                {**row, "accuracy": {"single": flat, "multi": flat}, "single": measures, "multi": measures}
+            )
     return rows
 
 

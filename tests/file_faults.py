@@ -1,0 +1,242 @@
+"""Every file operation of a command fails once: the n-th open, write, fsync or rename, for every n.
+
+Run by `test_file_faults.py` as a process into which `faults.c` is preloaded:
+
+    LD_PRELOAD=faults.so python tests/file_faults.py FOLDER COMMAND STEP
+
+Each attempt is a fork of this process, so that hundreds of them cost little more than what they do. One line of JSON
+per kind of operation is printed: how many operations there were, how many attempts, and what was wrong with which.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from itertools import chain, count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rwalk import IncrementalClassifier, InputError, cli
+from rwalk.report import html
+from rwalk.studies import study
+from rwalk.studies.store import Store
+
+LIBRARY = ctypes.CDLL(None)
+KINDS = {"open": (1, errno.EIO), "write": (2, errno.ENOSPC), "fsync": (3, errno.EIO), "rename": (4, errno.ENOSPC)}
+NONE = -1  # the number of no operation
+RUN = ["--methods=vanilla", "--classes-per-task=5", "--steps=4", "--batch=8", "--json"]
+
+
+class Attempt(NamedTuple):
+    code: int
+    said: str
+    operations: int
+
+
+def attempt(work: Callable[[], object], folder: Path, kind: str = "", number: int = 0) -> Attempt:
+    """Do it in a fork, with the `number`-th operation of a kind failing."""
+    log, tally = folder.with_suffix(".log"), folder.with_suffix(".count")
+    pid = os.fork()
+    if pid == 0:
+        code = 70
+        try:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+            sys.stderr = open(log, "w", buffering=1)  # noqa: SIM115
+            if kind:
+                LIBRARY.faults_arm(KINDS[kind][0], ctypes.c_long(number), KINDS[kind][1], str(folder).encode())
+            work()
+            code = 0
+        except SystemExit as error:
+            code = int(error.code or 0)
+        except (InputError, OSError) as error:  # what the library raises, as its callers see it
+            print(error, file=sys.stderr)
+            code = 2
+        except BaseException as error:
+            print(f"Traceback: {type(error).__name__}: {error}", file=sys.stderr)
+        finally:
+            operations = LIBRARY.faults_counted()
+            LIBRARY.faults_arm(0, ctypes.c_long(0), 0, b"/")
+            tally.write_text(str(operations))
+            os._exit(code)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return Attempt(status, log.read_text(errors="replace"), int(tally.read_text()))
+
+
+def rwalk(*words: str) -> Callable[[], None]:
+    def work() -> None:
+        sys.argv = ["rwalk", *words]
+        cli.main()
+
+    return work
+
+
+def rows_in(folder: Path) -> bytes:
+    path = folder / "study" / "runs.jsonl"
+    return path.read_bytes() if path.exists() else b""
+
+
+class Studies:
+    """A study of two runs is made where one of them is finished already."""
+
+    def __init__(self, folder: Path, *how: str) -> None:
+        self.how = how
+        self.prepare(folder)
+        assert attempt(self.work(folder), folder).code == 0
+        self.expected = rows_in(folder)
+
+    def work(self, folder: Path) -> Callable[[], None]:
+        return rwalk("run", *RUN, "--seeds=2", "--checkpoint-every=2", "--out", str(folder / "study"), *self.how)
+
+    def prepare(self, folder: Path) -> None:
+        if not self.how:
+            done = attempt(rwalk("run", *RUN, "--seeds=1", "--out", str(folder / "study"), *self.how), folder)
+            assert done.code == 0, done.said
+
+    def fault(self, folder: Path, before: dict[str, bytes], done: Attempt) -> str:
+        """What is wrong after an attempt, if anything."""
+        known = {row["hash"] for row in Store(folder / "study").rows()}
+        had = before.get("study/runs.jsonl", b"").count(b"\n")
+        if len(known) < had:
+            return "a row is lost"
+        again = attempt(self.work(folder), folder)
+        if again.code != 0:
+            return f"the same command does not go on: {again.said}"
+        return "" if rows_in(folder) == self.expected else "other rows"
+
+
+class Reports:
+    """A report is written over an earlier one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.prepare(folder)
+
+    def prepare(self, folder: Path) -> None:
+        done = attempt(rwalk("run", *RUN, "--seeds=1", "--out", str(folder / "study")), folder)
+        assert done.code == 0, done.said
+        (folder / "study" / "report.html").write_text("an earlier page")
+
+    def work(self, folder: Path) -> Callable[[], None]:
+        return rwalk("report", str(folder / "study"))
+
+    def fault(self, folder: Path, before: dict[str, bytes], done: Attempt) -> str:
+        if contents(folder)["study/runs.jsonl"] != before["study/runs.jsonl"]:
+            return "rows have changed"
+        page = (folder / "study" / "report.html").read_text().rstrip()
+        return "" if page.endswith("</html>") or page == "an earlier page" else "half a page"
+
+
+class Fits:
+    """A model is continued: it is the old one or the new one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.prepare(folder)
+        self.old = IncrementalClassifier.load
+        assert attempt(self.work(folder), folder).code == 0
+        self.new = (folder / "clf.safetensors").read_bytes()
+
+    def prepare(self, folder: Path) -> None:
+        rows = [f"{i % 7},{i % 5},{'abc'[i % 3]}" for i in range(60)]
+        (folder / "table.csv").write_text("\n".join(["x,y,label", *rows]) + "\n")
+        model = str(folder / "clf.safetensors")
+        done = attempt(rwalk("fit", str(folder / "table.csv"), "--label=label", "--out", model), folder)
+        assert done.code == 0, done.said
+
+    def work(self, folder: Path) -> Callable[[], None]:
+        return rwalk("fit", str(folder / "table.csv"), "--continue", str(folder / "clf.safetensors"))
+
+    def fault(self, folder: Path, before: dict[str, bytes], done: Attempt) -> str:
+        found = (folder / "clf.safetensors").read_bytes()
+        if found not in (before["clf.safetensors"], self.new):
+            return "neither the old model nor the new one"
+        return "it says that it was written" if done.code == 0 and found != self.new else ""
+
+
+class Saves:
+    """A classifier with a network is saved over another file."""
+
+    def __init__(self, folder: Path) -> None:
+        x = np.eye(4, dtype=np.float32).repeat(4, 0)
+        self.learned = IncrementalClassifier(method="rwalk", memory=1, epochs=1, random_state=0)
+        self.learned.fit(x, np.arange(16) // 4)
+        self.learned.save(folder / "new.safetensors")
+        self.new = (folder / "new.safetensors").read_bytes()
+        self.prepare(folder)
+
+    def prepare(self, folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"the old file")
+
+    def work(self, folder: Path) -> Callable[[], None]:
+        return lambda: self.learned.save(folder / "model.safetensors")
+
+    def fault(self, folder: Path, before: dict[str, bytes], done: Attempt) -> str:
+        found = (folder / "model.safetensors").read_bytes()
+        if found not in (b"the old file", self.new):
+            return "neither the old file nor the new one"
+        if done.code == 0 and found != self.new:
+            return "it says that it was written"
+        return "" if [path.name for path in folder.iterdir()] == ["model.safetensors"] else "a file is left behind"
+
+
+COMMANDS: dict[str, Callable[[Path], Any]] = {
+    "run": Studies,
+    "join": lambda folder: Studies(folder, "--join"),
+    "report": Reports,
+    "fit": Fits,
+    "save": Saves,
+}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def emptied(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def main(base: Path, command: str, step: int) -> None:
+    os.environ |= {"RWALK_CACHE": str(base / "cache" / "x"), "RWALK_LEASE": "1"}
+    subject = COMMANDS[command](emptied(base / "first"))
+    template = emptied(base / "template")
+    subject.prepare(template)
+    before = contents(template)
+    for kind in KINDS:
+        tried, faults, begun, folder = 0, [], time.monotonic(), base / "attempt"
+        os.environ["RWALK_CACHE"] = str(folder / "cache")
+        operations = 0
+        for number in chain([NONE], count(1, step)):
+            if operations and number > operations:
+                break
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(template, folder)
+            done = attempt(subject.work(folder), folder, kind, number)
+            if number == NONE:  # to count them
+                operations = done.operations
+                continue
+            tried += 1
+            lines = [line for line in done.said.splitlines() if line.strip()]
+            wrong = ""
+            if done.code not in (0, 1, 2) or any("Traceback" in line for line in lines):
+                wrong = f"exit code {done.code}: {' | '.join(lines[-3:])}"
+            elif done.code and len(lines) != 1:
+                wrong = f"{len(lines)} lines: {' | '.join(lines)}"
+            wrong = wrong or subject.fault(folder, before, done)
+            faults += [f"{kind} {number}: {wrong}"] if wrong else []
+        seconds = round(time.monotonic() - begun)
+        print(json.dumps({"kind": kind, "operations": operations, "tried": tried, "faults": faults, "s": seconds}))
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    assert html and study  # everything is imported before the first fork
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
