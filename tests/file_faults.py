@@ -4,8 +4,8 @@ Run by `test_file_faults.py` as a process into which `faults.c` is preloaded:
 
     LD_PRELOAD=faults.so python tests/file_faults.py FOLDER COMMAND STEP
 
-Each attempt is a fork of this process, so that hundreds of them cost little more than what they do. One line of JSON
-per kind of operation is printed: how many operations there were, how many attempts, and what was wrong with which.
+Each attempt is a fork of this process, so that hundreds of them cost little more than what they do. One line of
+JSON per kind of operation is printed: how many operations and attempts there were, and what was wrong with which.
 """
 
 from __future__ import annotations

@@ -82,20 +82,3 @@ def _is_pythons(module: str) -> bool:
     import sys
 
     return module in sys.stdlib_module_names
-
-
-def test_no_file_is_too_long_to_be_read() -> None:
-    for path in FILES:
-        lines = len(path.read_text(encoding="utf-8").splitlines())
-        assert lines <= 360, f"{path.relative_to(ROOT)} has {lines} lines: what are its parts?"
-
-
-def test_no_class_has_more_than_fifteen_methods() -> None:
-    """But for estimators, which follow scikit-learn's interface."""
-    for path in FILES:
-        if room_of(path) in {"classifier", "closed_form"}:
-            continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                methods = sum(isinstance(each, ast.FunctionDef) for each in node.body)
-                assert methods <= 15, f"{path.relative_to(ROOT)}: {node.name} has {methods} methods"

@@ -190,8 +190,6 @@ def scored(accuracies: dict[str, list[float]], memory: MemorySpec | None = None)
             measures = {"A": value, "F": 0.0, "I": None}
             measured = {"single": measures, "multi": measures}
             rows.append({**row, "accuracy": {"single": flat, "multi": flat}, **measured})
-                {**row, "accuracy": {"single": flat, "multi": flat}, "single": measures, "multi": measures}
-            )
     return rows
 
 
