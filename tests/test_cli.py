@@ -567,7 +567,8 @@ def test_without_a_command_there_is_help(rwalk: Rwalk) -> None:
     ("name", "content", "message"),
     [
         ("other.txt", "mine", "not empty and holds no study"),
-        ("study.json", '{"hash": "x", "runs": []}', "holds another study"),
+        ("study.json", '{"hash": "x", "runs": []}', "was altered"),
+        ("study.json", with_checksum({"schema": 3, "hash": "x", "runs": []}), "holds another study"),
         ("study.json", "{", "cannot be read"),
         ("study.json", "[]", "is not a study"),
     ],

@@ -341,7 +341,9 @@ class Guard:
         """How far outputs on the probes are from what they were: the mean divergence."""
         if not self._sets:
             raise InputError("there is nothing to measure drift on: give probes=, or guard.begin(probes)")
-        return weighted_mean([each.drift(self._inner) for each in self._sets], [each.examples for each in self._sets])
+        return weighted_mean(
+            [each.drift(self._inner) for each in self._sets], [each.examples for each in self._sets]
+        )
 
     @torch.no_grad()
     def rewind(self, budget: float | None = None) -> float:
