@@ -83,7 +83,7 @@ def test_a_network_is_asked_for_again_and_must_be_the_same(tmp_path):
 
 def test_another_estimator_is_named(tmp_path):
     saved(tmp_path / "c")
-    with pytest.raises(InputError, match="holds a ClosedFormClassifier"):
+    with pytest.raises(InputError, match="holds a IncrementalClassifier"):
         IncrementalRegressor.load(tmp_path / "c")
     with pytest.raises(InputError, match="did you mean 'ridge'"):
         ClosedFormClassifier.load(tmp_path / "c", rigde=1.0)

@@ -116,6 +116,11 @@ class ArrayClassifier(ClassifierMixin, ArrayEstimator):  # type: ignore[misc]
         probability: NDArray[np.float64] = (self._sharpness() * scores).softmax(1).numpy()
         return probability
 
+    def predict_log_proba(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
+        """Logarithms of `predict_proba`."""
+        probability: NDArray[np.float64] = (self._sharpness() * self._scores(X)).log_softmax(1).numpy()
+        return probability
+
     def score(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> float:
         """The accuracy."""
         # Not scikit-learn's own, which sorts the labels: not all can be.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any, Self
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
@@ -66,7 +67,7 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
         every = merged(known, labels, announced)
         if self.method not in METHODS:
             raise unknown("method", str(self.method), METHODS)
-        model = settings.model_of(self, tuple(x.shape[1:]), len(every)) if afresh else copy.copy(self._model)
+        model = settings.model_of(self, tuple(x.shape[1:]), len(every)) if afresh else copy.copy(self._ready())
         if len(every) != model.columns:
             model.move_columns(columns_of(known, every).tolist(), len(every))
         model.learn(Examples(x, columns_of(labels, every), weight))
@@ -79,7 +80,7 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
 
         A class none of whose examples are left is gone from `classes_`.
         """
-        check_is_fitted(self)
+        self._ready()
         x, labels, weight = self._examples(X, y, sample_weight, afresh=False)
         columns = columns_of(labels_of(labels), self.classes_)
         if (columns < 0).any():
@@ -124,6 +125,12 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
 
     def _begin(self) -> None:
         self._model, self.classes_ = self._model.fresh(0), self.classes_[:0]
+
+    @property
+    def class_count_(self) -> NDArray[np.int64]:
+        """Examples learned and not forgotten, by class."""
+        counts: NDArray[np.int64] = self._ready().counts.numpy()
+        return counts
 
     def _columns(self) -> int:
         return len(self.classes_)

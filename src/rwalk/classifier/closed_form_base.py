@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -25,6 +26,8 @@ from rwalk.errors import InputError
 TAKES = ("network", "backbone", "features", "size", "ridge", "ledger", "standardize", "mirror", "warm_up",
          "dtype", "device", "random_state")  # fmt: skip
 
+FIXED = ("network", "backbone", "features", "size", "standardize", "mirror", "dtype", "random_state", "ledger")
+
 
 class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
     """Inputs, files, and sums of estimators."""
@@ -33,6 +36,7 @@ class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
     _share = 1.0
     _model: Model
     _ledger: Ledger | None = None
+    _fixed: Mapping[str, Any] = MappingProxyType({})  # parameters that later calls cannot change
 
     # ── sums of what was learned ──────────────────────────────────────────────────────────────────────────────
 
@@ -48,9 +52,13 @@ class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
         """Become one that knows the map and nothing else."""
         raise NotImplementedError
 
+    def _fix(self) -> None:
+        self._fixed = {name: getattr(self, name) for name in FIXED}
+
     def _note(self, afresh: bool, x: Tensor, y: Any, weight: Tensor) -> None:
         """Enter examples that were learned into the ledger, if there is to be one."""
         if afresh:
+            self._fix()
             self._ledger = Ledger() if self.ledger else None
         if self._ledger is not None:
             self._ledger.add(x, y, weight)
@@ -91,7 +99,7 @@ class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
 
     def _contents(self) -> Contents:
         classes = self._share != 1  # a regression has no probabilities
-        about = type(self).__name__, self.get_params(deep=False), self._to_record()
+        about = type(self).__qualname__, self.get_params(deep=False), self._to_record()
         record, tensors = files.contents(*about, self._ready(), classes)
         if self._ledger is not None:
             tensors |= {f"ledger.{name}": each for name, each in self._ledger.tensors().items()}
@@ -99,8 +107,9 @@ class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
 
     @classmethod
     def _restored(cls, record: dict[str, Any], tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Self:
-        self = cls(**files.checked_params(record, cls.__name__, cls._get_param_names(), given))
+        self = cls(**files.checked_params(record, cls.__qualname__, cls._get_param_names(), given, FIXED))
         self._from_record(record)
+        self._fix()
         self._model = settings.model_of(self, self.input_shape_, self._columns())
         sums, self._ledger = files.without_ledger(tensors)
         files.restore(self._model, record, sums)
@@ -122,6 +131,22 @@ class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
     def _columns(self) -> int:
         raise NotImplementedError
 
+    def _check_fixed(self) -> None:
+        """Refuse parameters that were changed after they had made the features."""
+        for name, value in self._fixed.items():
+            now = getattr(self, name)
+            if not (now is value or (type(now) is type(value) and now == value)):
+                raise InputError(
+                    f"{name}={now!r} was set after the features were made with {name}={value!r}: set it back, or "
+                    "call fit to begin anew"
+                )
+
+    @property
+    def n_samples_seen_(self) -> int:
+        """Examples learned and not forgotten."""
+        counts = self._ready().counts
+        return int(counts.sum() if self._share != 1 else counts.max())
+
     # ── state ─────────────────────────────────────────────────────────────────────────────────
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -129,5 +154,6 @@ class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
 
     def _ready(self) -> Model:
         check_is_fitted(self)
+        self._check_fixed()
         self._model.use_ridge(settings.checked_ridge(self.ridge))
         return self._model

@@ -30,6 +30,7 @@ from rwalk.engine.networks import NETWORKS
 from rwalk.errors import InputError
 from rwalk.sealed import expect
 
+PUBLIC = {"ClosedFormClassifier": "IncrementalClassifier"}  # what users know estimators by
 FORMAT, FIRST = "rwalk.closed_form/2", "rwalk.closed_form/1"
 
 # Every tensor of a map by its dimensions: equal letters are equal sizes, figures are themselves.
@@ -121,12 +122,19 @@ def _upper(gram: Tensor) -> Tensor:
 
 
 def checked_params(
-    record: Mapping[str, Any], estimator: str, names: Sequence[str], given: Mapping[str, Any]
+    record: Mapping[str, Any], estimator: str, names: Sequence[str], given: Mapping[str, Any], fixed: Sequence[str]
 ) -> dict[str, Any]:
     """The parameters written, replaced by those given."""
     if record["estimator"] != estimator:
-        raise InputError(f"it holds a {record['estimator']!s}, not a {estimator}: load it as one")
+        held, asked = (PUBLIC.get(each, str(each)) for each in (record["estimator"], estimator))
+        raise InputError(f"it holds a {held}, not a {asked}: load it as one")
     params = records.checked_params(record["params"], names, given)
+    for name, value in given.items():
+        if name in fixed and name in record["params"] and record["params"][name] != value:
+            raise InputError(
+                f"its features were made with {name}={record['params'][name]!r}, so {name}={value!r} cannot be "
+                "given: leave it out"
+            )
     expect(record["params"].get("network") in (None, *NETWORKS), "the network")
     if "network" not in params:
         raise InputError("its features are a network, which no file holds: pass it again, load(path, network=…)")

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -23,6 +24,7 @@ from rwalk.classifier.closed_form import ClosedFormClassifier
 from rwalk.classifier.families import Family
 from rwalk.classifier.parameters import Parameters
 from rwalk.errors import InputError
+from rwalk.labels import array
 
 
 class IncrementalClassifier(Summable, Parameters):
@@ -97,16 +99,30 @@ class IncrementalClassifier(Summable, Parameters):
     ) -> Self:
         """Learn some more. `classes` may announce labels that are still to come; it need not.
 
-        An iterator of (X, y) in place of X is a call for each of its pairs. A call that fails leaves the
-        classifier as it was before it.
+        An iterator of (X, y) or (X, y, sample_weight) instead of X is a call for each item; `sample_weight` then
+        has one weight for every example of all items, in their order. A call that fails leaves the classifier as
+        it was before that call.
         """
         if isinstance(X, Iterator):
-            for x, labels in X:
-                self.partial_fit(x, labels, classes)
-            return self
+            return self._learn_each(X, classes, sample_weight)
         inner = self._current() if self.__sklearn_is_fitted__() else families.made(self)
         inner.partial_fit(X, y, classes, **families.weights(inner, sample_weight))
         self._inner = inner
+        return self
+
+    def _learn_each(self, items: Iterator[Any], classes: Any, sample_weight: Any) -> Self:
+        every = None if sample_weight is None else np.asarray(array(sample_weight))
+        used = 0
+        for X, y, *own in items:
+            if every is not None:
+                own, used = [every[used : used + len(y)]], used + len(y)
+                if used > len(every):
+                    raise InputError(
+                        f"sample_weight has {len(every)} weights, which are too few: give one per example"
+                    )
+            self.partial_fit(X, y, classes, *own)
+        if every is not None and used < len(every):
+            raise InputError(f"sample_weight has {len(every)} weights for {used} examples: give one per example")
         return self
 
     def forget(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> Self:

@@ -22,6 +22,8 @@ FORMATS: dict[str, type[Family]] = {
     form: kind for kind in (ClosedFormClassifier, NetworkClassifier, AutoClassifier) for form in kind._formats
 }
 AUTO = "auto"
+for _kind in FORMATS.values():
+    _kind.__name__ = "IncrementalClassifier"  # scikit-learn's messages name it so; `__qualname__` stays
 
 
 def kind_of(method: Any) -> type[Family]:
@@ -74,6 +76,10 @@ def written_in(path: Path) -> type[Family]:
 def _given(estimator: BaseEstimator) -> list[str]:
     """The parameters that differ from their defaults."""
     defaults = inspect.signature(type(estimator)).parameters
-    return [
-        name for name in estimator._get_param_names() if getattr(estimator, name) is not defaults[name].default
-    ]
+    given = []
+    for name in estimator._get_param_names():
+        value, default = getattr(estimator, name), defaults[name].default
+        # Equal, not identical: an unpickled estimator has defaults of its own.
+        if not (value is default or (type(value) is type(default) and value == default)):
+            given.append(name)
+    return given

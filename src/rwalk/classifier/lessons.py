@@ -63,10 +63,15 @@ class Knowledge:
             else:
                 assert fleet.memory is not None
                 kept[group.label] = self.exemplars[group.label][: fleet.memory.spec.quota(len(now.groups))]
+        last_seen = [self.tasks if c in lesson.classes else task for c, task in enumerate(self.last_seen)]
+        if fleet.memory is not None and fleet.memory.spec.total is not None:
+            # Fewer exemplars than classes: the classes seen last have one each.
+            latest = sorted(kept, key=lambda label: last_seen[label], reverse=True)
+            kept = {label: kept[label] for label in sorted(latest[: fleet.memory.spec.total])}
         return replace(
             self,
             tasks=self.tasks + 1,
-            last_seen=[self.tasks if c in lesson.classes else task for c, task in enumerate(self.last_seen)],
+            last_seen=last_seen,
             exemplars=kept,
             theta=now.theta,
             method=now.method,

@@ -43,7 +43,9 @@ class IncrementalRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
 
     def _learn(self, X: Any, y: Any, sample_weight: Any, afresh: bool) -> Self:
         x, targets, weight, flat = self._with_targets(X, y, sample_weight, afresh)
-        model = settings.model_of(self, tuple(x.shape[1:]), targets.shape[1]) if afresh else copy.copy(self._model)
+        model = (
+            settings.model_of(self, tuple(x.shape[1:]), targets.shape[1]) if afresh else copy.copy(self._ready())
+        )
         model.learn(Examples(x, targets, weight))
         self._model, self._flat, self.input_shape_ = model, flat, model.shape
         self._note(afresh, x, targets.tolist(), weight)
@@ -51,7 +53,7 @@ class IncrementalRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
 
     def forget(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> Self:
         """Become what it would be had it never learned these, given with the targets and weights of then."""
-        check_is_fitted(self)
+        self._ready()
         x, targets, weight, _ = self._with_targets(X, y, sample_weight, afresh=False)
         ledger = None if self._ledger is None else self._ledger.without(x, targets.tolist(), weight)
         self._model.forget(Examples(x, targets, weight))

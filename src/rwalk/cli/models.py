@@ -88,7 +88,9 @@ def fit(
     if holdout is not None:
         share = f"{learned.right / learned.held:.1%}" if learned.held else "unknown"
         print(f"accuracy {share} on {learned.held:,} examples held out, which were learned after that")
-    print(f"{target}: {learned.examples:,} examples learned; {_classes(trained)}")
+    total = getattr(trained.classifier, "n_samples_seen_", learned.examples)
+    in_all = f", {total:,} in all" if total != learned.examples else ""
+    print(f"{target}: {learned.examples:,} examples learned{in_all}; {_classes(trained)}")
 
 
 def predict(

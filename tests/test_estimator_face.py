@@ -1,0 +1,117 @@
+"""IncrementalClassifier as users meet it: parameters, messages, weights of generators, scikit-learn's tools."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.model_selection import GridSearchCV
+
+from rwalk import IncrementalClassifier, IncrementalRegressor, InputError
+
+
+def rows(n: int = 240, seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    draw = np.random.default_rng(seed)
+    y = draw.integers(0, 3, n)
+    return draw.normal(size=(n, 5)) + 3 * draw.normal(size=(3, 5))[y], y
+
+
+def test_unpickled_and_explicit_defaults_cause_no_warning() -> None:
+    x, y = rows(60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for clf in (
+            pickle.loads(pickle.dumps(IncrementalClassifier())),
+            IncrementalClassifier(learning_rate=0.001),
+        ):
+            clf.set_params(size=10).partial_fit(x, y)
+
+
+def test_partial_fit_uses_the_weights_of_an_iterator() -> None:
+    x, y = rows()
+    weight = np.random.default_rng(1).uniform(0.1, 3, len(x))
+    start = IncrementalClassifier(size=20).fit(x, y).fresh()
+    whole = start.fresh().partial_fit(x, y, sample_weight=weight)
+    halves = [(x[:100], y[:100]), (x[100:], y[100:])]
+    triples = [(x[:100], y[:100], weight[:100]), (x[100:], y[100:], weight[100:])]
+    for each in (
+        start.fresh().partial_fit(iter(halves), sample_weight=weight),
+        start.fresh().partial_fit(iter(triples)),
+    ):
+        np.testing.assert_allclose(each.coef_, whole.coef_, atol=1e-8)
+    for wrong in (weight[:-1], np.append(weight, 1)):
+        with pytest.raises(InputError, match="give one per example"):
+            start.fresh().partial_fit(iter(halves), sample_weight=wrong)
+
+
+@pytest.mark.parametrize("params", [{"size": 10}, {"method": "rwalk", "memory": 2, "epochs": 1}])
+def test_messages_name_no_private_class(params: dict[str, Any]) -> None:
+    x, y = rows(60)
+    clf = IncrementalClassifier(**params).partial_fit(x, y)
+    with pytest.raises(InputError, match="IncrementalClassifier is expecting 5 features"):
+        clf.predict(x[:, :3])
+
+
+def test_message_about_another_estimators_file_names_public_classes(tmp_path: Path) -> None:
+    IncrementalClassifier(size=10).fit(*rows(60)).save(tmp_path / "clf")
+    with pytest.raises(InputError, match="it holds a IncrementalClassifier, not a IncrementalRegressor"):
+        IncrementalRegressor.load(tmp_path / "clf")
+
+
+def test_set_params_after_fit_is_refused_where_it_cannot_act() -> None:
+    x, y = rows()
+    clf = IncrementalClassifier(size=10).fit(x, y)
+    clf.set_params(size=7)
+    for attempt in (lambda: clf.predict(x), lambda: clf.partial_fit(x, y)):
+        with pytest.raises(InputError, match="size=7 was set after"):
+            attempt()
+    assert clf.fit(x, y).coef_.shape[1] == 5 + 7
+
+
+def test_load_refuses_a_parameter_that_the_features_were_made_without(tmp_path: Path) -> None:
+    x, y = rows()
+    IncrementalClassifier(size=10).fit(x, y).save(tmp_path / "clf")
+    with pytest.raises(InputError, match="size=7 cannot be given"):
+        IncrementalClassifier.load(tmp_path / "clf", size=7)
+    assert IncrementalClassifier.load(tmp_path / "clf", size=10).size == 10
+
+
+@pytest.mark.parametrize("params", [{"size": 10}, {"method": "rwalk", "memory": 2, "epochs": 1}])
+def test_predict_log_proba_is_the_logarithm(params: dict[str, Any]) -> None:
+    x, y = rows(60)
+    clf = IncrementalClassifier(**params).partial_fit(x, y)
+    np.testing.assert_allclose(np.exp(clf.predict_log_proba(x)), clf.predict_proba(x), atol=1e-12)
+
+
+def test_examples_are_counted_over_all_calls() -> None:
+    x, y = rows()
+    clf = IncrementalClassifier(size=10).partial_fit(x[:100], y[:100]).partial_fit(x[100:], y[100:])
+    assert clf.n_samples_seen_ == 240
+    assert clf.class_count_.tolist() == np.bincount(y).tolist()
+
+
+def test_memory_total_smaller_than_the_number_of_classes_is_kept_to() -> None:
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(100, 4)), np.arange(100) % 10
+    clf = IncrementalClassifier(method="rwalk", memory_total=5, epochs=1)
+    for task in ([0, 1, 2], [3, 4, 5, 6], [7, 8, 9]):
+        some = np.isin(y, task)
+        clf.partial_fit(x[some], y[some])
+        assert sum(len(kept) for kept in clf.exemplars_.values()) <= 5
+    assert set(clf.exemplars_) >= {7, 8, 9}
+
+
+def test_scikit_learns_tools_work_around_it() -> None:
+    x, y = rows()
+    search = GridSearchCV(IncrementalClassifier(size=10), {"ridge": [1e-3, 10.0]}, cv=2, n_jobs=2).fit(x, y)
+    assert search.best_score_ > 0.8
+    calibrated = CalibratedClassifierCV(IncrementalClassifier(size=10), cv=2).fit(x, y)
+    assert calibrated.score(x, y) > 0.8
+    page = IncrementalClassifier(size=10)._repr_html_()
+    assert "IncrementalClassifier" in page and "https://" in page
