@@ -134,7 +134,7 @@ def _planned(studies: Iterable[Mapping[str, Any]]) -> set[str]:
     """The hashes of all runs of these studies; none for a study that this version cannot read."""
     found = set()
     for study in studies:
-        with suppress(InputError, KeyError, TypeError, ValueError):
+        with suppress(InputError):
             found |= {RunSpec.from_json(run).hash() for run in study["runs"]}
     return found
 

@@ -93,7 +93,7 @@ def _maker(row_made: Mapping[str, Any]) -> str:
         return f"an earlier rwalk (its rows do not name the version) on {machine_of(row_made)}"
     at = f" ({_short(row_made['commit'])})" if row_made.get("commit") else ""
     code = "".join(f", {name} {digest[:8]}" for name, digest in row_made.get("code", {}).items())
-    return f"rwalk {row_made['rwalk']}{at}{code} on {machine_of(row_made)}"
+    return f"rwalk {row_made.get('rwalk') or 'of an unknown version'}{at}{code} on {machine_of(row_made)}"
 
 
 def _short(commit: str) -> str:

@@ -26,6 +26,8 @@ Row = dict[str, Any]
 # hash covers what differs from the defaults, and rows record what made them. 3: a checksum covers every byte.
 SCHEMA = 3
 SEALED_SINCE = 3
+MACHINE = ("device", "gpu", "processor", "instructions", "torch")  # what decides how floating point rounds
+MADE = ("rwalk", "commit", "data", *MACHINE)  # texts that say what made a row
 ROUNDING = 1e-9  # between a measure as it was written and as it is computed again
 
 
@@ -161,10 +163,10 @@ def _fault(row: Any) -> str | None:
         return fault
     tasks = len(row["accuracy"][HEADS[0]])
     for head in HEADS:
-        measures, reference = row.get(head), row.get("reference", {})
+        measures, reference = row.get(head), row.get("reference", {head: [None] * tasks})  # the first had none
         if not isinstance(measures, dict) or not all(_is_number(measures.get(name, "")) for name in "AFI"):
             return f"no measures of the {head} head"
-        if not isinstance(reference, dict) or not _is_line(reference.get(head, [None] * tasks), tasks):
+        if not isinstance(reference, dict) or not _is_line(reference.get(head), tasks):
             return f"no references of the {head} head"
     tried = row.get("tried", {})  # only where λ was chosen
     if not isinstance(tried, dict) or not all(map(_is_share, tried.values())):
@@ -177,8 +179,10 @@ def fault_of(outcome: Mapping[str, Any]) -> str | None:
     made = outcome.get("made", {})
     if not isinstance(made, dict) or not isinstance(made.get("code", {}), dict):
         return "no record of what made it"
-    if not all(isinstance(each, str | int | None) for name, each in made.items() if name != "code"):
+    if not all(isinstance(made.get(name), str | None) for name in MADE):
         return "no record of what made it"
+    if type(made.get("numerics", 0)) is not int:
+        return "no record of the numerics that made it"
     if not all(isinstance(each, str) for each in made.get("code", {}).values()):
         return "no record of the code that made it"
     if not isinstance(outcome.get("stopped", 0), str | None):

@@ -18,7 +18,7 @@ from rwalk.data.datasets import Reading
 from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Dataset, Stream
 from rwalk.engine.walkers import can_be_mixed
-from rwalk.errors import InputError
+from rwalk.errors import InputError, first_line
 from rwalk.learners import Learner, learner
 from rwalk.methods import Method
 from rwalk.training import Training
@@ -207,7 +207,22 @@ class RunSpec:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> RunSpec:
-        """The run described by a record; settings that did not exist when it was written have their defaults."""
+        """The run described by a record; settings that did not exist when it was written have their defaults.
+
+        Raises:
+            InputError: Whatever is wrong with the record.
+        """
+        try:
+            run = cls._from_json(record)
+            run.hash()  # what cannot be hashed is no setting
+        except InputError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise InputError(f"a run's settings cannot be read ({first_line(error)})") from None
+        return run
+
+    @classmethod
+    def _from_json(cls, record: Mapping[str, Any]) -> RunSpec:
         parts = dict(record)
         stream = dict(parts.get("stream") or {})
         if stream.get("tasks"):
