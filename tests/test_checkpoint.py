@@ -330,7 +330,7 @@ def test_a_sound_checkpoint_is_taken_by_the_same_door(tmp_path: Path) -> None:
 def test_a_state_that_is_about_to_stop_is_not_saved(tmp_path: Path) -> None:
     broken = fleet()
     broken.theta[0, 0] = float("nan")
-    save(tmp_path, broken, "run")
+    save(tmp_path, broken, "run", "eager")
     assert not list(tmp_path.iterdir())
 
 

@@ -10,15 +10,18 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from typing import Annotated, Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rwalk import cli
 from rwalk.cli import demonstrate
+from rwalk.cli.options import how, says_what_to_learn
 from rwalk.demonstration import runs as demonstration
 from rwalk.demonstration import story
 from rwalk.demonstration.picture import LINE, _apart, picture
@@ -186,6 +189,33 @@ def test_run_without_options_demonstrates_and_what_it_proposes_works(
     for words in proposed:
         rwalk(monkeypatch, capsys, *words[1:])
     assert (study / "report.html").exists()
+
+
+def context_of(command: Any, words: list[str]) -> Any:
+    return command.make_context("run", words, resilient_parsing=True)
+
+
+def test_options_about_how_a_study_runs_do_not_end_the_demonstration() -> None:
+    """All that `rwalk resume` takes says how, and so does a new option that is made with `how`."""
+    commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+    resumed = {each.name for each in commands["resume"].params}
+    seen = 0
+    for each in commands["run"].params:
+        words = [each.opts[-1]] if each.is_flag else [each.opts[-1], "1"]
+        says = says_what_to_learn(context_of(commands["run"], words))
+        assert says == (each.name not in {*resumed, "join", "out"}), each.name
+        seen += not says
+    assert seen == 11 and not says_what_to_learn(context_of(commands["run"], []))
+
+    app = typer.Typer()
+
+    @app.command()
+    def run(loud: Annotated[bool, how("--loud")] = False, seeds: int = 5) -> None:
+        pass
+
+    new = typer.main.get_command(app)
+    assert not says_what_to_learn(context_of(new, ["--loud"]))
+    assert says_what_to_learn(context_of(new, ["--loud", "--seeds", "5"]))
 
 
 def test_without_the_extra_no_report_is_proposed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, make_dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -20,14 +21,17 @@ from rwalk import Fleet, MemorySpec, Training, learner, seeds
 from rwalk.data import datasets, splits
 from rwalk.engine import evaluation
 from rwalk.engine import fisher as fisher_of
+from rwalk.engine.execution import plan
 from rwalk.files import with_checksum
 from rwalk.methods import Method
 from rwalk.parts import parts, stack
+from rwalk.programs import compiler_works
 from rwalk.report.html import render
 from rwalk.report.results import read
 from rwalk.report.summary import summarise
 from rwalk.solvers import SOLVERS
 from rwalk.studies import Study, numerics, provenance
+from rwalk.studies.checkpoint import Checkpointer
 from rwalk.studies.compare import compare
 from rwalk.studies.environment import commit
 from rwalk.studies.events import Stepped
@@ -261,6 +265,78 @@ def test_what_is_computed_changes_only_with_its_number(name: str, optimizer: str
     assert number == numerics.number_of(RunSpec(method=name))
     # Networks begin in float32, which instruction sets round differently: by 1e-7, of which Adam makes 1e-5.
     assert trained(name, optimizer) == pytest.approx(value, rel=1e-4)
+
+
+# ── how a run was executed ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
+    """Every run is worth compiling; there is no compiler, or there is one again."""
+
+    def change(there: bool) -> None:
+        if there:
+            monkeypatch.delenv("CXX", raising=False)
+        else:
+            monkeypatch.setenv("CXX", "no-such-compiler")
+        compiler_works.cache_clear()
+
+    monkeypatch.setattr(plan, "WORTH_COMPILING", {True: 0, False: 0})
+    change(there=False)
+    yield change
+    compiler_works.cache_clear()
+
+
+def test_a_run_without_a_compiler_says_so_and_is_another_one(
+    compiler: None,
+    no_compiler: Callable[[bool], None],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    study = little.study(methods=["vanilla"], seeds=1, reference="final", cache=tmp_path / "cache")
+    with Store(tmp_path / "before").opened(study.describe()) as store:
+        (before,) = study.execute(store)
+    assert before["made"]["execution"] == "eager (no working compiler)"
+    assert study.current([before]) and not study.unknown_references(study.runs), "as long as there is none"
+    assert "no working compiler" in provenance.makers([before])[0]
+
+    no_compiler(True)
+    assert study.unknown_references(study.runs), "a reference is one of these, too"
+    told: list[str] = []
+    assert study.current([before], told.append) == {}
+    assert told == ["1 finished run is trained again: it was trained without a compiler, and there is one now"]
+    elsewhere = {**before, "made": {**before["made"], "processor": "another"}}
+    assert study.current([elsewhere]), "on other machines results differ anyway"
+    with Store(tmp_path / "after").opened(study.describe()) as store:
+        (after,) = study.execute(store)
+    assert after["made"]["execution"] == "compiled"
+    lines = compare(Store(tmp_path / "before"), Store(tmp_path / "after"))
+    assert "execution of 1 row: eager (no working compiler) → compiled" in lines
+
+    no_compiler(False)
+    larger = little.study(methods=["vanilla"], seeds=2, reference="final", cache=tmp_path / "cache")
+    with Store(tmp_path / "after").opened(larger.describe()) as store:
+        first, second = larger.execute(store)
+    assert [row["made"]["execution"] for row in (first, second)] == ["compiled", "eager (no working compiler)"]
+    assert caplog.messages[-1] == "1 of 2 runs were trained without a compiler: results differ from compiled runs"
+
+
+def test_a_run_that_is_resumed_without_a_compiler_says_both(
+    no_compiler: Callable[[bool], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fleet() -> Fleet:
+        return Fleet(little.stream(), little.Network, [learner("vanilla")], [0], Training(steps=4))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, "WORTH_COMPILING", {True: 10**6, False: 10**6})
+        first = fleet()
+        with pytest.raises(KeyboardInterrupt):
+            first.train(checkpoints=Checkpointer(tmp_path, "same", stop=lambda: first.step == 2))
+    second, checkpoints = fleet(), Checkpointer(tmp_path, "same")
+    (remark,) = checkpoints.resume(second)
+    assert "is resumed elsewhere (execution eager → eager (no working compiler))" in remark
+    second.train(checkpoints=checkpoints)
+    assert checkpoints.executed(second) == "eager, then eager (no working compiler)"
 
 
 # ── what made a row ───────────────────────────────────────────────────────────────────────────────────────────

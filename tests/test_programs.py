@@ -22,14 +22,15 @@ from rwalk.data import splits
 from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Stream
 from rwalk.engine import networks, snapshots
+from rwalk.engine.execution import executed, plan
 from rwalk.engine.execution.compiled import Compiled
 from rwalk.engine.execution.eager import Eager
-from rwalk.engine.execution.plan import Facts, Plan, choose
+from rwalk.engine.execution.plan import NO_COMPILER, Facts, Plan, choose
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.snapshots import Snapshot
 from rwalk.files import is_private
 from rwalk.learners import Learner, learner
-from rwalk.programs import compiler_works, program, recording
+from rwalk.programs import CompilerFailed, compiler_works, program, recording
 from rwalk.training import Training
 
 needs_compiler = pytest.mark.usefixtures("compiler")
@@ -168,7 +169,7 @@ def test_what_is_worth_compiling(changes: dict[str, Any], asked: bool | None, ex
     facts = FACTS._replace(**changes)
     assert choose(facts, asked, lambda: True) == expected
     if asked is None:
-        assert choose(facts, asked, lambda: False) == Plan(), "without a compiler"
+        assert choose(facts, asked, lambda: False) == Plan(lacks="" if expected == Plan() else NO_COMPILER)
 
 
 @needs_compiler
@@ -201,7 +202,24 @@ def test_what_cannot_be_compiled_is_trained_as_it_is(stream: Stream, caplog: pyt
         eager, compiled = (trained(stream, Undecided, each, fuse) for fuse in (False, True))
     assert isinstance(compiled.execution, Eager)
     assert torch.equal(compiled.theta, eager.theta)
+    assert executed(compiled) == executed(eager) == "eager"
     assert [record.getMessage()[:28] for record in caplog.records] == ["the network is not compiled:"]
+
+
+def test_a_compiler_that_fails_within_a_run_is_told_and_recorded(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*arguments: object) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("torch._inductor.compile", full)
+    monkeypatch.setattr(programs, "_known", {})
+    monkeypatch.setattr(plan, "WORTH_COMPILING", {True: 0, False: 0})
+    monkeypatch.setattr("rwalk.engine.execution.compiler_works", lambda device: True)  # when it was tried
+    fleet = trained(stream, WithBuffers, learner("vanilla"), fuse=None)
+    assert executed(fleet) == "eager (the compiler failed)"
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("rwalk")]
+    assert ours == ["the network is not compiled: [Errno 28] No space left on device"]
 
 
 def test_a_compiler_that_fails_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +232,7 @@ def test_a_compiler_that_fails_is_asked_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("torch._inductor.compile", failing)
     monkeypatch.setattr(programs, "_known", {})
     for _ in range(2):
-        with pytest.raises(AssertionError):
+        with pytest.raises(CompilerFailed, match="AssertionError"):
             program(lambda x: (x + 5,), torch.ones(3))
     assert len(asked) == 1
     monkeypatch.setattr(programs, "which", lambda name: name)

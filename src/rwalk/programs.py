@@ -43,11 +43,15 @@ _compiling = threading.RLock()  # torch's recorder and compiler change global st
 _recording = threading.local()  # `now`: whether this thread records
 
 
+class CompilerFailed(RuntimeError):
+    """What was recorded could not be compiled: here and now, or by this version of torch."""
+
+
 def program(function: Function, *example: Tensor) -> Function:
     """The function for tensors of these shapes. The program changes its arguments in place like the function does.
 
-    Other tensors that it reads are read again in every call; only arguments may be changed. Raises whatever
-    recording or compiling raises; a function whose control flow depends on values cannot be recorded.
+    Other tensors that it reads are read again in every call; only arguments may be changed. Raises CompilerFailed,
+    or whatever recording raises: a function whose control flow depends on values cannot be recorded.
     """
     with _compiling:
         use_private_cache()
@@ -66,7 +70,7 @@ def program(function: Function, *example: Tensor) -> Function:
                 _known[key] = error.with_traceback(None)
         compiled = _known[key]
     if isinstance(compiled, Exception):
-        raise compiled
+        raise CompilerFailed(str(compiled) or type(compiled).__name__) from compiled
     if all(used) and not held:
         return compiled
     return lambda *arguments: compiled(*compress(arguments, used), *held)
@@ -88,20 +92,26 @@ class Programs:
 
     what  they are parts of, as messages name it
     warn  whether anybody asked for them, and should know if they cannot be had
+
+    `compiler_failed` says whether one of them was recorded but could not be compiled.
     """
 
     def __init__(self, what: str, warn: bool) -> None:
         self._what = what
         self._level = logging.WARNING if warn else logging.INFO
         self._made: dict[tuple[Any, ...], Function | None] = {}
+        self.compiler_failed = False
 
     def of(self, key: tuple[Any, ...], function: Function, *example: Tensor) -> Function | None:
         """The function as a program for tensors like these; None where it cannot be one."""
         if key not in self._made:
             try:
                 self._made[key] = program(function, *example)
-            except Exception as error:  # whatever the compiler raises: training still works without it
-                logger.log(self._level, "%s is not compiled: %s", self._what, error)
+            except Exception as error:  # training still works without it
+                failed = isinstance(error, CompilerFailed) and not isinstance(error.__cause__, private_torch.Gone)
+                self.compiler_failed |= failed
+                level = logging.WARNING if failed else self._level
+                logger.log(level, "%s is not compiled: %s", self._what, first_line(error))
                 self._made[key] = None
         return self._made[key]
 
@@ -175,7 +185,8 @@ def compiler_works(device: str = "cpu") -> bool:
         program(lambda x: (x + 1,), torch.zeros(64, device=device))  # enough for vector instructions
     except Exception as error:  # whatever it is: what cannot be compiled can still be trained
         name = "C++ compiler" if device == "cpu" else "compiler for CUDA (Triton)"
-        name = "compiler of torch" if isinstance(error, private_torch.Gone) else name
+        gone = isinstance(error, private_torch.Gone) or isinstance(error.__cause__, private_torch.Gone)
+        name = "compiler of torch" if gone else name
         logger.warning("the %s does not work, training continues without it: %s", name, first_line(error))
         return False
     return True

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,22 +15,33 @@ from rwalk.showing import shown
 if TYPE_CHECKING:
     from rwalk.data.datasets import Reading
 
-Data = Annotated[Path | None, typer.Option(envvar="RWALK_DATA", help="folder with the official dataset files")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto uses cuda if available")]
-Workers = Annotated[
-    int | None, typer.Option(help="number of processes (default: one per core of a CPU, one per GPU)")
-]
+HOW = "where and how"
+
+
+def how(*names: str, **settings: Any) -> Any:
+    """An option about where a study is trained and how it is shown, not about what is learned."""
+    return typer.Option(*names, rich_help_panel=HOW, **settings)
+
+
+def says_what_to_learn(context: typer.Context) -> bool:
+    """Whether any option given is about what is learned."""
+    about = [each.name for each in context.command.params if getattr(each, "rich_help_panel", None) != HOW]
+    sources = [context.get_parameter_source(name) for name in about if name]
+    return any(source is not None and source.name == "COMMANDLINE" for source in sources)
+
+
+Data = Annotated[Path | None, how(envvar="RWALK_DATA", help="folder with the official dataset files")]
+Device = Annotated[str, how(help="cpu, cuda, cuda:1 …; auto uses cuda if available")]
+Workers = Annotated[int | None, how(help="number of processes (default: one per core of a CPU, one per GPU)")]
 CheckpointEvery = Annotated[
-    int | None, typer.Option(help="steps between checkpoints (default: as often as 2 % of the time allows)")
+    int | None, how(help="steps between checkpoints (default: as often as 2 % of the time allows)")
 ]
 ExecutorName = Annotated[
-    str, typer.Option("--executor", help="where runs are trained: local, gpus, ray, here, or package.module:Name")
+    str, how("--executor", help="where runs are trained: local, gpus, ray, here, or package.module:Name")
 ]
-Join = Annotated[
-    bool, typer.Option("--join", help="share the work with other processes that join the same folder")
-]
+Join = Annotated[bool, how("--join", help="share the work with other processes that join the same folder")]
 Track = Annotated[
-    str, typer.Option(help="show the study in trackers too: tensorboard, mlflow, wandb, or package.module:Name")
+    str, how(help="show the study in trackers too: tensorboard, mlflow, wandb, or package.module:Name")
 ]
 Label = Annotated[
     str | None,
@@ -44,13 +55,13 @@ Missing = Annotated[
 Size = Annotated[int | None, typer.Option(help="of images: resize and crop to squares of N pixels")]
 Keep = Annotated[
     str,
-    typer.Option(
+    how(
         help="leave trained models in the study's folder: best (of every method the run of the highest "
         "single-head accuracy), or all"
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="no live display")]
-AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object for scripts instead of tables")]
+Quiet = Annotated[bool, how("--quiet", help="no live display")]
+AsJson = Annotated[bool, how("--json", help="print one JSON object for scripts instead of tables")]
 
 
 def chosen_device(name: str) -> str:

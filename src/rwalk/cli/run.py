@@ -26,6 +26,8 @@ from rwalk.cli.options import (
     check_join,
     check_seeds,
     chosen_device,
+    how,
+    says_what_to_learn,
     with_label,
 )
 
@@ -35,13 +37,6 @@ if TYPE_CHECKING:
 DEFAULT_METHODS = "vanilla,ewc,ewc++,pi,rwalk"
 USUAL_REPLAY = {"reservoir": "beside"}
 DEFAULT_EPOCHS = {"digits": 20}  # small data needs several passes; 1 everywhere else
-
-
-# Options that say where a study is trained and how it is shown, not what is learned.
-HOW = {
-    *("data", "device", "workers", "checkpoint_every", "executor", "join"),
-    *("out", "keep", "track", "quiet", "as_json"),
-}
 
 
 def run(
@@ -162,7 +157,7 @@ def run(
     workers: Workers = None,
     checkpoint_every: CheckpointEvery = None,
     bf16: Annotated[bool, typer.Option("--bf16", help="bfloat16 autocast")] = False,
-    out: Annotated[Path | None, typer.Option(help="study folder (default: rwalk-studies/NAME-HASH)")] = None,
+    out: Annotated[Path | None, how(help="study folder (default: rwalk-studies/NAME-HASH)")] = None,
     keep: Keep = "",
     join: Join = False,
     executor: ExecutorName = "local",
@@ -236,7 +231,7 @@ def run(
     if lam and not any("lam" in each.numbers for each in runs):
         remarks.append(f"--lam is ignored: {', '.join(names)} {'has' if len(names) == 1 else 'have'} no λ")
     name = at_home(dataset).resolve().name if is_folder(dataset) else dataset
-    if not _says_what_to_learn(context):
+    if not says_what_to_learn(context):
         from rwalk.demonstration.runs import runs as demonstration
         from rwalk.demonstration.story import INTRODUCTION
 
@@ -251,12 +246,6 @@ def run(
     study, store = execute.placed(study, folder, join)
     go_on = execute.SAME_COMMAND if join else ""
     execute.run_and_show(study, store, quiet, as_json, track, remarks, keep, go_on)
-
-
-def _says_what_to_learn(context: typer.Context) -> bool:
-    """Whether any option given is about what is learned."""
-    sources = {name: context.get_parameter_source(name) for name in context.params if name not in HOW}
-    return any(source is not None and source.name == "COMMANDLINE" for source in sources.values())
 
 
 def _memory(

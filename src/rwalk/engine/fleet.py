@@ -121,7 +121,7 @@ class Fleet:
         )
         exemplars.check_features(first, self.net)
         self.theta = self.net.theta.detach()  # the same storage, without autograd
-        plan = execution.plan_of(self, fuse)
+        self.plan = plan = execution.plan_of(self, fuse)
         self.loss = stack([each.loss for each in learners], self.theta)
         self.optimizer: Optimizer = OPTIMIZERS[training.optimizer](self.theta, training.lr, plan.compiled)
         self.memory = None if first.memory is None or first.memory.is_reservoir else Memory(first.memory)

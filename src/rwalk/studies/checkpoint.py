@@ -22,6 +22,8 @@ from torch import Tensor
 
 from rwalk import sealed
 from rwalk.engine import evaluation, snapshots, teachers
+from rwalk.engine.execution import executed
+from rwalk.engine.execution.plan import lacked
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.snapshots import Snapshot
 from rwalk.engine.walkers import Walker
@@ -62,6 +64,7 @@ class Checkpointer:
         self.identity = identity
         self.every = every
         self.stop = stop
+        self._before = ""  # how the steps before its checkpoint were executed
         self._begun = time.monotonic()  # not the time of day, which jumps
         self._spent = 0.0
         self._next_at: float | None = None
@@ -76,11 +79,19 @@ class Checkpointer:
                 told.append(f"{error}: falling back to an older checkpoint, or to the beginning")
                 continue
             now = environment(fleet.theta.device.type)
+            self._before, how = written_in.get("execution", ""), executed(fleet)
+            if lacked(self._before) != lacked(how):
+                now = {**now, "execution": how}
             changes = [f"{k} {written_in[k]} → {now[k]}" for k in now if written_in.get(k, now[k]) != now[k]]
             if changes:
                 told.append(f"{record} is resumed elsewhere ({', '.join(changes)}): last digits may differ")
             break
         return told
+
+    def executed(self, fleet: Fleet) -> str:
+        """How all steps of the fleet were executed, those before its checkpoint included."""
+        now = executed(fleet)
+        return now if self._before in ("", now) else f"{self._before}, then {now}"
 
     def due(self, fleet: Fleet) -> bool:
         if self.stop():
@@ -97,10 +108,11 @@ class Checkpointer:
         begun = time.monotonic()
         if self.folder is not None:
             try:
+                how = self.executed(fleet)
                 try:
-                    save(self.folder, fleet, self.identity)
+                    save(self.folder, fleet, self.identity, how)
                 except FileNotFoundError:  # who took the run over from us has finished it, and cleared up
-                    save(self.folder, fleet, self.identity)
+                    save(self.folder, fleet, self.identity, how)
             except OSError as error:
                 raise InputError(
                     f"cannot write a checkpoint to {self.folder}: {error.strerror or error}; earlier ones are "
@@ -122,8 +134,8 @@ def _size(fleet: Fleet) -> int:
     return fleet.theta.nbytes * (3 + len(fleet.state)) + sum(each.nbytes for each in fleet.held.values())
 
 
-def save(folder: Path, fleet: Fleet, identity: str) -> None:
-    """Write a checkpoint, then drop all but the last two."""
+def save(folder: Path, fleet: Fleet, identity: str, execution: str) -> None:
+    """Write a checkpoint, then drop all but the last two; `execution` says how its steps were executed."""
     snapshot = snapshots.take(fleet)
     tensors, counters = snapshot.tensors(), snapshot.counters()
     if _unsound(fleet, tensors, counters["stopped"]) is not None:
@@ -132,7 +144,7 @@ def save(folder: Path, fleet: Fleet, identity: str) -> None:
     content = {
         "format": FORMAT,
         "identity": identity,
-        "environment": environment(fleet.theta.device.type),
+        "environment": {**environment(fleet.theta.device.type), "execution": execution},
         "counters": counters,
         "tensors": {"bytes": len(packed), "sha256": hashlib.sha256(packed).hexdigest()},
     }

@@ -39,7 +39,7 @@ def compare(a: Store, b: Store) -> list[str]:
     elif len(before) > 1:
         lines.append(f"made by, in both: {'; '.join(before)}")
     rows = _paired(ours, changed), _paired(theirs, changed)
-    return [*lines, *_numerics(*rows), *_means(*rows), *_rows(*rows)]
+    return [*lines, *_causes(*rows), *_means(*rows), *_rows(*rows)]
 
 
 def _flat(value: Any, name: str = "") -> Flat:
@@ -69,14 +69,18 @@ def _paired(rows: Sequence[Row], changed: set[str]) -> dict[str, Row]:
     return {json.dumps({k: v for k, v in spec.items() if k not in changed}): row for row, spec in specs}
 
 
-def _numerics(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> Iterator[str]:
-    """What rwalk computes differently for rows that both studies have, by the numbers that they record."""
-    causes = Counter[str]()
+def _causes(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> Iterator[str]:
+    """What was computed or executed differently for rows that both studies have."""
+    causes, executions = Counter[str](), Counter[str]()
     for key in ours.keys() & theirs.keys():
         one, other = (rows[key]["made"].get("numerics", numerics.FIRST) for rows in (ours, theirs))
         causes.update(numerics.changes_between(one, other, RunSpec.from_json(ours[key]["spec"])))
-    for what, count in sorted(causes.items()):
-        yield f"numerics of {count} row{'s' * (count > 1)}: {what}"
+        before, after = (rows[key]["made"].get("execution") for rows in (ours, theirs))
+        if before != after and before and after:
+            executions[f"{before} → {after}"] += 1
+    for name, counts in (("numerics", causes), ("execution", executions)):
+        for what, count in sorted(counts.items()):
+            yield f"{name} of {count} row{'s' * (count > 1)}: {what}"
 
 
 def _means(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> Iterator[str]:

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rwalk.engine.execution.plan import NO_COMPILER, lacked
+from rwalk.programs import compiler_works
 from rwalk.studies import numerics
 from rwalk.studies.environment import commit, environment
 from rwalk.studies.sources import source_digest
@@ -21,19 +23,25 @@ from rwalk.studies.store import MACHINE
 Made = dict[str, Any]
 
 
-def made(run: RunSpec, device: str, data: str) -> Made:
-    """The provenance of a row trained here and now; `data` is the stream's fingerprint."""
+def made(run: RunSpec, device: str, data: str, execution: str) -> Made:
+    """The provenance of a row trained here and now; `data` is the stream's fingerprint.
+
+    `execution` says how its steps were executed (`rwalk.engine.execution.executed`).
+    """
     around = environment(device)
     machine = {name: around[name] for name in MACHINE if name in around}
     if device != "cpu":
         machine.pop("processor", None)
         machine.pop("instructions", None)
     ours = {"rwalk": around["rwalk"], "commit": commit(), "numerics": numerics.number_of(run)}
-    return {**ours, "code": code_of(run), "data": data[:16], **machine}
+    return {**ours, "code": code_of(run), "data": data[:16], "execution": execution, **machine}
 
 
-def outdated(row_made: Mapping[str, Any], run: RunSpec, data: str | None = None) -> list[str]:
+def outdated(row_made: Mapping[str, Any], run: RunSpec, data: str | None, device: str) -> list[str]:
     """Why a row is not what its run would give today; nothing if only versions and machines differ.
+
+    How steps are executed counts on one kind of machine: a row from a time when its compiler did not work is not
+    what the run gives now.
 
     A row written before rows recorded their provenance is assumed to be current.
     """
@@ -47,6 +55,9 @@ def outdated(row_made: Mapping[str, Any], run: RunSpec, data: str | None = None)
     ]
     if data is not None and row_made.get("data", data[:16]) != data[:16]:
         reasons.append(f"the data of {run.stream.dataset} have changed")
+    without = lacked(row_made.get("execution", "")) == NO_COMPILER and machine_of(row_made) == machine_here(device)
+    if without and compiler_works(device.partition(":")[0]):
+        reasons.append("it was trained without a compiler, and there is one now")
     return reasons
 
 
@@ -92,8 +103,10 @@ def _maker(row_made: Mapping[str, Any]) -> str:
     if "numerics" not in row_made:
         return f"an earlier rwalk (its rows do not name the version) on {machine_of(row_made)}"
     at = f" ({_short(row_made['commit'])})" if row_made.get("commit") else ""
+    without = lacked(row_made.get("execution", ""))
     code = "".join(f", {name} {digest[:8]}" for name, digest in row_made.get("code", {}).items())
-    return f"rwalk {row_made.get('rwalk') or 'of an unknown version'}{at}{code} on {machine_of(row_made)}"
+    name = row_made.get("rwalk") or "of an unknown version"
+    return f"rwalk {name}{at}{code} on {machine_of(row_made)}{without and f', {without}'}"
 
 
 def _short(commit: str) -> str:

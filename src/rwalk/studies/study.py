@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from rwalk.data.streams import Stream
+from rwalk.engine.execution.plan import lacked
 from rwalk.errors import InputError, unknown
 from rwalk.studies import lams, provenance
 from rwalk.studies.environment import environment
@@ -130,7 +131,7 @@ class Study:
             # Data are compared only if they are loaded: looking at finished rows does not need them.
             loaded = self._streams.get(run.stream)
             data = None if loaded is None else loaded.fingerprint()
-            outdated = provenance.outdated(row["made"], run, data)
+            outdated = provenance.outdated(row["made"], run, data, self.device)
             if outdated:
                 reasons["; ".join(outdated)] += 1
             else:
@@ -188,6 +189,13 @@ class Study:
             watch(Stopped(len(done), len(self.runs), str(error) or type(error).__name__))
             raise
         rows = [done[known] for known in (run.hash() for run in self.runs) if known in done]
+        without = sum(bool(lacked(row["made"].get("execution", ""))) for row in rows)
+        if missing and 0 < without < len(rows):
+            logger.warning(
+                "%d of %d runs were trained without a compiler: results differ from compiled runs",
+                without,
+                len(rows),
+            )
         if store:
             (store.settle if len(rows) == len(self.runs) else store.rest)(rows)
         watch(Finished(tuple(rows)))

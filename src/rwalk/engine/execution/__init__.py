@@ -6,7 +6,7 @@ All give the same training up to rounding; `plan.choose` says which one pays.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -17,13 +17,15 @@ from rwalk.programs import compiler_works
 if TYPE_CHECKING:
     from rwalk.engine.fleet import Fleet
 
-__all__ = ["Execution", "Plan", "choose", "made", "plan_of"]
+__all__ = ["Execution", "Plan", "choose", "executed", "made", "plan_of"]
 
 logger = logging.getLogger(__name__)
 
 
 class Execution(Protocol):
     """Executes the steps of a fleet."""
+
+    name: ClassVar[str]
 
     def begin_task(self) -> None:
         """A task begins or is resumed: its vectors may be new tensors."""
@@ -58,6 +60,14 @@ def plan_of(fleet: Fleet, asked: bool | None) -> Plan:
     if asked and not plan.compiled:
         logger.warning("a step of several methods, or that takes more than one gradient, is not compiled on a CPU")
     return plan
+
+
+def executed(fleet: Fleet) -> str:
+    """How a fleet's steps are executed, and why not otherwise: rows record it, because rounding depends on it."""
+    plan, parts = fleet.plan, [fleet.execution.name]
+    if fleet.theta.is_cuda:
+        parts += ["compiled walk"] * plan.compiled + ["compiled gradient"] * plan.gradient
+    return ", ".join(parts) + (f" ({plan.lacks})" if plan.lacks else "")
 
 
 def made(fleet: Fleet, plan: Plan) -> Execution:

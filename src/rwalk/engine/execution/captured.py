@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from rwalk.engine import walk
 from rwalk.engine.execution import recorded
 from rwalk.engine.execution.eager import Eager
 from rwalk.engine.execution.inputs import Inputs
-from rwalk.engine.execution.plan import Plan
+from rwalk.engine.execution.plan import FAILED, Plan
 from rwalk.engine.graphs import Graphed
 from rwalk.programs import Programs, fused
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 class Captured(Eager):
     """The whole step where nothing in it needs the host; otherwise the gradients alone."""
+
+    name: ClassVar[str] = "captured"
 
     def __init__(self, fleet: Fleet, plan: Plan) -> None:
         super().__init__(fleet)
@@ -61,6 +63,8 @@ class Captured(Eager):
         self.names = tuple(inputs)
         arguments = (*inputs.values(), *self.fleet.net.own_buffers, self.fleet.theta)
         program = self.programs.of((inputs["x"].shape, self.names), self._gradient, *arguments)
+        if self.programs.compiler_failed:
+            self.fleet.plan = self.fleet.plan._replace(lacks=FAILED)
         return self.differentiated(inputs) if program is None else tuple(program(*arguments))
 
     def _gradient(self, *arguments: Tensor) -> tuple[Tensor, ...]:

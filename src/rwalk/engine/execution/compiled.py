@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from rwalk.engine import walk
 from rwalk.engine.execution import recorded
 from rwalk.engine.execution.eager import Eager
 from rwalk.engine.execution.inputs import Inputs, StepInputs
-from rwalk.engine.execution.plan import Plan
+from rwalk.engine.execution.plan import FAILED, Plan
 from rwalk.engine.optimizer import OPTIMIZERS
 from rwalk.parts import stack
 from rwalk.programs import Programs
@@ -25,6 +25,8 @@ class Compiled:
 
     One part per parameter, as the gradients arrive. If a network cannot be recorded, the fleet continues eagerly.
     """
+
+    name: ClassVar[str] = "compiled"
 
     def __init__(self, fleet: Fleet, plan: Plan) -> None:
         self.fleet = fleet
@@ -47,6 +49,7 @@ class Compiled:
         self.names = tuple(inputs)
         arguments = (*inputs.values(), *self.held)
         program = self.programs.of((inputs["x"].shape, self.names, *self.walker.state), self._step, *arguments)
+        self._note_failure()
         if program is None:
             return self._go_on_eagerly().step(*batch)
         self.fleet.optimizer.tick()
@@ -57,6 +60,7 @@ class Compiled:
         theta, state = self.fleet.theta, self.walker.state
         vectors = (theta, *state.values())
         program = self.programs.of(("window", *state), self._window, *vectors)
+        self._note_failure()
         if program is None:
             self.walker.method.score(state, theta)
         else:
@@ -82,6 +86,10 @@ class Compiled:
     def _window(self, theta: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
         self.walker.method.score(dict(zip(self.walker.state, vectors, strict=True)), theta)
         return ()
+
+    def _note_failure(self) -> None:
+        if self.programs.compiler_failed:
+            self.fleet.plan = self.fleet.plan._replace(lacks=FAILED)
 
     def _go_on_eagerly(self) -> Eager:
         """Exactly as if it had been eager from the start: plain hyper-parameters, and torch's own optimizer."""

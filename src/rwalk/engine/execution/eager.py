@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ Gradients = Callable[..., tuple[Tensor, ...]]  # a batch → losses [R], and the
 class Eager:
     """On a CPU a single run is taken block by block through all operations, so that a block stays in the cache and
     no scratch vector is larger than one. A fleet, or a GPU, takes all parameters at once."""
+
+    name: ClassVar[str] = "eager"
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet

@@ -21,6 +21,9 @@ WORTH_FUSING = 3e11
 WORTH_RECORDING = 50_000
 
 
+NO_COMPILER, FAILED = "no working compiler", "the compiler failed"
+
+
 class Facts(NamedTuple):
     """What the choice depends on."""
 
@@ -41,11 +44,22 @@ class Plan(NamedTuple):
     compiled  on a CPU the whole step, as one program; on CUDA the walk, as one kernel
     gradient  on CUDA the gradient too
     warn      warn if something could not be compiled, because it was asked for
+    lacks     why something is not compiled that was to be: results then differ, by rounding at first
     """
 
     compiled: bool = False
     gradient: bool = False
     warn: bool = False
+    lacks: str = ""
+
+
+def lacked(execution: str) -> str:
+    """Why steps that were to be compiled were not, by what a row records of their execution; or nothing.
+
+    >>> lacked("eager (no working compiler)"), lacked("compiled")
+    ('no working compiler', '')
+    """
+    return next((each for each in (NO_COMPILER, FAILED) if each in execution), "")
 
 
 def choose(facts: Facts, asked: bool | None, compiler_works: Callable[[], bool]) -> Plan:
@@ -55,9 +69,12 @@ def choose(facts: Facts, asked: bool | None, compiler_works: Callable[[], bool])
         return Plan(compiled=asked and possible, gradient=asked and facts.gains_from_recording, warn=asked)
     if facts.cuda:
         steps = facts.steps * facts.runs
-        gradient = facts.gains_from_recording and steps >= WORTH_RECORDING and compiler_works()
-        walk = not facts.grows and steps * facts.parameters >= WORTH_FUSING and compiler_works()
-        return Plan(compiled=walk, gradient=gradient)
-    weight = min(1.0, facts.parameters / LARGE)
-    worth = facts.runs == 1 and facts.steps * weight >= WORTH_COMPILING[facts.observes]
-    return Plan(compiled=possible and not facts.grows and worth and compiler_works())
+        gradient = facts.gains_from_recording and steps >= WORTH_RECORDING
+        walk = not facts.grows and steps * facts.parameters >= WORTH_FUSING
+    else:
+        weight = min(1.0, facts.parameters / LARGE)
+        worth = facts.runs == 1 and facts.steps * weight >= WORTH_COMPILING[facts.observes]
+        gradient, walk = False, possible and not facts.grows and worth
+    if (gradient or walk) and not compiler_works():
+        return Plan(lacks=NO_COMPILER)
+    return Plan(compiled=walk, gradient=gradient)

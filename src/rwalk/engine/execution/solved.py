@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,8 @@ def empty(fleet: Fleet) -> State:
 
 class Solved:
     """Every example once. The map comes first, from the inputs of the first task."""
+
+    name: ClassVar[str] = "solved"
 
     def __init__(self, fleet: Fleet) -> None:
         if fleet.augmentation is not None:

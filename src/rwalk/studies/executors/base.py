@@ -235,8 +235,13 @@ def train(
     fleet.train(report, checkpoints)
     if k is not None:
         accuracy = evaluation.evaluate(fleet, stream, k)
+        how = checkpoints.executed(fleet)
         return [
-            {**{head: _number(accuracy[head][run, k]) for head in HEADS}, "stopped": fleet.stopped[run]}
+            {
+                **{head: _number(accuracy[head][run, k]) for head in HEADS},
+                "stopped": fleet.stopped[run],
+                "execution": how,
+            }
             for run in range(len(job))
         ]
     if job[0].counts and not resumed and not any(fleet.stopped):
@@ -246,7 +251,7 @@ def train(
     data = stream.fingerprint()
     return [
         {
-            "made": provenance.made(job[run], context.device, data),
+            "made": provenance.made(job[run], context.device, data, checkpoints.executed(fleet)),
             "accuracy": {head: [[_number(v) for v in row] for row in fleet.accuracy[head][run]] for head in HEADS},
             "stopped": fleet.stopped[run],
             **_measured(fleet, run),
