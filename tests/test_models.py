@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import shutil
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -168,7 +169,8 @@ def test_fit_goes_on_with_new_files_and_new_classes(rwalk: Rwalk) -> None:
         np.savez(f"{name}.npz", x=WINE.data[chosen], y=NAMES[chosen])
     assert rwalk("fit", "old.npz", "--out=clf.safetensors").code == 0
     outcome = rwalk("fit", "new.npz", "--continue=clf.safetensors")
-    assert outcome.out == "clf.safetensors: 59 examples learned; 3 classes: barbera, barolo, grignolino\n"
+    learned = "clf.safetensors: 59 examples learned, 178 in all; 3 classes: barbera, barolo, grignolino\n"
+    assert outcome.out == learned
     scored = rwalk("predict", "clf.safetensors", "old.npz", "new.npz", "--score", "--out=p.csv")
     right, total = (int(number) for number in scored.err.split("rwalk: ")[1].split(" are")[0].split(" of "))
     assert total == 178 and right > 170
@@ -211,6 +213,95 @@ def test_values_that_are_missing_when_a_model_is_used(rwalk: Rwalk) -> None:
     assert "139 examples" in rwalk("fit", "gaps.csv", "--missing=drop", "--out=dropped.safetensors").out
 
 
+def test_fit_prints_how_it_read_a_table_and_predictions_show_its_identifier(rwalk: Rwalk) -> None:
+    rng = np.random.default_rng(0)
+    with open("patients.csv", "w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file, delimiter=";")
+        rows.writerow(["", "patient_id", "weight", "port", "class"])
+        for number in range(60):
+            sick = number % 2
+            weight = f"{60 + 30 * sick + rng.normal():.1f}".replace(".", ",")
+            rows.writerow([number, f"p{number:03}", weight, "NS"[number % 3 == 0], ["=1+1", "-2"][sick]])
+    outcome = rwalk("fit", "patients.csv", "--out=clf.safetensors")
+    assert outcome.code == 0, outcome.err
+    for line in (
+        "60 rows in 1 file",
+        "the classes are in column 'class'",
+        "'weight' holds numbers with decimal commas, such as",
+        "'port' is text of 2 values: N, S",
+        "'column1' is not learned: it numbers or names the rows",
+        "'patient_id' is not learned: it numbers or names the rows",
+    ):
+        assert f"rwalk: {line}" in outcome.err
+    assert rwalk("predict", "clf.safetensors", "patients.csv", "--out=p.csv").code == 0
+    rows = table("p.csv")
+    assert list(rows[0]) == ["file", "row", "column1", "label", "probability"]
+    assert [row["column1"] for row in rows] == [str(number) for number in range(60)]
+    assert {row["label"] for row in rows} == {"'=1+1", "-2"}  # what a spreadsheet would compute is quoted
+    named = rwalk("predict", "clf.safetensors", "patients.csv", "--id=patient_id")
+    assert named.out.splitlines()[:2] == ["file,row,patient_id,label,probability", named.out.splitlines()[1]]
+    assert ",p000," in named.out.splitlines()[1]
+    refused(rwalk("predict", "clf.safetensors", "patients.csv", "--id=patient"), "did you mean 'patient_id'?")
+    Path("few.csv").write_text("weight;port\n70,5;N\n")
+    lacking = rwalk("predict", "clf.safetensors", "few.csv")
+    assert lacking.out.startswith("file,row,label,probability\n") and lacking.code == 0
+
+
+HOSTILE = ["\x1b]0;owned\x07", "two\nlines", "\u202etxt.exe", "=1+1", "@SUM(A1)", "cat\udcff", "日本"]
+
+
+def test_class_names_are_escaped_on_the_terminal_and_in_predictions(rwalk: Rwalk, surroundings: Path) -> None:
+    rng = np.random.default_rng(0)
+    for place, name in enumerate(HOSTILE):
+        (surroundings / "images" / name).mkdir(parents=True)
+        for number in range(3):
+            pixels = rng.integers(0, 30, (8, 8)) + 25 * place
+            Image.fromarray(pixels.astype(np.uint8)).save(surroundings / "images" / name / f"{number}.png")
+    outcome = rwalk("fit", "images", "--out=clf.safetensors")
+    assert outcome.code == 0, outcome.err
+    predicted = rwalk("predict", "clf.safetensors", "images", "--out=p.csv")
+    assert predicted.code == 0, predicted.err
+    printed = rwalk("predict", "clf.safetensors", "images").out
+    assert printed == Path("p.csv").read_text(encoding="utf-8")
+    for text in (outcome.out, outcome.err, printed):
+        assert all(line.isprintable() for line in text.splitlines()), text
+    labels = {row["label"] for row in csv.DictReader(printed.splitlines())}
+    assert not any(label.startswith(("=", "@")) for label in labels)
+
+
+def test_names_that_the_terminal_cannot_show_are_escaped(surroundings: Path) -> None:
+    for name in ("naïve", os.fsdecode(b"caf\xe9")):
+        (surroundings / "images" / name).mkdir(parents=True)
+        for shade in range(3):
+            Image.new("L", (8, 8), 40 * len(name) + shade).save(surroundings / "images" / name / f"{shade}.png")
+    command = [sys.executable, "-m", "rwalk", "fit", "images", "--out=clf.safetensors"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False), done.stderr
+    assert b"caf\\udce9, na\\xefve" in done.stdout
+
+
+def test_arrays_that_are_no_examples_are_refused(rwalk: Rwalk) -> None:
+    x, y = np.zeros((4, 3)), np.array([0, 1, 0, 1])
+    record = np.zeros(4, dtype=[("a", "f4"), ("b", "f4")])
+    for arrays, message in (
+        ({"x": np.float64(3), "y": y}, "array 'x' of 'a.npz' has the shape []"),
+        ({"x": x, "y": np.int64(3)}, "array 'y' of 'a.npz' has the shape []"),
+        ({"x": x[0], "y": y}, "array 'x' of 'a.npz' has the shape [3]"),
+        ({"x": x[:, :0], "y": y}, "has the shape [4, 0]"),
+        ({"x": x + 1j, "y": y}, "array 'x' of 'a.npz' is of type complex128"),
+        ({"x": record, "y": y}, "array 'x' of 'a.npz' is fields of a record"),
+        ({"x": x.astype("datetime64[s]"), "y": y}, "array 'x' of 'a.npz' is of type datetime64[s]"),
+        ({"x": x, "y": y.astype("timedelta64[s]")}, "array 'y' of 'a.npz' is of type timedelta64[s]"),
+        ({"x": x.astype(str), "y": y}, "array 'x' of 'a.npz' is of type <U32"),
+    ):
+        np.savez("a.npz", **arrays)
+        refused(rwalk("fit", "a.npz", "--out=clf.safetensors"), message)
+        refused(rwalk("run", "--dataset=a.npz", "--out=study"), message)
+    np.savez("a.npz", x=np.arange(12.0).reshape(4, 3), y=y.astype("S1"))
+    assert "2 classes: 0, 1" in rwalk("fit", "a.npz", "--out=clf.safetensors").out
+
+
 # ── forget and merge ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -229,10 +320,18 @@ def test_forget_makes_the_model_that_never_learned(rwalk: Rwalk) -> None:
     refused(rwalk("forget", "after.safetensors", "strange.csv"), "unknown class")
     before = Path("after.safetensors").read_bytes()
     refused(rwalk("forget", "after.safetensors", "gone.csv"), "nothing was forgotten")
-    assert Path("after.safetensors").read_bytes() == before
-    rwalk("forget", "both.safetensors", "gone.csv")
-    assert Path("both.safetensors.before").exists()
-    assert Path("after.safetensors").read_bytes() == before
+    assert Path("after.safetensors").read_bytes() == before and not Path("after.safetensors.before").exists()
+
+
+def test_a_model_that_is_overwritten_is_kept_beside(rwalk: Rwalk, quiet: None) -> None:
+    wine("kept.csv", slice(0, 100)), wine("gone.csv", slice(100, None))
+    rwalk("fit", "kept.csv", "--out=clf.safetensors")
+    for command in (["fit", "gone.csv", "--continue=clf.safetensors"], ["forget", "clf.safetensors", "gone.csv"]):
+        before = Path("clf.safetensors").read_bytes()
+        outcome = rwalk(*command)
+        assert outcome.code == 0 and "clf.safetensors.before: the model as it was" in outcome.err
+        assert Path("clf.safetensors.before").read_bytes() == before != Path("clf.safetensors").read_bytes()
+    assert IncrementalClassifier.load("clf.safetensors.before").n_samples_seen_ == 178
 
 
 def test_merge_makes_the_model_that_learned_everything(rwalk: Rwalk) -> None:
@@ -308,6 +407,12 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(
     before = {path: path.stat().st_mtime_ns for path in prepared.rglob("*")}
     refused(rwalk(*line.split()), REFUSED[line])
     assert {path: path.stat().st_mtime_ns for path in prepared.rglob("*")} == before
+
+
+def test_a_table_of_more_inputs_than_fit_into_memory_is_refused() -> None:
+    form = columns.TableForm("label", True, tuple(columns.Column(f"c{place}") for place in range(20_001)))
+    with pytest.raises(InputError, match="the table makes 20,001 inputs"):
+        models.Trained.begun(form)
 
 
 @pytest.mark.parametrize("damage", ["form", "kind", "columns", "mean", "scale", "checksum"])

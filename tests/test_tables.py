@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 import sys
+import tracemalloc
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +23,8 @@ from sklearn.datasets import load_iris, load_wine
 from rwalk import Dataset
 from rwalk.data.datasets import Reading, columns, load
 from rwalk.data.datasets.columns import TableForm, every_row
-from rwalk.data.datasets.survey import survey
+from rwalk.data.datasets.survey import look_at, survey
+from rwalk.data.datasets.tables import Table
 from rwalk.errors import InputError
 from rwalk.studies.specs import RunSpec, StreamSpec
 
@@ -94,13 +97,13 @@ def test_other_delimiters_marks_and_compression(delimiter: str, tmp_path: Path) 
     marked = tmp_path / "marked.csv.gz"
     marked.write_bytes(gzip.compress(b"\xef\xbb\xbf" + path.read_bytes() + b"\r\n\r\n"))
     for each in (path, marked):
-        dataset = load(str(each))
+        dataset = load(str(each), reading=Reading(label="kind"))
         assert dataset.class_names == ("cat", "dog") and dataset.x.shape == (4, 5)  # age, three colours, weight
 
 
 def test_text_becomes_one_input_per_value(tmp_path: Path) -> None:
     path = written(tmp_path / "pets.csv", HEADER, PETS)
-    form = survey([path], Reading())
+    form = survey([path], Reading(label="kind"))
     assert [(column.name, column.values) for column in form.columns] == [
         ("age", None),
         ("colour", ("brown", "grey", "white")),
@@ -116,7 +119,8 @@ def test_text_becomes_one_input_per_value(tmp_path: Path) -> None:
 
 
 def test_the_label_is_found_or_named(tmp_path: Path) -> None:
-    assert survey([written(tmp_path / "a.csv", HEADER, PETS)], Reading()).label == "kind"
+    pets = written(tmp_path / "a.csv", HEADER, PETS)
+    assert survey([pets], Reading(drop=("colour",))).label == "kind"  # the last, and the only text
     titled = written(tmp_path / "b.csv", ["Target", *HEADER[1:]], PETS)
     assert survey([titled], Reading(drop=("kind",))).label == "Target"
     assert survey([titled], Reading(label="colour", drop=("kind",))).label == "colour"
@@ -130,6 +134,26 @@ def test_the_label_is_found_or_named(tmp_path: Path) -> None:
         survey([titled], Reading(label="kind", drop=("kind",)))
     otherwise_used = Reading(task_column="kind", drop=("weight",))
     assert survey([written(tmp_path / "c.csv", HEADER, PETS)], otherwise_used).label == "colour"
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "rivals"),
+    [
+        (HEADER, PETS, "'colour', 'kind'"),
+        (["survived", "age", "port"], [[i % 2, 20 + i / 3, "QSC"[i % 3]] for i in range(30)], None),
+        (["sick", "rooms", "smoker"], [[i % 2, i % 5, i % 2] for i in range(30)], "'sick', 'rooms', 'smoker'"),
+        (["class", "Target", "x"], [["a", "b", i] for i in range(30)], "'class', 'Target'"),
+        (["width", "note", "species"], [[i / 7, f"{i}, see below", "ab"[i % 2]] for i in range(30)], "'note'"),
+    ],
+)
+def test_label_is_asked_for_where_several_columns_may_hold_the_classes(header, rows, rivals, tmp_path) -> None:
+    path = written(tmp_path / "t.csv", header, rows)
+    if rivals is None:
+        assert survey([path], Reading()).label == header[-1]
+    else:
+        with refused("which column holds the classes?", "--label", rivals):
+            survey([path], Reading())
+    assert survey([path], Reading(label=header[-1], drop=("note",) * ("note" in header))).label == header[-1]
 
 
 def test_classes_that_are_whole_numbers_stay_numbers(tmp_path: Path) -> None:
@@ -151,18 +175,18 @@ def test_missing_values_are_refused_filled_or_dropped(cell: str, tmp_path: Path)
     rows[4][1] = cell
     path = written(tmp_path / "gaps.csv", HEADER, rows)
     with refused(f"row 5 of {str(path)!r} has no value in column 'colour'", "--missing fill", "--missing drop"):
-        survey([path], Reading())
-    ((_, _, dropped),) = every_row(survey([path], Reading(missing="drop")), [path], labelled=True)
+        survey([path], Reading(label="kind"))
+    ((_, _, dropped),) = every_row(survey([path], Reading("kind", missing="drop")), [path], labelled=True)
     assert dropped.numbers.tolist() == [1, 2, 3, 6] and len(dropped.x) == 4
-    ((_, _, filled),) = every_row(survey([path], Reading(missing="fill")), [path], labelled=True)
+    ((_, _, filled),) = every_row(survey([path], Reading("kind", missing="fill")), [path], labelled=True)
     mean = np.mean([float(row[2]) for row in PETS if row is not PETS[3]])
     assert filled.x[3].tolist() == [4, 1, 0, 0, pytest.approx(mean)]
     assert filled.x[4].tolist() == [3, 0, 0, 0, 2.75]
     rows[0][3] = cell
     gaps = written(tmp_path / "gaps.csv", HEADER, rows)
     with refused(f"row 1 of {str(gaps)!r} has no 'kind'"):
-        list(every_row(survey([gaps], Reading(missing="fill")), [gaps], labelled=True))
-    ((_, _, dropped),) = every_row(survey([gaps], Reading(missing="drop")), [gaps], labelled=True)
+        list(every_row(survey([gaps], Reading("kind", missing="fill")), [gaps], labelled=True))
+    ((_, _, dropped),) = every_row(survey([gaps], Reading("kind", missing="drop")), [gaps], labelled=True)
     assert dropped.numbers.tolist() == [2, 3, 6]
 
 
@@ -195,7 +219,9 @@ def test_reading_as_usual_names_no_new_run() -> None:
         (b"label\nx\n", "no column beside 'label'"),
         (b"a,b,label\n1,,x\n2,,y\n", "column 'b' is empty"),
         (b"a,label\ninf,x\n2,y\n", "has infinity in column 'a'"),
-        (b"a,label\n\xff\xfe,x\n", "not text in UTF-8"),
+        (b"a,label\n\x81\x8d,x\n", "not text in UTF-8"),
+        (b"a,label\n1\x002,x\n", "is not text"),
+        (b"a,label\n" + b"\n" * 3_000_000, "characters"),
     ],
 )
 def test_bad_tables_are_one_clear_line(content: bytes, message: str, tmp_path: Path) -> None:
@@ -211,6 +237,13 @@ def test_free_text_is_refused_by_name(tmp_path: Path) -> None:
     with refused("column 'name' holds text of more than 100 values", "--drop 'name'"):
         load(str(path))
     assert load(str(path), reading=Reading(drop=("name",))).x.shape == (240, 1)
+
+
+def test_text_that_no_two_rows_share_is_refused_by_name(tmp_path: Path) -> None:
+    rows = [[i / 3, f"Mr. {i}", i % 2] for i in range(30)]
+    path = written(tmp_path / "people.csv", ["age", "name", "label"], rows)
+    with refused("column 'name' holds another text in every row", "--drop 'name'"):
+        load(str(path))
 
 
 def test_a_column_of_numbers_that_turns_out_to_be_text_is_text_throughout(tmp_path: Path, monkeypatch) -> None:
@@ -230,6 +263,179 @@ def test_options_that_say_nothing_of_the_data_are_refused(iris: Path) -> None:
         load(f"folder:{iris.parent}", reading=Reading(task_column="species"))
     with refused("unknown way with missing values 'guess'"):
         Reading(missing="guess")
+
+
+# ── how numbers are written ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("cells", "numbers", "way"),
+    [
+        (["3,5", "-0,25", "12", "1.234,5"], [3.5, -0.25, 12, 1234.5], "numbers with decimal commas"),
+        (
+            ["1,234", "56", "-7,000,000", "1,234.5"],
+            [1234, 56, -7e6, 1234.5],
+            "numbers with commas between thousands",
+        ),
+        (["10%", "2.5 %", "-3%"], [10, 2.5, -3], "numbers in %"),
+        (["$2", "-$1,234.50", "$ 7"], [2, -1234.5, 7], "numbers with commas between thousands in $"),
+        (["2,50 €", "1 000,00 €", "3 €"], [2.5, 1000, 3], "numbers with decimal commas in €"),
+        (["1e3", " 2 ", "+.5"], [1000, 2, 0.5], "numbers"),
+    ],
+)
+def test_numbers_are_read_however_they_are_written(cells, numbers, way, tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", ["x", "label"], [[cell, "ab"[i % 2]] for i, cell in enumerate(cells * 3)])
+    form = survey([path], Reading())
+    assert form.columns[0].written.describe() == way
+    again = TableForm.from_json(json.loads(json.dumps(form.to_json())))
+    ((_, _, rows),) = every_row(again, [path], labelled=True)
+    assert rows.x[: len(cells), 0].tolist() == numbers
+    filled = written(
+        tmp_path / "g.csv", ["x", "label"], [[cell, "ab"[i % 2]] for i, cell in enumerate([*cells, ""])]
+    )
+    assert survey([filled], Reading(missing="fill")).columns[0].mean == pytest.approx(np.mean(numbers))
+    other = written(tmp_path / "o.csv", ["x", "label"], [["12 apples", "a"]])
+    with refused("row 1", "'12 apples'", f"column 'x', which holds {way}"):
+        list(every_row(form, [other], labelled=True))
+
+
+def test_a_comma_before_three_digits_follows_what_separates_the_columns(tmp_path: Path) -> None:
+    rows = [["1,234", "a"], ["5,678", "b"]] * 3
+    for delimiter, first in ((",", 1234), (";", 1.234)):
+        path = written(tmp_path / "t.csv", ["x", "label"], rows, delimiter=delimiter)
+        ((_, _, read),) = every_row(survey([path], Reading()), [path], labelled=True)
+        assert read.x[0, 0] == first
+
+
+@pytest.mark.parametrize("wrong", ["l2.5", "12.5.", "1,5", "12 kg", "$3", "many"])
+def test_a_mistake_in_a_column_of_numbers_is_refused_by_its_row(wrong: str, tmp_path: Path) -> None:
+    rows = [[i / 4, i % 3, "ab"[i % 2]] for i in range(100)]
+    rows[56][0] = wrong
+    path = written(tmp_path / "t.csv", ["size", "n", "label"], rows)
+    with refused(f"row 57 of {str(path)!r} has {wrong!r} in column 'size'", "other values are numbers", "--drop"):
+        survey([path], Reading())
+    rows[70][0] = rows[80][0] = wrong
+    with refused("row 57", "(and 2 more)"):
+        survey([written(tmp_path / "t.csv", ["size", "n", "label"], rows)], Reading())
+    assert survey([path], Reading(drop=("size",))).shape == (1,)
+
+
+def test_a_few_numbers_beside_a_name_are_text_and_flagged(tmp_path: Path) -> None:
+    rows = [[["0", "1", "2", "3+"][i % 4], i / 4, "ab"[i % 2]] for i in range(100)]
+    found = look_at([written(tmp_path / "t.csv", ["children", "x", "label"], rows)], Reading())
+    assert found.form.columns[0].values == ("0", "1", "2", "3+")
+    assert any(
+        "'children' is read as text, though 75 of its 100 values are numbers" in note for note in found.notes
+    )
+
+
+@pytest.mark.parametrize("name", ["", "Unnamed: 0", "id", "PassengerId", "customer_id", "Order ID", "index"])
+@pytest.mark.parametrize("order", ["sorted", "shuffled"])
+def test_a_column_that_numbers_the_rows_is_not_learned(name: str, order: str, tmp_path: Path) -> None:
+    """Rows sorted by class would be told apart by their number alone, and noise would be learned."""
+    rng = np.random.default_rng(0)
+    numbers = rng.permutation(100) if order == "shuffled" else np.arange(100)
+    rows = [[number, rng.normal(), "a" if i < 50 else "b"] for i, number in enumerate(numbers)]
+    found = look_at([written(tmp_path / "t.csv", [name, "noise", "label"], rows)], Reading())
+    assert [column.name for column in found.form.columns] == ["noise"]
+    assert found.form.id == (name or "column1")
+    assert any(f"{name or 'column1'!r} is not learned" in note for note in found.notes)
+    assert TableForm.from_json(json.loads(json.dumps(found.form.to_json()))) == found.form
+
+
+def test_identifiers_of_text_are_left_out_and_other_counters_flagged(tmp_path: Path) -> None:
+    rows = [[f"u{i:04}", i, 7, i % 4 / 3, "ab"[i % 2]] for i in range(200)]
+    path = written(tmp_path / "t.csv", ["user_id", "day", "version", "x", "label"], rows)
+    found = look_at([path], Reading())
+    assert found.form.id == "user_id" and found.form.shape == (3,)
+    notes = "; ".join(found.notes)
+    assert "'day' counts the rows" in notes and "'version' has the same value in every row" in notes
+    ages = written(tmp_path / "a.csv", ["id", "label"], [[i % 3, "ab"[i % 2]] for i in range(30)])
+    assert survey([ages], Reading()).shape == (1,)  # values that repeat tell no rows apart
+
+
+def test_the_first_look_describes_every_column(tmp_path: Path) -> None:
+    rows = [[i, f"${i},5", i / 3, "red" if i % 3 else "blue", "yn"[i % 2]] for i in range(40)]
+    found = look_at([written(tmp_path / "t.csv", ["id", "price", "x", "colour", "sick"], rows)], Reading("sick"))
+    assert found.rows == 40
+    assert found.notes == (
+        "numbers: x",
+        "'price' holds numbers with decimal commas in $, such as '$0,5'",
+        "'colour' is text of 2 values: blue, red",
+        "'id' is not learned: it numbers or names the rows (predictions show 'id')",
+    )
+
+
+# ── files that are not as they should be ──────────────────────────────────────────────────────────────────
+
+
+def test_tables_in_other_encodings_are_read(tmp_path: Path) -> None:
+    text = "größe,straße\n" + "1,Köln\n2,Zürich\n" * 3
+    expected = ("Köln", "Zürich")
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        (tmp_path / "t.csv").write_bytes(text.encode(encoding))
+        assert load(str(tmp_path / "t.csv")).class_names == expected
+    (tmp_path / "t.csv").write_bytes(text.encode("latin-1"))
+    with pytest.warns(UserWarning, match=r"t.csv' is not in UTF-8: it is read as Windows-1252"):
+        dataset = load(str(tmp_path / "t.csv"))
+    assert dataset.class_names == expected
+    assert isinstance(dataset.form, TableForm) and dataset.form.columns[0].name == "größe"
+
+
+@pytest.mark.parametrize("content", ["one line", "empty lines", "rows", "a row of many lines"])
+def test_a_small_compressed_table_that_unpacks_without_end_is_refused_at_once(
+    content: str, tmp_path: Path
+) -> None:
+    part = {
+        "one line": b"1," * 500_000,
+        "empty lines": b"\n" * 1_000_000,
+        "rows": b"1,2\n" * 250_000,
+        "a row of many lines": b'"a\n",' * 166_000,
+    }[content]
+    path = tmp_path / "bomb.csv.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(b"x,label\n")
+        for _ in range(80):
+            file.write(part)
+    tracemalloc.start()
+    with refused("bomb.csv.gz", "would unpack to", "unpack it"):
+        survey([path], Reading())
+    assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    tracemalloc.stop()
+
+
+def test_an_endless_row_is_refused_before_it_fills_the_memory(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("rwalk.data.datasets.tables.LONGEST_ROW", 1 << 16)
+    for part in (b"1," * 40_000, b'"a\n",' * 20_000):
+        (tmp_path / "t.csv").write_bytes(b"x,label\n" + part + b"\n1,a\n")
+        with refused("t.csv", "over 65,536 characters"):
+            survey([tmp_path / "t.csv"], Reading())
+
+
+def test_columns_are_looked_up_in_linear_time(tmp_path: Path, monkeypatch) -> None:
+    """Counted, not timed: with forty times as many columns names are compared forty times as often."""
+    compared = 0
+
+    class Name(str):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    spent = []
+    for width in (50, 2000):
+        compared = 0
+        names = [Name(f"c{place}") for place in range(width)]
+        assert len(Table(tmp_path / "t.csv", names).columns) == width
+        spent.append(compared)
+    assert spent[1] <= 45 * max(spent[0], 50)
+    with refused("two columns called 'c7'"):
+        Table(tmp_path / "t.csv", [*names, "c7"])
+    monkeypatch.setattr("rwalk.data.datasets.tables.MOST_COLUMNS", 1999)
+    with refused("has 2,000 columns"):
+        Table(tmp_path / "t.csv", names)
 
 
 @settings(deadline=None)

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rwalk.cli.options import Drop, Label, Missing, Size, Workers, to_stderr
+from rwalk.showing import cell, shown
 
 if TYPE_CHECKING:
     from rwalk.data.datasets import Reading
@@ -58,9 +59,7 @@ def fit(
 
     More files, and new classes, may follow at any time (--continue): nothing is forgotten.
     """
-    from rwalk.data.datasets import Reading
     from rwalk.errors import InputError
-    from rwalk.models import learn
 
     if executor != "here" and holdout is not None:
         raise InputError("--holdout predicts between two passes, in one process: drop it, or --executor")
@@ -68,29 +67,36 @@ def fit(
         raise InputError("--workers are processes: give --executor local too")
     if go_on and like:
         raise InputError("give --continue or --like, not both")
+    if holdout is not None and not 0 < holdout < 1:
+        raise InputError(f"the part to hold out is {holdout}: give one between 0 and 1")
     target = out or go_on
     if target is None:
         raise InputError("say where to write the model: --out clf.safetensors")
     if target.exists() and target != go_on:
         raise InputError(f"{target} exists already: continue it (--continue), or choose another --out")
-    reading = Reading(label, None, tuple(drop or ()), missing, size)
     _check_writable(target)
-    with _told_warnings():
+    with _working(f"reading {_names(data)}") as working, _told_warnings():
+        from rwalk.data.datasets import Reading  # torch takes seconds to import
+        from rwalk.models import learn
+
+        reading = Reading(label, None, tuple(drop or ()), missing, size)
         trained, source = _begun(data, reading, go_on, like)
+        for note in source.notes:
+            to_stderr(note)
+        working(f"learning {_names(data)}")
         learned = (
             learn(trained, source, holdout)
             if executor == "here"
             else _in_parts(trained, source, executor, workers)
         )
-        trained.save(target)
-    if label is None and (found := getattr(trained.form, "label", None)) and not (go_on or like):
-        to_stderr(f"the classes are in column {found!r} (--label names another)")
+        working(f"writing {target}")
+        _write(trained, target)
     if holdout is not None:
         share = f"{learned.right / learned.held:.1%}" if learned.held else "unknown"
         print(f"accuracy {share} on {learned.held:,} examples held out, which were learned after that")
     total = getattr(trained.classifier, "n_samples_seen_", learned.examples)
     in_all = f", {total:,} in all" if total != learned.examples else ""
-    print(f"{target}: {learned.examples:,} examples learned{in_all}; {_classes(trained)}")
+    print(f"{shown(target)}: {learned.examples:,} examples learned{in_all}; {_classes(trained)}")
 
 
 def predict(
@@ -98,24 +104,30 @@ def predict(
     data: Files,
     out: Annotated[Path | None, typer.Option(help="the CSV file to write (default: to the terminal)")] = None,
     score: Annotated[bool, typer.Option("--score", help="the classes are known: say how many are right")] = False,
+    id_column: Annotated[
+        str | None,
+        typer.Option(
+            "--id", help="of a table: a column to show beside predictions (default: one that `fit` found)"
+        ),
+    ] = None,
 ) -> None:
     """Predict the class of every row or image, with its probability."""
-    from rwalk.data.datasets import Reading
-    from rwalk.models import load, predictions
+    with _working(f"reading {_names(data)}"), _told_warnings():
+        from rwalk.data.datasets import Reading  # torch takes seconds to import
+        from rwalk.models import load, predictions
 
-    with _told_warnings():
         trained = load(model)
-        source = _source(data, Reading(), trained, model, labelled=score)
+        source = _source(data, Reading(), trained, model, score, id_column)
         total = right = 0
         with _table(out) as write:
             write((*source.places, "label", "probability"))
             for each in predictions(trained, source, score):
-                write((*each.place, each.label, f"{each.probability:.4f}"))
+                write((*map(cell, each.place), cell(each.label), f"{each.probability:.4f}"))
                 total, right = total + 1, right + (each.truth == each.label)
     if score and total:
         to_stderr(f"{right:,} of {total:,} are right: accuracy {right / total:.1%}")
     if out:
-        print(f"{out}: {total:,} predictions")
+        print(f"{shown(out)}: {total:,} predictions")
 
 
 def forget(
@@ -125,7 +137,8 @@ def forget(
 ) -> None:
     """Remove examples from a model again.
 
-    It becomes the model that never learned them.
+    It becomes the model that never learned them. If it is overwritten, the model as it was is kept in FILE.before:
+    delete that once the new one is what you want.
     """
     from rwalk.data.datasets import Reading
     from rwalk.models import load
@@ -136,12 +149,8 @@ def forget(
         for portion in _source(data, Reading(), trained, model, labelled=True).portions():
             trained.forget(portion)
             forgotten += len(portion.x)
-        if out in (None, model):
-            backup = model.with_name(f"{model.name}.before")
-            shutil.copy2(model, backup)
-            to_stderr(f"{backup}: the model as it was; delete it once the examples must be gone from here too")
-        trained.save(out or model)
-    print(f"{out or model}: {forgotten:,} examples forgotten; {_classes(trained)}")
+        _write(trained, out or model)
+    print(f"{shown(out or model)}: {forgotten:,} examples forgotten; {_classes(trained)}")
 
 
 def merge(
@@ -165,8 +174,8 @@ def merge(
             except InputError as error:
                 begin = f"create it with rwalk fit --like {models[0]}"
                 raise InputError(f"{path} cannot be merged with {models[0]} ({error}): {begin}") from None
-        first.save(out)
-    print(f"{out}: {len(models)} models merged; {_classes(first)}")
+        _write(first, out)
+    print(f"{shown(out)}: {len(models)} models merged; {_classes(first)}")
 
 
 def _in_parts(trained: Trained, source: Source, executor: str, workers: int | None) -> Learned:
@@ -193,7 +202,9 @@ def _begun(data: list[Path], reading: Reading, go_on: Path | None, like: Path | 
     return Trained.begun(found.form), found
 
 
-def _source(data: list[Path], reading: Reading, known: Trained, model: Path, labelled: bool) -> Source:
+def _source(
+    data: list[Path], reading: Reading, known: Trained, model: Path, labelled: bool, id_column: str | None = None
+) -> Source:
     """Files in the form that a model expects."""
     from rwalk.data.datasets import Reading as Usual
     from rwalk.data.portions import ArrayForm, source
@@ -201,7 +212,7 @@ def _source(data: list[Path], reading: Reading, known: Trained, model: Path, lab
 
     if reading != Usual():
         raise InputError(f"{model} determines how files are read: drop --label, --drop, --missing and --size")
-    found = source(data, reading, known.form, labelled)
+    found = source(data, reading, known.form, labelled, id_column)
     if known.form is None and not isinstance(found.form, ArrayForm):
         raise InputError(f"{model} does not say how files become its inputs: give an .npz file of inputs")
     return found
@@ -216,10 +227,43 @@ def _check_writable(target: Path) -> None:
         raise InputError(f"{target} cannot be written there: choose another --out")
 
 
+def _write(trained: Trained, target: Path) -> None:
+    """Write a model; one that was there before is kept beside it."""
+    from rwalk.errors import InputError
+    from rwalk.files import replacing
+
+    if target.is_file():
+        backup = target.with_name(f"{target.name}.before")
+        try:
+            with replacing(backup) as beside:
+                shutil.copyfile(target, beside)
+        except OSError as error:
+            raise InputError(f"cannot write {backup}: {error.strerror or error}") from error
+        to_stderr(f"{backup}: the model as it was; delete it where its examples must be gone")
+    trained.save(target)
+
+
 def _classes(trained: Trained) -> str:
-    names = [str(label) for label in trained.classifier.classes_]
-    shown = ", ".join(name if name.isprintable() else repr(name) for name in names[:10])
-    return f"{len(names):,} classes: {shown}{', …' if len(names) > 10 else ''}"
+    names = [shown(label) for label in trained.classifier.classes_]
+    return f"{len(names):,} classes: {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
+
+
+def _names(data: list[Path]) -> str:
+    return f"{data[0]}{f' and {len(data) - 1} more' if len(data) > 1 else ''}"
+
+
+@contextmanager
+def _working(what: str) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal, from the first second on, what is being done; the function given shows the next step."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda what: None
+        return
+    with console.status(Text(f"rwalk: {shown(what)}")) as status:
+        yield lambda what: status.update(Text(f"rwalk: {shown(what)}"))
 
 
 @contextmanager

@@ -45,7 +45,7 @@ Track = Annotated[
 ]
 Label = Annotated[
     str | None,
-    typer.Option(help="of a table: the column of classes (default: label, target or class, else the last)"),
+    typer.Option(help="of a table: the column of classes (default: label, target or class, or the last)"),
 ]
 Drop = Annotated[list[str] | None, typer.Option(help="of a table: a column to leave out; repeatable")]
 Missing = Annotated[
@@ -75,13 +75,13 @@ def chosen_device(name: str) -> str:
 
 def with_label(dataset: str, reading: Reading, tell: Callable[[str], None]) -> Reading:
     """A table's reading with its column of classes named; if the user named none, the choice is reported."""
-    from rwalk.data.datasets.survey import label_of
-    from rwalk.data.datasets.tables import is_table, open_table
+    from rwalk.data.datasets.survey import survey
+    from rwalk.data.datasets.tables import is_table
     from rwalk.files import at_home
 
     if reading.label is not None or not is_table(dataset):
         return reading
-    found = label_of(open_table(at_home(dataset)).columns, reading)
+    found = survey([at_home(dataset)], reading).label
     tell(f"the classes are in column {found!r} (--label names another)")
     return replace(reading, label=found)
 

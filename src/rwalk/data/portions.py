@@ -10,18 +10,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rwalk.data.arrays import as_labels
+from rwalk.data.datasets.cells import as_texts
 from rwalk.data.datasets.columns import TableForm, every_row
 from rwalk.data.datasets.folders import check_inside, labelled_images, parts_of
 from rwalk.data.datasets.images import ImageForm, form_of, is_image, read_images
 from rwalk.data.datasets.npz import arrays_of
 from rwalk.data.datasets.reading import OF_IMAGES, OF_TABLES, Reading
-from rwalk.data.datasets.survey import survey
-from rwalk.data.datasets.tables import is_table
+from rwalk.data.datasets.survey import look_at
+from rwalk.data.datasets.tables import is_table, open_table
 from rwalk.data.draws import shuffled
 from rwalk.data.streams import Form
-from rwalk.errors import InputError
+from rwalk.errors import InputError, unknown
 from rwalk.files import at_home
 
+PLACES = ("file", "row")
+RESERVED = (*PLACES, "label", "probability")  # names of other columns of predictions
 BYTES = 1 << 26  # of images or arrays that are held at a time
 
 
@@ -63,6 +67,7 @@ class Source:
 
     form: Form
     places: tuple[str, ...]  # what the parts of an example's place are called
+    notes: tuple[str, ...] = ()  # what was found at a first look, in words
 
     def portions(self, labelled: bool = True, mixed: bool = False) -> Iterator[Portion]:
         """All examples, in portions; without classes, if those are not asked for.
@@ -78,16 +83,29 @@ class Source:
 
 @dataclass(frozen=True)
 class Tables(Source):
-    """Rows of tables, in their order."""
+    """Rows of tables, in their order; their places have the values of column `id` too, if there is one."""
 
     paths: tuple[Path, ...]
     form: TableForm
-    places = ("file", "row")
+    id: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> tuple[str, ...]:  # type: ignore[override]
+        if self.id is None:
+            return PLACES
+        return (*PLACES, "id" if self.id in RESERVED else self.id)
 
     def portions(self, labelled: bool = True, mixed: bool = False) -> Iterator[Portion]:
-        for path, _, rows in every_row(self.form, self.paths, labelled):
+        beside = [] if self.id is None else [self.id]
+        for path, chunk, rows in every_row(self.form, self.paths, labelled, beside):
             if len(rows.x):
-                yield Portion(rows.x, rows.y, [(str(path), str(number)) for number in rows.numbers.tolist()])
+                numbers = [(str(path), str(number)) for number in rows.numbers.tolist()]
+                places: list[tuple[str, ...]] = [*numbers]
+                if self.id is not None:
+                    ids = as_texts(chunk.columns[self.id][rows.numbers - chunk.start])
+                    places = [(*place, each or "") for place, each in zip(numbers, ids, strict=True)]
+                yield Portion(rows.x, rows.y, places)
 
     def parts(self) -> list[Source]:
         return [replace(self, paths=(path.absolute(),)) for path in self.paths]
@@ -134,33 +152,41 @@ class Arrays(Source):
 
     paths: tuple[Path, ...]
     form: ArrayForm
-    places = ("file", "row")
+    places = PLACES
 
     def portions(self, labelled: bool = True, mixed: bool = False) -> Iterator[Portion]:
         for path in self.paths:
             arrays = arrays_of(path, ("x", "y") if labelled else ("x",))
             x = arrays["x"]
+            y = as_labels(arrays["y"], "training") if labelled else None
             if x.shape[1:] != self.form.shape:
                 shapes = f"{list(x.shape[1:])}, not {list(self.form.shape)}"
                 raise InputError(f"the inputs in {str(path)!r} have the shape {shapes}: give files of one form")
-            if labelled and len(arrays["y"]) != len(x):
-                raise InputError(f"{str(path)!r} has {len(x)} inputs but {len(arrays['y'])} labels: give one each")
+            if y is not None and len(y) != len(x):
+                raise InputError(f"{str(path)!r} has {len(x)} inputs but {len(y)} labels: give one each")
             if x.dtype == np.uint8:
                 x = x.astype(np.float32) / 255  # pixels, as everywhere
             rows = max(16, BYTES // max(1, x[:1].nbytes))
             for start in range(0, len(x), rows):
                 part = slice(start, start + rows)
                 places: list[tuple[str, ...]] = [(str(path), str(row + 1)) for row in range(len(x))[part]]
-                yield Portion(x[part], arrays["y"][part] if labelled else None, places)
+                yield Portion(x[part], None if y is None else y[part], places)
 
     def parts(self) -> list[Source]:
         return [replace(self, paths=(path.absolute(),)) for path in self.paths]
 
 
 def source(
-    given: Sequence[str | Path], reading: Reading, form: Form | None = None, labelled: bool = True
+    given: Sequence[str | Path],
+    reading: Reading,
+    form: Form | None = None,
+    labelled: bool = True,
+    id_column: str | None = None,
 ) -> Source:
-    """The examples in these files and folders, in the form found in them or in a known one."""
+    """The examples in these files and folders, in the form found in them or in a known one.
+
+    `id_column` is a column of tables to show with every row's place; by default it is the one that the form names.
+    """
     paths = [path for each in given for path in _expanded(at_home(each))]
     kinds = list(dict.fromkeys(_kind(path) for path in paths))
     if len(kinds) > 1:
@@ -169,7 +195,13 @@ def source(
         raise InputError(f"{str(paths[0])!r} is of the kind {kinds[0]}, where it was {known}: give the same kind")
     if kinds[0] == "table":
         reading.only(OF_TABLES, str(paths[0]), "a table")
-        return Tables(tuple(paths), form if isinstance(form, TableForm) else survey(paths, reading))
+        notes: tuple[str, ...] = ()
+        if not isinstance(form, TableForm):
+            found = look_at(paths, reading)
+            form, notes = found.form, (f"{found.rows:,} rows in {_counted(paths)}", *found.notes)
+        return Tables(tuple(paths), form, _identifier(paths, form, id_column), notes)
+    if id_column is not None:
+        raise InputError(f"--id names a column, and {str(paths[0])!r} has none: leave it out")
     if kinds[0] == "arrays":
         reading.only((), str(paths[0]), "a file of arrays")
         shape = arrays_of(paths[0], ("x",))["x"].shape[1:]
@@ -177,6 +209,23 @@ def source(
     reading.only(OF_IMAGES, str(paths[0]), "a folder of images")
     images, labels = _images(paths, labelled)
     return Pictures(images, labels, form if isinstance(form, ImageForm) else form_of(images, reading.size))
+
+
+def _counted(paths: Sequence[Path]) -> str:
+    return "1 file" if len(paths) == 1 else f"{len(paths):,} files"
+
+
+def _identifier(paths: Sequence[Path], form: TableForm, named: str | None) -> str | None:
+    """The column to show with every row: the one named, else the form's, if all tables have it."""
+    name = form.id if named is None else named
+    if name is None:
+        return None
+    for path in paths:
+        if name not in (columns := open_table(path).columns):
+            if named is not None:
+                raise unknown("column", named, columns)
+            return None
+    return name
 
 
 def _expanded(path: Path) -> list[Path]:

@@ -16,10 +16,13 @@ from numpy.typing import NDArray
 from rwalk import sealed
 from rwalk.classifier import IncrementalClassifier
 from rwalk.classifier.closed_form import METHODS as CLOSED_FORM
+from rwalk.data.datasets.columns import TableForm
 from rwalk.data.portions import Portion, Source, form_from_json
 from rwalk.data.streams import Form
 from rwalk.errors import InputError
 from rwalk.files import replacing
+
+MOST_INPUTS = 20_000  # of a table: all products of two of them are summed, in 3 GB
 
 
 @dataclass
@@ -32,6 +35,11 @@ class Trained:
     @classmethod
     def begun(cls, form: Form) -> Trained:
         """A new one, which has learned nothing."""
+        if isinstance(form, TableForm) and form.shape[0] > MOST_INPUTS:
+            raise InputError(
+                f"the table makes {form.shape[0]:,} inputs, whose products would fill the memory: keep at most "
+                f"{MOST_INPUTS:,}, and leave columns out with --drop"
+            )
         return cls(IncrementalClassifier(), form)
 
     def fresh(self) -> Trained:
@@ -100,8 +108,6 @@ def learn(trained: Trained, source: Source, holdout: float | None = None) -> Lea
 
     Of every portion a part may be held out: it is predicted once the rest is learned, and then learned as well.
     """
-    if holdout is not None and not 0 < holdout < 1:
-        raise InputError(f"the part to hold out is {holdout}: give one between 0 and 1")
     share, examples = holdout or 0.0, 0
     for portion, held in _divided(source, share):
         examples += len(portion.x)

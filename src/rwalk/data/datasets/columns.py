@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rwalk.data.datasets.cells import UNITS, Notation, absent_in, as_numbers, as_texts
 from rwalk.data.datasets.reading import MISSING
-from rwalk.data.datasets.tables import Chunk, Table, absent_in, as_numbers, as_texts, open_table
+from rwalk.data.datasets.tables import Chunk, Table, open_table
 from rwalk.errors import InputError
 
 CELLS = 1 << 18  # that are held at a time
@@ -30,6 +31,7 @@ class Column:
     name: str
     values: tuple[str, ...] | None = None  # None: numbers
     mean: float = 0.0  # of the numbers, in the place of missing ones where those are filled
+    written: Notation = Notation()  # noqa: RUF009 - frozen
 
     @property
     def width(self) -> int:
@@ -44,6 +46,7 @@ class TableForm:
     whole    whether those are whole numbers
     columns  what inputs are made of
     missing  what becomes of a row without a value
+    id       the column that tells rows apart, which is not learned but shown beside predictions
     shift, scale  inputs are (value − shift) / scale
     """
 
@@ -53,6 +56,7 @@ class TableForm:
     missing: str = "refuse"
     shift: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
+    id: str | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -98,12 +102,13 @@ class TableForm:
             if self.missing == "drop":
                 shown[known == -1] = np.nan
             return shown
-        numbers = as_numbers(cells)
+        numbers = as_numbers(cells, column.written)
         if numbers is None:
-            row = next(row for row in range(len(cells)) if as_numbers(cells[row : row + 1]) is None)
+            each = (as_numbers(cells[row : row + 1], column.written) for row in range(len(cells)))
+            row = next(row for row, number in enumerate(each) if number is None)
             raise InputError(
                 f"row {chunk.start + row} of {str(path)!r} has {str(cells[row])[:40]!r} in column "
-                f"{column.name!r}, which holds numbers: correct it"
+                f"{column.name!r}, which holds {column.written.describe()}: correct it"
             )
         if np.isinf(numbers).any():
             row = int(np.isinf(numbers).argmax())
@@ -136,10 +141,13 @@ class TableForm:
         return numbers.astype(np.int64)
 
     def to_json(self) -> dict[str, Any]:
-        columns = [{"name": each.name, "values": each.values, "mean": each.mean} for each in self.columns]
+        columns = [
+            {"name": each.name, "values": each.values, "mean": each.mean, "written": astuple(each.written)}
+            for each in self.columns
+        ]
         return {
             "kind": "table", "label": self.label, "whole": self.whole, "columns": columns, "missing": self.missing,
-            "shift": self.shift, "scale": self.scale,
+            "shift": self.shift, "scale": self.scale, "id": self.id,
         }  # fmt: skip
 
     @classmethod
@@ -151,11 +159,19 @@ class TableForm:
             sound = values is None or all(isinstance(value, str) for value in values)
             if not isinstance(each["name"], str) or not sound or not math.isfinite(each["mean"]):
                 raise ValueError("a column that cannot be")
-            columns.append(Column(each["name"], None if values is None else tuple(values), float(each["mean"])))
-        form = cls(record["label"], record["whole"], tuple(columns), record["missing"],
-                   tuple(map(float, record["shift"])), tuple(map(float, record["scale"])))  # fmt: skip
+            decimal, grouped, unit = each.get("written", (".", False, ""))  # files of 0.2.0 have plain numbers
+            if decimal not in (".", ",") or type(grouped) is not bool or unit not in ("", *UNITS):
+                raise ValueError("numbers that cannot be")
+            written = Notation(decimal, grouped, unit)
+            values = None if values is None else tuple(values)
+            columns.append(Column(each["name"], values, float(each["mean"]), written))
+        shift, scale = (tuple(map(float, record[name])) for name in ("shift", "scale"))
+        label, whole, missing, identifier = record["label"], record["whole"], record["missing"], record.get("id")
+        form = cls(label, whole, tuple(columns), missing, shift, scale, identifier)
         widths = {len(form.shift), len(form.scale)}
-        if not isinstance(form.label, str) or form.missing not in MISSING or not columns:
+        if not isinstance(label, str) or not isinstance(identifier, str | None) or missing not in MISSING:
+            raise ValueError("a table that cannot be")
+        if not columns or type(whole) is not bool:
             raise ValueError("a table that cannot be")
         if widths not in ({0}, {form.shape[0]}) or not all(0 < scale < math.inf for scale in form.scale):
             raise ValueError("scales that cannot be")

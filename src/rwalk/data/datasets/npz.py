@@ -42,15 +42,34 @@ def arrays_of(path: Path, needed: Sequence[str], wanted: Sequence[str] = ()) -> 
         ) from None
     if missing := set(needed) - arrays.keys():
         raise InputError(f"{str(path)!r} has no array {min(missing)!r}: save it with np.savez(path, x=..., y=...)")
+    for name, array in arrays.items():
+        _check_array(path, name, array)
     return arrays
+
+
+def _check_array(path: Path, name: str, array: NDArray[Any]) -> None:
+    """Inputs are numbers, labels are numbers or text; both have one row per example."""
+    inputs = name.startswith("x")
+    if array.dtype.kind not in ("biuf" if inputs else "biufUS"):
+        want = "numbers" if inputs else "whole numbers or strings"
+        kind = "fields of a record" if array.dtype.names else f"of type {array.dtype}"
+        raise InputError(f"array {name!r} of {str(path)!r} is {kind}: save {want}")
+    if (array.ndim < 2 or 0 in array.shape[1:]) if inputs else array.ndim != 1:
+        want = "[examples, …]" if inputs else "[examples]"
+        raise InputError(f"array {name!r} of {str(path)!r} has the shape {list(array.shape)}: save {want}")
 
 
 def _check_unpacked_size(path: Path) -> None:
     """Refuse a small archive that would fill the memory; zipfile does not unpack beyond the stated sizes."""
     with zipfile.ZipFile(path) as archive:
         unpacked = sum(member.file_size for member in archive.infolist())
-    if unpacked > SUSPICIOUS and unpacked > LARGEST_RATIO * path.stat().st_size:
+    check_unpacked(path, unpacked, path.stat().st_size, SUSPICIOUS, "save it again with np.savez, uncompressed")
+
+
+def check_unpacked(path: Path, unpacked: int, packed: int, harmless: int, instead: str) -> None:
+    """Refuse a file that unpacks to so many bytes or more, over `harmless` and out of proportion to its size."""
+    if unpacked > harmless and unpacked > LARGEST_RATIO * packed:
         raise InputError(
-            f"{str(path)!r} would unpack to {unpacked / 1e9:.1f} GB, over {LARGEST_RATIO} times its size: if you "
-            "trust it, save it again with np.savez, uncompressed"
+            f"{str(path)!r} would unpack to {unpacked / 1e9:.1f} GB or more, over {LARGEST_RATIO} times its size: "
+            f"if you trust it, {instead}"
         )

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rwalk.data.datasets.cells import absent_in, as_numbers, as_texts
 from rwalk.data.datasets.columns import every_row
 from rwalk.data.datasets.reading import Reading
 from rwalk.data.datasets.survey import survey
-from rwalk.data.datasets.tables import absent_in, as_numbers, as_texts
 from rwalk.data.streams import Dataset
 from rwalk.errors import InputError
 
