@@ -19,15 +19,10 @@ from torch import Tensor, nn
 
 from rwalk import EWC, PI, EWCpp, Guard, RWalk
 from rwalk.guard.state import codec as codes
-from rwalk.guard.step import executor as packs
-from rwalk.guard.step import fused
-from rwalk.guard.step import fused_chunked as fused_lent
-from rwalk.guard.step import generated as fusion
-from rwalk.guard.step import penalty as stiffness
-from rwalk.guard.step import triton as kernels
-from rwalk.guard.step.chunked import LentPack
+from rwalk.guard.step import executor, generated
+from rwalk.guard.step.equations import AFTER, BEFORE, SCORE, TAKE_OUT, Phase, Plan
+from rwalk.guard.step.generated import Coded, Kept, Kernels, Layout
 from rwalk.guard.step.trace import Script, Unwritten
-from rwalk.guard.step.triton import Coded, Layout
 from rwalk.methods import METHODS, Method
 from rwalk.methods.l2 import L2SP
 from rwalk.methods.mas import MAS
@@ -80,34 +75,28 @@ def test_equations_that_are_written_down_say_the_same(name: str) -> None:
     method = replace(METHODS[name](), lam=0.7)
     state, theta = lived(method)
     grad, before = torch.randn_like(theta), torch.randn_like(theta)
-    columns = {"theta": theta, "grad": grad, "before": before}
-    columns |= {fusion._column(key): vector for key, vector in state.items()}
-    assert fusion.can_be_written(method, tuple(state))
-
-    def pull(beyond: float | None, at: Any, state: Any) -> None:
-        at("before").copy_(stiffness.pulled(method, beyond, state, at("theta"), at("grad")))
-
-    moments = {
-        "pull": lambda at, state: pull(None, at, state),
-        "soft": lambda at, state: pull(0.2, at, state),
-        "late": lambda at, state: stiffness.step_late(method, None, state, at("theta"), 0.3),
-        "rest": lambda at, state: stiffness.step_late(method, 0.2, state, at("theta"), 0.3),
-        "observe": lambda at, state: method.observe(state, at("grad"), at("before"), at("grad") * at("grad")),
-        "score": lambda at, state: method.score(state, at("theta")),
-    }
-    for moment, equations in moments.items():
-        if moment in ("soft", "rest") and not method.springs(state):
-            continue
-        script, words = fusion._script(equations, tuple(state))
-        got = said(script, words, columns)
-        real = {key: vector.clone() for key, vector in columns.items()}
-        kept = {key: real[fusion._column(key)] for key in state}
-        equations(real.__getitem__, kept)
-        real |= {fusion._column(key): vector for key, vector in kept.items()}
-        changed = {key for key, vector in real.items() if not torch.equal(vector, columns[key])}
-        assert changed <= got.keys(), moment
-        for key, vector in got.items():
-            torch.testing.assert_close(vector, real[key], rtol=1e-5, atol=1e-6, msg=f"{moment}: {key}")
+    columns = {"theta": theta, "grad": grad, "before": before, "given": torch.zeros_like(theta)}
+    columns |= {generated._column(key): vector for key, vector in state.items()}
+    assert generated.can_be_written(method, tuple(state))
+    holds = bool(method.springs(state))
+    plans = [
+        Plan(method, 0.3, at_most, pulls=holds, late=holds) for at_most in ((None, 0.2) if holds else (None,))
+    ]
+    for plan in plans:
+        for phase in (BEFORE, TAKE_OUT, AFTER, SCORE):
+            if phase is TAKE_OUT and not holds:
+                continue
+            script, words = generated.traced(phase, plan, tuple(state))
+            got = said(script, words, columns)
+            real = {key: vector.clone() for key, vector in columns.items()}
+            kept = {key: real[generated._column(key)] for key in state}
+            phase.equations(plan, real, kept)
+            real |= {generated._column(key): vector for key, vector in kept.items()}
+            results = {*phase.results, *(generated._column(key) for key in state)}
+            changed = {key for key in results if not torch.equal(real[key], columns[key])}
+            assert changed <= got.keys() <= results, phase.name
+            for key, vector in got.items():
+                torch.testing.assert_close(vector, real[key], rtol=1e-5, atol=1e-6, msg=f"{phase.name}: {key}")
 
 
 def test_what_no_kernel_is_written_for_is_left_to_torch() -> None:
@@ -115,8 +104,8 @@ def test_what_no_kernel_is_written_for_is_left_to_torch() -> None:
         def observe(self, state: Any, grad: Tensor, move: Tensor, square: Tensor) -> None:
             state["order"].copy_(grad.sort().values)
 
-    assert not fusion.can_be_written(Sorting(), ("order",))
-    assert not fusion.can_be_written(type("Own", (RWalk,), {})(), ("fisher",)), (
+    assert not generated.can_be_written(Sorting(), ("order",))
+    assert not generated.can_be_written(type("Own", (RWalk,), {})(), ("fisher",)), (
         "it may do anything from step to step"
     )
     with pytest.raises(Unwritten):
@@ -170,8 +159,7 @@ def trained(method: Method, wide: torch.dtype = torch.float32, steps: int = 5, *
 
 def apart_from_kernels(monkeypatch: pytest.MonkeyPatch, *args: Any, **options: Any) -> Trained:
     with monkeypatch.context() as patch:
-        for module in (fused, fused_lent):
-            patch.setattr(module, "is_possible", lambda pieces, method: False)
+        patch.setattr(generated, "can_launch", lambda device: False)
         return trained(*args, **options)
 
 
@@ -182,17 +170,15 @@ def with_kernels(monkeypatch: pytest.MonkeyPatch, *args: Any, **options: Any) ->
         pytest.fail("this was not done by a kernel")
 
     with monkeypatch.context() as patch:
-        for module in (fused, fused_lent):
-            patch.setattr(module, "is_possible", lambda pieces, method: True)
-        patch.setattr(packs, "launches", lambda device: True)
-        for name in ("_observe", "_take_proximal_step", "score"):
-            patch.setattr(packs.Pack, name, never)
-        patch.setattr(LentPack, "_walk", never)
+        patch.setattr(generated, "can_launch", lambda device: True)
+        patch.setattr(executor, "launches", lambda device: True)
+        for kind in (executor.PlainBatch, executor.ChunkedBatch):
+            patch.setattr(kind, "_eager", never)
         launches = []
         launch = Layout.launch
         patch.setattr(Layout, "launch", lambda *args: launches.append(args) or launch(*args))
         found = trained(*args, **options)
-        assert launches and not fusion._broken, fusion._broken
+        assert launches and not generated._failed, generated._told
         return found
 
 
@@ -209,6 +195,18 @@ def assert_alike(ours: Trained, theirs: Trained, near: float) -> None:
     torch.testing.assert_close(ours[1], theirs[1], rtol=near, atol=near)
 
 
+@pytest.fixture
+def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernel has failed so far."""
+    monkeypatch.setattr(generated, "_failed", set())
+    monkeypatch.setattr(generated, "_told", set())
+    monkeypatch.setattr(generated, "can_launch", lambda device: True)
+    monkeypatch.setattr(executor, "launches", lambda device: True)
+    if find_spec("triton") is None:
+        monkeypatch.setattr(generated, "kernel_of", lambda text: text)
+
+
+@pytest.mark.usefixtures("_forgotten")
 @pytest.mark.parametrize("options", [{}, {"dtype": "8bit"}], ids=["float32", "8 bits"])
 @pytest.mark.parametrize("last", [0, 1, 7])
 def test_where_kernels_cannot_be_launched_training_goes_on_without(
@@ -216,10 +214,6 @@ def test_where_kernels_cannot_be_launched_training_goes_on_without(
 ) -> None:
     """Whichever fails first: there may be no compiler, and not every kernel is there from the start."""
     theirs = apart_from_kernels(monkeypatch, RWalk(lam=0.1, dt=3), **options)
-    for module in (fused, fused_lent):
-        monkeypatch.setattr(module, "is_possible", lambda pieces, method: True)
-    monkeypatch.setattr(packs, "launches", lambda device: True)
-    monkeypatch.setattr(fusion, "_broken", [])
     launched = []
 
     def launch(self: Layout, *args: Any) -> None:
@@ -230,11 +224,43 @@ def test_where_kernels_cannot_be_launched_training_goes_on_without(
 
     really = Layout.launch
     monkeypatch.setattr(Layout, "launch", launch)
-    monkeypatch.setattr(kernels, "kernel_of", kernels.kernel_of if find_spec("triton") else lambda text: None)
     ours = trained(RWalk(lam=0.1, dt=3), **options)
     assert_alike(ours, theirs, 0.15 if options else 2e-5)
-    said = [record.getMessage() for record in caplog.records if record.name.startswith("rwalk")]
-    assert said == ["a guard's steps are done without kernels of their own: no compiler here"]
+    assert warnings_of(caplog) == ["part of a guarded step runs without its generated kernel: no compiler here"]
+
+
+@pytest.mark.usefixtures("_forgotten")
+def test_a_failed_kernel_is_replaced_alone_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    launched = []
+
+    def kernel_of(text: str) -> str:
+        if "tl.sqrt" in text:
+            raise RuntimeError("too many registers")
+        return text
+
+    def launch(self: Layout, kernel: str, *args: Any) -> None:
+        launched.append(kernel)
+
+    def root(plan: Plan, at: Any, state: Any) -> None:
+        at["theta"].copy_(at["theta"].sqrt())
+
+    def half(plan: Plan, at: Any, state: Any) -> None:
+        at["theta"].mul_(0.5)
+
+    monkeypatch.setattr(generated, "kernel_of", kernel_of)
+    monkeypatch.setattr(Layout, "launch", launch)
+    monkeypatch.setattr(generated, "can_be_written", lambda method, names: True)
+    kernels = Kernels([torch.ones(3, device=DEVICE)], {}, [0])
+    phases = [Phase(each.__name__, each, frozenset({"theta"})) for each in (half, root, half, root)]
+    assert [kernels.run(phase, Plan(RWalk()), {}) for phase in phases] == [True, False, True, False]
+    assert len(launched) == 2
+    assert warnings_of(caplog) == ["part of a guarded step runs without its generated kernel: too many registers"]
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name.startswith("rwalk")]
 
 
 WAYS = [
@@ -276,7 +302,7 @@ def test_narrow_parameters_and_a_narrow_state_go_through_kernels_too(
 
 @by_kernels
 @pytest.mark.parametrize("name", ["fisher", "path", "anchor"])
-def test_codes_are_the_same_bit_by_bit(name: str) -> None:
+def test_codes_are_the_same_bit_by_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written by a kernel, read by a kernel, and both without one."""
     torch.manual_seed(0)
     code = codes.code_of(name)
@@ -290,30 +316,56 @@ def test_codes_are_the_same_bit_by_bit(name: str) -> None:
     expected = [code.encode(each, draw) for each, draw in zip(padded, draws, strict=True)]
     rooms = [tuple(torch.zeros_like(each) for each in kept) for kept in expected]
     columns = [list(column) for column in zip(*rooms, strict=True)]
-    kept = fusion.Kept(partial(Coded, code=code, kept_in=tuple(c[0].dtype for c in columns)), columns)
+    kept = Kept(partial(Coded, code=code, kept_in=tuple(c[0].dtype for c in columns)), columns)
     names = [codes.wrapped(codes.number(f"p{i}")) for i in range(len(thetas))]
-    fused_ = fusion.Fusion(thetas, {name: kept}, names)
+    kernels = Kernels(thetas, {name: kept}, names, lambda: 7)
 
-    def write(at: Any, state: Any) -> None:
-        state[name].copy_(at("theta"))
+    def write(plan: Plan, at: Any, state: Any) -> None:
+        state[name].copy_(at["theta"])
 
-    def read(at: Any, state: Any) -> None:
-        at("out").copy_(state[name])
+    def read(plan: Plan, at: Any, state: Any) -> None:
+        at["given"].copy_(state[name])
 
-    assert fused_.run("write", write, draws=lambda vector: codes.moved(vector, 7)), fusion._broken
+    monkeypatch.setattr(generated, "can_be_written", lambda method, names: True)
+    plan = Plan(RWalk())
+    assert kernels.run(Phase("write", write, frozenset()), plan, {}), generated._told
     for room, wanted, theta in zip(rooms, expected, padded, strict=True):
         assert torch.equal(room[1], wanted[1])
         known = (
             theta.isfinite().all(1) if name == "anchor" else slice(None)
         )  # in no level of a lost block is anything
         assert torch.equal(room[0][known], wanted[0][known])
-    out = fused_.flat(torch.float32)
-    assert fused_.run("read", read, flats={"out": out})
+    out = torch.empty(sum(len(theta) for theta in thetas), device=thetas[0].device)
+    given = {"given": SimpleNamespace(flat=out)}
+    assert kernels.run(Phase("read", read, frozenset({"given"})), plan, given)
     decoded = torch.cat(
         [code.decode(*room).flatten()[: len(theta)] for room, theta in zip(rooms, thetas, strict=True)]
     )
     torch.testing.assert_close(out, decoded, rtol=0, atol=0, equal_nan=True)
     assert not decoded[-4800].isfinite()  # what was infinite
+
+
+@by_kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_kernels_round_narrow_parameters_by_the_same_draws(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    thetas = [torch.randn(size, device=DEVICE).to(dtype) for size in (1, 128, 700)]
+    expected = []
+    for i, theta in enumerate(thetas):
+        wide = theta.float() * 1.0001
+        draws = codes.drawn_for(wide, f"p{i}", 7)
+        expected.append(codes.rounded(wide, dtype, draws).to(dtype))
+    names = [codes.wrapped(codes.number(f"p{i}")) for i in range(len(thetas))]
+    kernels = Kernels(thetas, {}, names, lambda: 7)
+    monkeypatch.setattr(generated, "can_be_written", lambda method, names: True)
+
+    def grow(plan: Plan, at: Any, state: Any) -> None:
+        at["theta"].mul_(1.0001)
+
+    assert kernels.run(Phase("grow", grow, frozenset({"theta"})), Plan(RWalk()), {}), generated._told
+    assert all(map(torch.equal, thetas, expected))
 
 
 @by_kernels

@@ -20,9 +20,8 @@ from rwalk import EWC, PI, Guard, InputError, RWalk, metrics
 from rwalk.guard.state import codec as codes
 from rwalk.guard.state import quantized as lent
 from rwalk.guard.state.codec import AMOUNT, PLACE, SUM, Code
-from rwalk.guard.state.offload import Coming, Here
-from rwalk.guard.state.quantized import Kept, Portion
-from rwalk.guard.step import chunked as lending
+from rwalk.guard.state.quantized import Chunk, Coming, Encoded, NoTransfer
+from rwalk.guard.step import executor
 from rwalk.methods import METHODS, EWCpp, Method
 
 EVERY_CODE = pytest.mark.parametrize("code", [AMOUNT, SUM, PLACE], ids=["amount", "sum", "place"])
@@ -394,30 +393,30 @@ def protected(digits: Any, stream: Any, seed: int, method: Method, dtype: Any) -
 # On the way between the host and a device
 
 
-class Told(Here):
+class Told(NoTransfer):
     """Brings vectors ahead, as streams do, and says so."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
         self.seen: dict[int, int] = {}
 
-    def _number(self, portion: Portion) -> int:
-        return self.seen.setdefault(id(portion), len(self.seen))
+    def _number(self, chunk: Chunk) -> int:
+        return self.seen.setdefault(id(chunk), len(self.seen))
 
     def begin(self) -> None:
         self.said.append("begin")
 
-    def ahead(self, portion: Portion, names: Sequence[str]) -> Coming:
-        self.said.append(f"ahead {self._number(portion)} {' '.join(names)}".strip())
-        return Coming({name: tuple(each.clone() for each in portion.fetched(name)) for name in names})
+    def ahead(self, chunk: Chunk, names: Sequence[str]) -> Coming:
+        self.said.append(f"ahead {self._number(chunk)} {' '.join(names)}".strip())
+        return Coming({name: tuple(each.clone() for each in chunk.fetched(name)) for name in names})
 
-    def arrived(self, coming: Coming | None) -> Mapping[str, Kept]:
+    def arrived(self, coming: Coming | None) -> Mapping[str, Encoded]:
         self.said.append("arrived")
         return super().arrived(coming)
 
-    def back(self, portion: Portion, name: str, coded: Kept) -> None:
-        self.said.append(f"back {self._number(portion)} {name}")
-        super().back(portion, name, coded)
+    def back(self, chunk: Chunk, name: str, encoded: Encoded) -> None:
+        self.said.append(f"back {self._number(chunk)} {name}")
+        super().back(chunk, name, encoded)
 
     def end(self) -> None:
         self.said.append("end")
@@ -425,17 +424,17 @@ class Told(Here):
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
-    carrier = Told()
-    monkeypatch.setattr(lending, "carrier_of", lambda storage: carrier)
+    transfer = Told()
+    monkeypatch.setattr(executor, "transfer_of", lambda storage: transfer)
     monkeypatch.setattr(lent, "LEAST", codes.BLOCK)
     monkeypatch.setattr(lent, "SHARE", 2)
-    yield carrier
+    yield transfer
 
 
 @pytest.mark.parametrize("options", [{"offload": "cpu"}, {"dtype": "8bit"}], ids=str)
 def test_the_next_portion_is_on_its_way_while_one_is_worked_on(told: Told, options: dict[str, Any]) -> None:
     model = nn.Linear(16, 32, bias=False)
-    guard = Guard(model, optimizer := SGD(model.parameters(), lr=0.1), RWalk(dt=100), **options)
+    guard = Guard(model, optimizer := SGD(model.parameters(), lr=0.01), RWalk(dt=100), **options)
 
     def step() -> list[str]:
         told.said.clear()
@@ -446,19 +445,19 @@ def test_the_next_portion_is_on_its_way_while_one_is_worked_on(told: Told, optio
 
     step()  # before which nobody knows what will be wanted
     changed = ["back {} fisher", "back {} path"]
-    assert step() == [
-        *("begin", "ahead 0 fisher path", "ahead 1 fisher path", "arrived"),
-        *(each.format(0) for each in changed),
-        "arrived",
-        *(each.format(1) for each in changed),
-        "end",
-    ]
+
+    def walk(names: str, changed: Sequence[str] = ()) -> list[str]:
+        """Two chunks: the second is on its way before the first is worked on."""
+        ahead = [f"ahead {i} {names}".strip() for i in range(2)]
+        each = [["arrived", *(name.format(i) for name in changed)] for i in range(2)]
+        return ["begin", *ahead, *each[0], *each[1], "end"]
+
+    assert step() == [*walk(""), *walk("fisher path", changed)]
     guard.consolidate()
     told.seen.clear()
     step()
-    wanted = "anchor importance"
-    assert step()[:6] == ["begin", f"ahead 0 {wanted}", f"ahead 1 {wanted}", "arrived", "arrived", "end"]
-    assert told.said[6:9] == ["begin", f"ahead 0 {wanted[:6]} fisher importance path", told.said[8]]
+    held = walk("anchor importance")
+    assert step() == [*held, *held, *walk("fisher path", changed)]  # the pull is added, and taken out again
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")

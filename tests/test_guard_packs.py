@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import guard_memory
 from rwalk import EWC, PI, Guard, InputError, RWalk
-from rwalk.guard.step import executor as packs
-from rwalk.guard.step.tensor_list import Many
+from rwalk.guard.step import executor
+from rwalk.guard.step.tensor_list import TensorList
 from rwalk.methods import Method, State
 
 RWALK = RWalk(lam=0.1, dt=3)  # soft enough to be left to the optimizer
@@ -25,7 +25,7 @@ RWALK = RWalk(lam=0.1, dt=3)  # soft enough to be left to the optimizer
 def division(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU packs are larger, and room is taken anew in every step; which can be done on a CPU too."""
     if request.param == "as on a GPU":
-        monkeypatch.setattr(packs, "launches", lambda device: True)
+        monkeypatch.setattr(executor, "launches", lambda device: True)
 
 
 class Network(nn.Module):
@@ -152,7 +152,7 @@ def test_packs_of_one_do_the_same(method: Method, monkeypatch: pytest.MonkeyPatc
         return [*model.parameters(), *guard.state_dict()["tensors"].values()]
 
     together = trained()
-    monkeypatch.setattr("rwalk.guard.step.dispatch.portions", lambda pieces, room: ([piece] for piece in pieces))
+    monkeypatch.setattr(executor, "_spans", lambda pieces, most: ((i, i + 1) for i in range(len(pieces))))
     for one, other in zip(together, trained(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
@@ -160,15 +160,16 @@ def test_packs_of_one_do_the_same(method: Method, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("method", [RWALK, RWalk(lam=1e4, dt=3), RWalk(penalty="proximal", dt=3)], ids=str)
 def test_on_a_gpu_small_parameters_go_together(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether springs are stiff or not, and whether the largest parameter is among them or not."""
-    monkeypatch.setattr(packs, "launches", lambda device: True)
+    monkeypatch.setattr(executor, "launches", lambda device: True)
     sizes: list[int] = []
-    enter = packs.Pack.enter
+    eager = executor.PlainBatch._eager
 
-    def counted(pack: packs.Pack, *args: Any, **how: Any) -> None:
-        sizes.append(len(pack._pieces))
-        enter(pack, *args, **how)
+    def counted(batch: executor.PlainBatch, phase: Any, *args: Any) -> Any:
+        if phase.name == "before":
+            sizes.extend(b - a for a, b in batch._spans)
+        return eager(batch, phase, *args)
 
-    monkeypatch.setattr(packs.Pack, "enter", counted)
+    monkeypatch.setattr(executor.PlainBatch, "_eager", counted)
     torch.manual_seed(0)
     layers = nn.ModuleList([nn.Linear(80, 40), *(nn.Linear(4, 4) for _ in range(30))])
     optimizer = torch.optim.SGD(layers.parameters(), lr=1e-3)
@@ -340,16 +341,16 @@ def test_many_tensors_are_each_of_them(name: str) -> None:
     torch.manual_seed(0)
     pairs = [(torch.randn(1, n), torch.randn(1, n)) for n in (3, 1, 4)]
     operation = OPERATIONS[name]
-    found = operation(Many([a for a, _ in pairs]), Many([b for _, b in pairs]))
+    found = operation(TensorList([a for a, _ in pairs]), TensorList([b for _, b in pairs]))
     for ours, (a, b) in zip(found.tensors, pairs, strict=True):
         torch.testing.assert_close(ours, operation(a, b), rtol=1e-6, atol=1e-7)
 
 
 def test_many_tensors_have_no_value_of_their_own() -> None:
     with pytest.raises((TypeError, AttributeError)):
-        float(Many([torch.ones(1), torch.ones(2)]))
+        float(TensorList([torch.ones(1), torch.ones(2)]))
     with pytest.raises(AttributeError):
-        Many([torch.ones(1)]).no_such_thing()
+        TensorList([torch.ones(1)]).no_such_thing()
 
 
 def test_ewc_holds_each_task_in_packs_too() -> None:

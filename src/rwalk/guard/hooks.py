@@ -1,12 +1,20 @@
-"""A guard at work: it follows one optimizer, and every step of that is guarded and observed as a whole."""
+"""Optimizer hooks: every step of one optimizer is guarded and observed as a whole, or leaves no trace.
+
+torch calls the hooks before and after `optimizer.step`, but none when it raises. So the step is also called from
+within a `try` (`contain`), and a step that nothing ended is recognised later: torch's own call of it is no longer
+on the stack.
+"""
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # `signal` without its enums: they are too slow for every step
 import gc
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
 from operator import is_
+from types import FrameType, MethodType
 from typing import Any, NamedTuple
 from weakref import WeakSet, ref
 
@@ -18,13 +26,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from rwalk.errors import InputError
 from rwalk.guard.state.guard_state import Learned, Pieces
 from rwalk.guard.state.parameter import Piece
-from rwalk.guard.step import penalty as stiffness
-from rwalk.guard.step.in_progress import Step, Uninterrupted, contain
-from rwalk.guard.step.lora import Factors
-from rwalk.methods import Method
+from rwalk.guard.step.dispatch import AnyBatch
+from rwalk.guard.step.executor import Pulls
+from rwalk.guard.step.penalty import step_size
 
 Moving = tuple[Piece, Tensor]  # a parameter that takes part in a step, and its gradient
-Pulls = Mapping[nn.Parameter, Tensor]
 
 
 class Around(NamedTuple):
@@ -52,6 +58,7 @@ class Following:
         self._model = model
         self._around = around
         self._match = match
+        self._aside = not _leaves_gradients(optimizer)
         self._rosters: dict[int, Roster] = {}  # by group of the optimizer's
         self._step: Step | None = None  # under way, or failed without anybody saying so
         self._release: list[Callable[[], None]] = []
@@ -104,9 +111,10 @@ class Following:
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """The gradients are complete now; with a closure, only once that has run."""
-        if self.is_within_a_step():  # of a class that calls super().step()
-            return None
-        self.forget_failed_step(at_once=False)
+        if self._step is not None:
+            if self._step.is_under_way():  # of a class that calls super().step()
+                return None
+            self.forget_failed_step(at_once=False)
         step = Step(sys._getframe(1))
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
@@ -169,7 +177,10 @@ class Following:
             roster = self._rosters.get(number)
             if roster is None or not roster.is_of(group["params"], self.learned.pieces):
                 roster = self._rosters[number] = Roster(group["params"], self.learned.pieces)
-            moving = [(piece, grad) for parameter, piece in roster.guarded if (grad := parameter.grad) is not None]
+            moving = []
+            for parameter, piece in roster.guarded:
+                if (gradient := parameter.grad) is not None:
+                    moving.append((piece, gradient))
             if roster.has_adapters:
                 moving = [each for each in moving if _comes_first(each[0], adapted)]
             found.append((group, moving))
@@ -184,42 +195,118 @@ class Following:
     ) -> None:
         """Parameters of a group of the optimizer's take part in the step."""
         method = self.learned.method
-        size = stiffness.step_size(self.optimizer, group)
-        pulls_gradients = method.penalty == "gradient"  # a proximal step may be as stiff as it likes
-        lr = (size if pulls_gradients else group.get("lr")) or 0.0
-        dense: list[Piece] = []
+        size = step_size(self.optimizer, group)
+        lr = group.get("lr")
+        if lr is None and method.penalty == "proximal":
+            raise InputError(
+                f"{type(self.optimizer).__name__} has no learning rate (lr=None), by which a proximal penalty is "
+                "scaled: give it one, or use penalty='gradient'"
+            )
+        pieces = []
         for piece, gradient in moving:
             if not piece.started:
                 piece.start(method)
-            if piece.storage.product is not None:
-                factors = Factors(piece, piece.storage.product)
-                step.passages.append((factors, lr))
-                factors.enter(method, size)
-            elif gradient.is_sparse:
+            pieces.append(piece)
+            if gradient.is_sparse:
                 raise InputError(
                     f"{piece.name} has a sparse gradient, which no guard can hold: "
                     "make its layer with sparse=False, or exclude it by params="
                 )
-            else:
-                dense.append(piece)
-        aside = not _leaves_gradients(self.optimizer)
-        alike = _alike(dense, method, size if pulls_gradients else None, pulls)
-        for (followed, pulled), pieces in alike.items():
-            for pack in self.learned.packs.of(pieces, method):
-                step.passages.append((pack, lr))
-                pack.enter(method, followed, pulls if pulled else {}, aside)
+        for batch in self.learned.batches.of(pieces) if pieces else ():
+            step.batches.append(batch)
+            batch.before_step(method, float(lr or 0.0), size, pulls, self._aside)
 
     @torch.no_grad()
     def _after_step(self, step: Step) -> None:
         self._step = None
         try:
             with Uninterrupted():
-                for passage, lr in step.passages:
-                    passage.leave(self.learned.method, lr)
+                for batch in step.batches:
+                    batch.after_step()
                 self._around.observed(self._model, self.optimizer)
         except BaseException:
             step.abandon(at_once=True)
             raise
+
+
+class Step:
+    """A step in progress, and the batches of parameters that take part in it.
+
+    `call` is torch's frame of `optimizer.step`; None in a loop that calls the guard itself.
+    """
+
+    def __init__(self, call: FrameType | None = None) -> None:
+        self.call = call
+        self.batches: list[AnyBatch] = []
+
+    def is_under_way(self) -> bool:
+        """Whether its call has neither returned nor raised yet; asked from within a step, so rarely."""
+        if self.call is None:
+            return True
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame is not self.call:
+            frame = frame.f_back
+        return frame is not None
+
+    def abandon(self, at_once: bool) -> None:
+        """It failed: gradients are given back, nothing is observed."""
+        for batch in self.batches:
+            batch.abandon(at_once)
+        self.batches = []
+
+
+def contain(optimizer: Optimizer, on_failure: Callable[[], None]) -> Callable[[], None]:
+    """Call `on_failure` as soon as this optimizer's step raises; what is returned undoes this.
+
+    torch's schedulers replace an optimizer's step in the same way, and either may come first.
+    """
+    step = optimizer.step
+    own = vars(optimizer).get("step")  # a scheduler's, put there before
+
+    @wraps(step)
+    def contained(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return step(*args, **kwargs)
+        except BaseException:
+            on_failure()
+            raise
+
+    bound = MethodType(contained, optimizer)
+    optimizer.step = bound  # type: ignore[method-assign]
+
+    def release() -> None:
+        if vars(optimizer).get("step") is not bound:
+            return  # somebody has wrapped it since; it does no harm there
+        if own is None:
+            del optimizer.step
+        else:
+            optimizer.step = own  # type: ignore[method-assign]
+
+    return release
+
+
+class Uninterrupted:
+    """Ctrl-C waits until this is done: half an observation can be neither kept nor undone.
+
+    Only Python's own handler is held up, in the only thread it interrupts.
+    """
+
+    _holds = _came = False
+
+    def __enter__(self) -> None:
+        main = threading.current_thread() is threading.main_thread()
+        if main and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+            self._holds = True
+            _signal.signal(_signal.SIGINT, self._note)
+
+    def __exit__(self, *error: object) -> None:
+        if self._holds:
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+        if self._came:
+            raise KeyboardInterrupt
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
 
 
 class Roster:
@@ -233,17 +320,6 @@ class Roster:
     def is_of(self, parameters: Sequence[nn.Parameter], pieces: Pieces) -> bool:
         same = self._pieces is pieces and len(self._parameters) == len(parameters)
         return same and all(map(is_, self._parameters, parameters))
-
-
-def _alike(
-    pieces: list[Piece], method: Method, size: float | None, pulls: Pulls
-) -> dict[tuple[float | None, bool], list[Piece]]:
-    """By the stiffness that steps of this size can follow (see `followed`), and by whether anything else pulls."""
-    found: dict[tuple[float | None, bool], list[Piece]] = {}
-    for piece in pieces:
-        followed = stiffness.followed(size, piece.stiffest(method)) if size else None
-        found.setdefault((followed, bool(pulls) and piece.parameter in pulls), []).append(piece)
-    return found
 
 
 def _comes_first(piece: Piece, adapted: set[Piece]) -> bool:

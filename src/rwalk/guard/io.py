@@ -21,8 +21,7 @@ from rwalk.guard.drift.divergences import DIVERGENCES, Kept
 from rwalk.guard.drift.probes import Probes
 from rwalk.guard.drift.reference import Reference
 from rwalk.guard.select import some
-from rwalk.guard.state.grow import check_fits
-from rwalk.guard.state.parameter import Piece
+from rwalk.guard.state.parameter import Piece, check_fits
 from rwalk.methods import METHODS, Method
 from rwalk.sealed import expect, is_whole, shown
 

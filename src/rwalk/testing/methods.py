@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rwalk.guard.step.tensor_list import Many
+from rwalk.guard.step.tensor_list import TensorList
 from rwalk.methods.base import Method, Ranges, State
 from rwalk.testing.claims import claim, claim_close, draws
 
@@ -116,8 +116,8 @@ def many_pieces_at_once_are_each_of_them(method: Method) -> None:
         return pulled, theta, *state.values()
 
     copies = [{name: vector.clone() for name, vector in state.items()} for state in states]
-    many = {name: Many([copy[name] for copy in copies]) for name in states[0]}
-    at_once = step(Many([piece.clone() for piece in pieces]), many, Many(given))
+    many = {name: TensorList([copy[name] for copy in copies]) for name in states[0]}
+    at_once = step(TensorList([piece.clone() for piece in pieces]), many, TensorList(given))
     for number, (piece, state, grad) in enumerate(zip(pieces, states, given, strict=True)):
         for alone, together in zip(step(piece, state, grad), at_once, strict=True):
             near = NEAR * (1 + float(alone.abs().max()))

@@ -27,6 +27,7 @@ LOST = 143  # the exponent of a block that is not finite: no level of it is
 
 # Multiples of these fill the integers of 32 bits evenly, along blocks, along a block, and in time.
 ALONG_BLOCKS, ALONG_BLOCK, IN_TIME = 0x9E3779B1, 0xB5297A4D, 0x68E31DA5
+DROPPED = {torch.bfloat16: 16, torch.float16: 13}  # bits of a float32's mantissa that narrower ones do not have
 
 
 class Code(Protocol):
@@ -161,6 +162,29 @@ def drawn(phases: Tensor, name: str, moment: int) -> Tensor:
     """
     within = torch.arange(BLOCK, dtype=torch.int32, device=phases.device) * wrapped(ALONG_BLOCK)
     return phases[:, None] + within + moved(name, moment)
+
+
+def drawn_for(tensor: Tensor, parameter: str, moment: int) -> Tensor:
+    """Draws for all numbers of a parameter, in its shape."""
+    blocks = -(-tensor.numel() // BLOCK)
+    draws = drawn(phases(parameter, blocks, tensor.device), "theta", moment)
+    return draws.flatten()[: tensor.numel()].view(tensor.shape)
+
+
+def rounded(wide: Tensor, dtype: torch.dtype, draws: Tensor) -> Tensor:
+    """float32 numbers, each rounded to one of its two neighbours in a narrower dtype, as a draw decides.
+
+    In proportion to how near they are: by the nearest, moves that are small beside a number would all be lost.
+    A number that the dtype has stays as it is.
+
+    >>> rounded(torch.tensor([1.0, 1.001]), torch.bfloat16, torch.tensor([-1, -1], dtype=torch.int32))
+    tensor([1.0000, 1.0078])
+    """
+    if dtype not in DROPPED or wide.dtype != torch.float32:
+        return wide
+    dropped = DROPPED[dtype]
+    bits = wide.view(torch.int32) + ((draws >> (32 - dropped)) & ((1 << dropped) - 1))
+    return (bits & -(1 << dropped)).view(torch.float32)
 
 
 def moved(name: str, moment: int) -> int:

@@ -14,13 +14,20 @@ from rwalk.guard import io as files
 from rwalk.guard import watch
 from rwalk.guard.importance import measure
 from rwalk.guard.select import some
-from rwalk.guard.state import grow as succession
 from rwalk.guard.state import sharded as shards
 from rwalk.guard.state.lora import Target
-from rwalk.guard.state.parameter import Piece, is_trained
-from rwalk.guard.state.quantized import Precision, storages
+from rwalk.guard.state.parameter import (
+    Form,
+    Piece,
+    Precision,
+    is_trained,
+    restored,
+    successor,
+    whole_state,
+)
+from rwalk.guard.state.quantized import storage_of
 from rwalk.guard.state.sharded import Group
-from rwalk.guard.step.dispatch import Packs
+from rwalk.guard.step.dispatch import Batches
 from rwalk.methods import Method
 from rwalk.methods.base import Ranges
 
@@ -31,7 +38,7 @@ class Learned:
     """The state of a guard, whichever optimizer it follows.
 
     method  with the λ of this moment
-    dtype, offload  see `storages`
+    dtype, offload  see `Form`
     """
 
     def __init__(
@@ -42,10 +49,10 @@ class Learned:
     ) -> None:
         self.method = method
         self.pieces: Pieces = {}
-        self.packs = Packs(lambda: self.guarded)
+        self.batches = Batches(lambda: self.guarded)
         self.tasks = 0  # consolidated so far
         self.steps = 0  # observed in the current task
-        self._storage = storages(dtype, offload, lambda: moment(self.tasks, self.steps))
+        self._form = Form(dtype, offload, lambda: moment(self.tasks, self.steps))
 
     @property
     def guarded(self) -> list[Piece]:
@@ -66,15 +73,15 @@ class Learned:
         pieces: dict[nn.Parameter, Piece | None] = {}
         known = {piece.name: piece for piece in self.guarded}
         for name, target in chosen.items():
-            piece = known.pop(name, None) or Piece(name, self._storage(name, target))
-            piece = succession.successor(piece, target, self.method)
+            piece = known.pop(name, None) or Piece(name, storage_of(name, target, self._form))
+            piece = successor(piece, target, self.method)
             pieces |= dict.fromkeys(piece.storage.trained, piece)
         if held.isdisjoint(pieces):
             raise InputError(
                 f"the optimizer holds none of the {len(chosen)} parameters to guard ({some(chosen)}): "
                 "make it from the parameters of this very model, then guard.attach(optimizer)"
             )
-        self.packs.forget()
+        self.batches.forget()
         lost = [name for name, piece in known.items() if piece.started]
         if lost:
             watch.warn(
@@ -92,17 +99,13 @@ class Learned:
 
     def _score(self) -> None:
         if self.method.window:
-            plain = [piece for piece in self.started if piece.storage.product is None]
-            for pack in self.packs.of(plain, self.method):
-                pack.score(self.method)
-            for piece in self.started:
-                if piece.storage.product is not None:
-                    piece.score(self.method)
+            for batch in self.batches.of(self.started):
+                batch.score(self.method)
 
     def consolidate(self, fishers: Mapping[Piece, Tensor]) -> None:
         """A task ended; `fishers` are those of a pass over its data, or none."""
         self._score()  # what is left of the last window; the ranges must see it
-        self.packs.forget()
+        self.batches.forget()
         ranges = self._ranges(fishers.values())
         for piece in fishers or self.started:
             piece.consolidate(self.method, fishers.get(piece), ranges)
@@ -129,6 +132,7 @@ class Learned:
         total, count = measure.reduced(added, groups, "SUM")
         for piece in sums:
             piece.hold(self.method, share * total / max(count, 1))
+        self.batches.forget()
 
     def anchors(self, exact: bool = True) -> dict[str, Tensor]:
         """Where each parameter is held by the last of its springs; only those in full precision, if `exact`."""
@@ -166,22 +170,20 @@ class Learned:
         tensors = {
             f"{vector}/{piece.name}": tensor
             for piece in self.started
-            for vector, tensor in succession.whole_state(piece).items()
+            for vector, tensor in whole_state(piece).items()
         }
         method = files.description(self.method)
         return {"method": method, "tasks": self.tasks, "steps": self.steps, "tensors": tensors}
 
     def load(self, state: Mapping[str, Any], vectors: files.Vectors) -> None:
         """Go on from a state whose vectors were checked."""
-        self.packs.forget()
+        self.batches.forget()
         pieces = {piece.name: piece for piece in self.guarded}
-        restored = [
-            succession.restored(
-                piece := pieces[name], saved, piece.storage.product or piece.parameter, self.method
-            )
+        loaded = [
+            restored(piece := pieces[name], saved, piece.storage.product or piece.parameter, self.method)
             for name, saved in vectors.items()
         ]
-        self.pieces = {**self.pieces, **{each: piece for piece in restored for each in piece.storage.trained}}
+        self.pieces = {**self.pieces, **{each: piece for piece in loaded for each in piece.storage.trained}}
         self.tasks, self.steps = state["tasks"], state["steps"]
         free = [p.name for p in self.guarded if is_trained(p) and p.name not in vectors]
         if vectors and free:

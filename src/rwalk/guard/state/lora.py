@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rwalk.guard.select import plain, unwrapped
+from rwalk.guard.state.codec import drawn_for, rounded
 from rwalk.guard.state.sharded import is_sharded
 from rwalk.guard.step.penalty import FOLLOWED
 from rwalk.methods.base import Spring
@@ -74,10 +75,8 @@ class Product:
         left, right = self._oriented(self.factors, slope.dtype)
         return self._disoriented(self._scale * (slope @ right.T), self._scale * (left.T @ slope))
 
-    def followed(self, step: float | None, dtype: torch.dtype) -> Tensor | None:
+    def followed(self, step: float, dtype: torch.dtype) -> Tensor:
         """The stiffness of W that an optimizer of the factors can follow; without waiting for the device."""
-        if not step:
-            return None
         squares = [factor.detach().to(dtype).square().sum() for factor in self.factors]
         most: Tensor = FOLLOWED / (step * self._scale**2 * torch.stack(squares).amax().clamp(min=1e-12))
         return most
@@ -85,7 +84,12 @@ class Product:
     # ── pulled where it was ───────────────────────────────────────────────────────────────────────────────────
 
     def proximal_step(
-        self, springs: Sequence[Spring], theta: Tensor, step: float, beyond: Tensor | None = None
+        self,
+        springs: Sequence[Spring],
+        theta: Tensor,
+        step: float,
+        beyond: Tensor | None = None,
+        moment: int = 0,
     ) -> None:
         """(A, B) ← argmin  penalty + ‖their change‖²/(2η), of what the springs' stiffness exceeds `beyond` by.
 
@@ -98,9 +102,9 @@ class Product:
         for stiff, (_, _, anchor) in zip(stiffness, springs, strict=True):
             force.addcmul_(share * stiff, anchor - theta)
         device = self.base.device
-        self._give_way((share * total)[0].to(device), force[0].to(device))
+        self._give_way((share * total)[0].to(device), force[0].to(device), moment)
 
-    def _give_way(self, stiffness: Tensor, force: Tensor) -> None:
+    def _give_way(self, stiffness: Tensor, force: Tensor, moment: int) -> None:
         """Move the factors as W is pulled by this force, which lessens as W moves, by this stiffness."""
         left, right = (each.clone() for each in self._oriented(self.factors, force.dtype))
         if self._trains(is_left=True):
@@ -109,8 +113,9 @@ class Product:
             force = force - stiffness * (self._scale * change @ right)
         if self._trains(is_left=False):
             right += _rows_moved(self._scale * left.T, stiffness.T, force.T).T
-        for factor, found in zip(self.factors, self._disoriented(left, right), strict=True):
-            factor.detach().copy_(found)
+        pairs = zip(("A", "B"), self.factors, self._disoriented(left, right), strict=True)
+        for name, factor, found in pairs:  # draws decide how narrow ones are rounded
+            factor.detach().copy_(rounded(found.contiguous(), factor.dtype, drawn_for(found, name, moment)))
 
     # ── which is which ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,69 +1,103 @@
-"""State that is kept in another form, or elsewhere, than the equations want it: lent to them a portion at a time.
+"""State that is not kept as the equations need it: in 8 and 16 bits (`codec`), on the host (offload), or both.
 
-It is kept in codes of 8 and 16 bits (`codes`), or on the host while the parameters are on a device, or both. A
-portion is decoded where the parameters are, used, and what was changed in it is coded again: at no time is more
-than a portion there as the equations want it.
+It is decoded chunk by chunk where the parameters are, used, and encoded again where it was changed: never more
+than a chunk of it is there in full. State on the host comes and goes on CUDA streams of its own: while one chunk
+is worked on, the next is on its way to the device, and what was changed in the last one on its way back. The host
+never waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from rwalk.guard.state import codec as codes
+from rwalk.errors import InputError
+from rwalk.guard.state import codec
 from rwalk.guard.state.codec import BLOCK, Code
-from rwalk.guard.state.lazy import Borrowed
 from rwalk.guard.state.lora import Target
+from rwalk.guard.state.parameter import Form, Part, Storage
+from rwalk.guard.state.parameter import Precision as Precision
 from rwalk.guard.state.sharded import local
-from rwalk.guard.state.storage import Part, Storage
 from rwalk.methods.base import State
 
-MOST = {"cpu": 2**16}  # numbers of a portion: what a cache has room for
+MOST = {"cpu": 2**16}  # numbers of a chunk: what a cache has room for
 MOST_ELSEWHERE = 2**22  # so many that launching kernels takes less time than running them
-SHARE, LEAST = 64, 2**14  # the part of all that a portion may be, and what it may be anyway
-Precision = torch.dtype | Literal["8bit"]
+SHARE, LEAST = 64, 2**14  # the part of all numbers that a chunk may be, and what it may be anyway
 OUTLINE = torch.empty(1, 0, dtype=torch.uint8)  # of a vector: no numbers, and not in full precision
-Kept = tuple[Tensor, ...]  # a vector, as its code keeps it: tensors with a row per block
+Encoded = tuple[Tensor, ...]  # a vector, as its code keeps it: tensors with a row per block
 
 
-class Lending(NamedTuple):
-    """How state is kept, and where.
+class Lazy(MutableMapping[str, Tensor]):
+    """Columns or a state, decoded when they are looked at, and compared afterwards to find what was changed.
 
-    dtype    "8bit", or what the numbers are rounded to
-    offload  the device it is kept on; with the parameter, if None
-    moment   another number in every step, the same in a run that was resumed
+    >>> state = Lazy(("path", "anchor"), lambda name: torch.zeros(2))
+    >>> state["path"].add_(1), "anchor" in state, list(state.changed()), sorted(state.asked)
+    (tensor([1., 1.]), True, ['path'], ['path'])
     """
 
-    dtype: Precision | None
-    offload: torch.device | None
-    moment: Callable[[], int]
+    def __init__(self, names: Iterable[str], take: Callable[[str], Tensor]) -> None:
+        self._take = take
+        self._names = dict.fromkeys(names)
+        self._seen: dict[str, tuple[Tensor, int]] = {}  # with torch's count of changes
+        self._now: dict[str, Tensor] = {}
+
+    @property
+    def asked(self) -> Iterable[str]:
+        return self._seen.keys()
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._now:
+            if name not in self._names:
+                raise KeyError(name)
+            self._now[name] = vector = self._take(name)
+            self._seen[name] = vector, vector._version
+        return self._now[name]
+
+    def __setitem__(self, name: str, vector: Tensor) -> None:
+        self._names[name] = None
+        self._now[name] = vector
+
+    def __delitem__(self, name: str) -> None:
+        raise InputError(f"a method may not drop vectors of its state, such as {name!r}")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def changed(self) -> dict[str, Tensor]:
+        """What was replaced, made or changed in place."""
+        return {name: now for name, now in self._now.items() if self._is_changed(name, now)}
+
+    def _is_changed(self, name: str, now: Tensor) -> bool:
+        then, version = self._seen.get(name, (None, 0))
+        return then is not now or version != now._version
 
 
-class LentStorage(Storage):
-    """The state of a parameter, in codes; `state` is an outline of it: the names of vectors, without numbers."""
+class ChunkedStorage(Storage):
+    """The encoded state of a parameter; `state` is an outline of it: the names of vectors, without numbers."""
 
     rounding = 2.0**-14
 
-    def __init__(self, target: Target, name: str, lending: Lending) -> None:
-        super().__init__(target, lending.dtype if isinstance(lending.dtype, torch.dtype) else None)
-        self.name = name
-        self.lending = lending
-        self.kept: dict[str, Kept] = {}
-
-    def of(self, target: Target) -> LentStorage:
-        return LentStorage(target, self.name, self.lending)
+    def __init__(self, target: Target, name: str, form: Form) -> None:
+        super().__init__(target, name, form)
+        self.kept: dict[str, Encoded] = {}
 
     @property
     def place(self) -> torch.device:
         """Where the state is kept."""
-        return self.lending.offload or self.home
+        return self.form.offload or self.home
 
     def code(self, name: str) -> Code:
-        return codes.code_of(name) if self.lending.dtype == "8bit" else codes.Plain(self.stored_as)
+        return codec.code_of(name) if self.form.dtype == "8bit" else codec.Plain(self.stored_as)
 
     @property
     def shape(self) -> torch.Size:
@@ -82,7 +116,7 @@ class LentStorage(Storage):
     def nbytes(self) -> int:
         return sum(tensor.nbytes for kept in self.kept.values() for tensor in kept)
 
-    def room(self, name: str, like: Kept) -> Kept:
+    def room(self, name: str, like: Encoded) -> Encoded:
         """Where a vector is kept, made if there is none yet: [blocks, ...], pinned for a device to reach it."""
         if name not in self.kept:
             pinned = self.place.type == "cpu" and self.home.type == "cuda"
@@ -97,15 +131,15 @@ class LentStorage(Storage):
 
     def keep(self, state: State) -> None:
         self.kept, self.state = {}, {}
-        whole = Portion([(self, Span(0, self.size))])
+        whole = Chunk([(self, Span(0, self.size))])
         for name, vector in state.items():
-            whole.stored(name, self.code(name).encode(whole.gathered([self.wide(vector)]).view(-1, BLOCK)))
+            whole.store(name, self.code(name).encode(whole.gathered([self.wide(vector)]).view(-1, BLOCK)))
         self.touched()
 
     def read(self) -> State:
         """On the host, which has more room."""
-        whole = Portion([(self, Span(0, self.size))])
-        return {name: whole.spread(whole.taken(name))[0].reshape(self.shape).cpu() for name in self.kept}
+        whole = Chunk([(self, Span(0, self.size))])
+        return {name: whole.spread(whole.decoded(name))[0].reshape(self.shape).cpu() for name in self.kept}
 
     def follow(self) -> None:
         if any(each.device != self.place for kept in self.kept.values() for each in kept):
@@ -114,46 +148,46 @@ class LentStorage(Storage):
 
     def parts(self, write: bool = False) -> Iterator[Part]:
         self.follow()
-        names, theta = frozenset(self.kept), self.theta()
+        names, theta = tuple(self.kept), self.theta()
         for span in spans_of(self, most_at(self.home)):
 
             def of(tensor: Tensor, span: Span = span) -> Tensor:
                 return tensor if span == (0, self.size) else tensor.reshape(1, -1)[:, span.start : span.stop]
 
             near = self.wide(of(theta))
-            with self._lent(span, names, near.shape, write) as state:
+            with self._decoded(span, names, near.shape, write) as state:
                 yield Part(state, near, of)
 
     def borrowed(self, write: bool = False) -> AbstractContextManager[State]:
-        return self._lent(Span(0, self.size), frozenset(self.kept), self.shape, write)
+        return self._decoded(Span(0, self.size), tuple(self.kept), self.shape, write)
 
     @contextmanager
-    def _lent(self, span: Span, names: frozenset[str], shape: torch.Size, write: bool) -> Iterator[State]:
-        portion = Portion([(self, span)])
-        state = Borrowed(names, lambda name: portion.spread(portion.taken(name))[0].reshape(shape))
+    def _decoded(self, span: Span, names: Sequence[str], shape: torch.Size, write: bool) -> Iterator[State]:
+        chunk = Chunk([(self, span)])
+        state = Lazy(names, lambda name: chunk.spread(chunk.decoded(name))[0].reshape(shape))
         yield cast(State, state)
         if write:
             for name, vector in state.changed().items():
-                portion.stored(name, portion.coded(name, portion.gathered([vector], whole=False)))
+                chunk.store(name, chunk.encoded(name, chunk.gathered([vector], whole=False)))
             self.touched()
 
 
-def storages(
-    dtype: Precision | None, offload: torch.device | None, moment: Callable[[], int]
-) -> Callable[[str, Target], Storage]:
-    """From a name and what goes by it to an empty storage, of the kind that was asked for; see `Lending`."""
-    if dtype != "8bit" and offload is None:
-        return lambda name, target: Storage(target, dtype)
-    return lambda name, target: LentStorage(target, name, Lending(dtype, offload, moment))
+def storage_of(name: str, target: Target, form: Form) -> Storage:
+    """An empty storage of this form."""
+    plain = form.dtype != "8bit" and form.offload is None
+    return (Storage if plain else ChunkedStorage)(target, name, form)
+
+
+# ── chunks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def most_at(device: torch.device) -> int:
-    """How many numbers a portion may have there."""
+    """How many numbers a chunk may have there."""
     return MOST.get(device.type, MOST_ELSEWHERE)
 
 
 class Span(NamedTuple):
-    """Of a parameter's numbers, in the order of its indices; it starts with a block."""
+    """Some of a parameter's numbers, in the order of its indices; it starts with a block."""
 
     start: int
     stop: int
@@ -163,7 +197,7 @@ class Span(NamedTuple):
         return slice(self.start // BLOCK, blocks_of(self.stop))
 
 
-def spans_of(storage: LentStorage, most: int) -> list[Span]:
+def spans_of(storage: ChunkedStorage, most: int) -> list[Span]:
     """As many numbers at a time at most, in whole blocks; all of them, where they do not lie in a row."""
     if not storage.is_in_a_row:
         return [Span(0, storage.size)]
@@ -176,20 +210,17 @@ def blocks_of(size: int) -> int:
     return -(-size // BLOCK)
 
 
-class Portion:
+class Chunk:
     """Spans of one parameter or of several, as one vector: whole blocks of each, with zeros at its end."""
 
-    def __init__(self, spans: Sequence[tuple[LentStorage, Span]]) -> None:
+    def __init__(self, spans: Sequence[tuple[ChunkedStorage, Span]]) -> None:
         self.spans = list(spans)
         self._phases: Tensor | None = None
 
     @property
-    def storage(self) -> LentStorage:
+    def storage(self) -> ChunkedStorage:
         """Of the first; all are alike."""
         return self.spans[0][0]
-
-    def thetas(self) -> list[Tensor]:
-        return [local(storage.parameter.detach()) for storage, _ in self.spans]
 
     # ── tensors of the parameters' shapes ─────────────────────────────────────────────────────────────────────
 
@@ -200,14 +231,14 @@ class Portion:
             return flat
         return [each[span.start : span.stop] for each, (_, span) in zip(flat, self.spans, strict=True)]
 
-    def gathered(self, tensors: Sequence[Tensor], whole: bool = True, copy: bool = False) -> Tensor:
-        """[1, numbers], padded; a view where nothing has to be moved for that, unless a copy is wanted."""
+    def gathered(self, tensors: Sequence[Tensor], whole: bool = True) -> Tensor:
+        """[1, numbers], padded; a view where nothing has to be moved for that."""
         found: list[Tensor] = []
         for each in self.cut(tensors, whole):
             found.append(each)
             if each.numel() % BLOCK:
                 found.append(each.new_zeros(-each.numel() % BLOCK))
-        return (found[0] if len(found) == 1 and not copy else torch.cat(found))[None]
+        return (found[0] if len(found) == 1 else torch.cat(found))[None]
 
     def spread(self, vector: Tensor) -> list[Tensor]:
         """Back into spans."""
@@ -218,8 +249,8 @@ class Portion:
             start += blocks_of(count) * BLOCK
         return found
 
-    def written(self, vector: Tensor, tensors: Sequence[Tensor]) -> None:
-        """Into tensors as large as the parameters; one that does not lie in a row is in the portion as a whole."""
+    def write(self, vector: Tensor, tensors: Sequence[Tensor]) -> None:
+        """Into tensors as large as the parameters; one that does not lie in a row is in the chunk as a whole."""
         for numbers, tensor, (_, span) in zip(self.spread(vector), tensors, self.spans, strict=True):
             there = tensor.view(-1)[span.start : span.stop] if tensor.is_contiguous() else tensor
             if there.data_ptr() != numbers.data_ptr():
@@ -232,56 +263,147 @@ class Portion:
         rows = [[each[span.blocks] for each in storage.kept[name]] for storage, span in self.spans]
         return [list(column) for column in zip(*rows, strict=True)]
 
-    def fetched(self, name: str) -> Kept:
+    def fetched(self, name: str) -> Encoded:
         """As it is kept, where the parameters are."""
         home = self.storage.home
         columns = [[each.to(home, non_blocking=True) for each in column] for column in self.kept(name)]
         return tuple(column[0] if len(column) == 1 else torch.cat(column) for column in columns)
 
-    def taken(self, name: str, fetched: Kept | None = None) -> Tensor:
-        """As the equations want it: a copy, [1, numbers]."""
+    def decoded(self, name: str, fetched: Encoded | None = None) -> Tensor:
+        """As the equations need it: a copy, [1, numbers]."""
         storage = self.storage
         numbers = storage.code(name).decode(*(fetched or self.fetched(name))).reshape(1, -1)
-        itself = isinstance(storage.code(name), codes.Plain) and len(self.spans) == 1
+        itself = isinstance(storage.code(name), codec.Plain) and len(self.spans) == 1
         return numbers.to(storage.worked_in, copy=itself and storage.place == storage.home)
 
-    def coded(self, name: str, vector: Tensor) -> Kept:
+    def encoded(self, name: str, vector: Tensor) -> Encoded:
         """To be kept; draws decide between two levels."""
         code = self.storage.code(name)
-        draws = codes.drawn(self._draws(), name, self.storage.lending.moment()) if code.draws else None
-        return code.encode(vector.view(-1, BLOCK), draws)
+        return code.encode(vector.view(-1, BLOCK), self.draws(name) if code.draws else None)
 
-    def stored(self, name: str, coded: Kept) -> None:
+    def store(self, name: str, encoded: Encoded) -> None:
         for storage, _ in self.spans:
-            storage.room(name, coded)
-        for column, each in zip(self.kept(name), coded, strict=True):
+            storage.room(name, encoded)
+        for column, each in zip(self.kept(name), encoded, strict=True):
             start = 0
             for room in column:
                 room.copy_(each[start : start + len(room)], non_blocking=True)
                 start += len(room)
 
-    def _draws(self) -> Tensor:
+    def draws(self, name: str) -> Tensor:
+        """Of this step, for a vector of this name: [blocks, BLOCK]."""
         if self._phases is None:
             found = [
-                codes.phases(storage.name, blocks_of(storage.size), storage.home)[span.blocks]
+                codec.phases(storage.name, blocks_of(storage.size), storage.home)[span.blocks]
                 for storage, span in self.spans
             ]
             self._phases = torch.cat(found)
-        return self._phases
+        return codec.drawn(self._phases, name, self.storage.form.moment())
 
 
-def portions(storages: Sequence[LentStorage]) -> Iterator[Portion]:
-    """Of all numbers of some parameters: small ones together, large ones in several."""
+def chunks_of(storages: Sequence[ChunkedStorage]) -> Iterator[Chunk]:
+    """All numbers of some parameters: small ones together, large ones in several chunks."""
     total = sum(storage.size for storage in storages)
     most = min(most_at(storages[0].home), max(total // SHARE, LEAST))
-    part: list[tuple[LentStorage, Span]] = []
+    part: list[tuple[ChunkedStorage, Span]] = []
     count = 0
     for storage in storages:
         for span in spans_of(storage, most):
             numbers = span.stop - span.start
             if part and count + numbers > most:
-                yield Portion(part)
+                yield Chunk(part)
                 part, count = [], 0
             part.append((storage, span))
             count += numbers
-    yield Portion(part)
+    yield Chunk(part)
+
+
+# ── offload ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Coming(NamedTuple):
+    """Vectors on their way to where they are worked on, and the event of their arrival."""
+
+    kept: Mapping[str, Encoded]
+    arrival: torch.cuda.Event | None = None
+
+
+class Transfer(Protocol):
+    """Brings state to where it is worked on, and back; between `begin` and `end` all chunks take their turns."""
+
+    def begin(self) -> None: ...
+
+    def ahead(self, chunk: Chunk, names: Sequence[str]) -> Coming:
+        """These vectors will be needed next."""
+
+    def arrived(self, coming: Coming | None) -> Mapping[str, Encoded]:
+        """They are needed now."""
+
+    def back(self, chunk: Chunk, name: str, encoded: Encoded) -> None:
+        """This is to be kept."""
+
+    def end(self) -> None: ...
+
+
+class NoTransfer:
+    """State that is kept where it is worked on."""
+
+    def begin(self) -> None:
+        pass
+
+    def ahead(self, chunk: Chunk, names: Sequence[str]) -> Coming:
+        return Coming({})
+
+    def arrived(self, coming: Coming | None) -> Mapping[str, Encoded]:
+        return {} if coming is None else coming.kept
+
+    def back(self, chunk: Chunk, name: str, encoded: Encoded) -> None:
+        chunk.store(name, encoded)
+
+    def end(self) -> None:
+        pass
+
+
+class Streams:
+    """Between a CUDA device and pinned memory of the host, a stream for each way. Only the device ever waits."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._there, self._back = torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+    @property
+    def _main(self) -> torch.cuda.Stream:
+        """Where the equations are worked out, and the user's own operations."""
+        return torch.cuda.current_stream(self._device)
+
+    def begin(self) -> None:
+        self._there.wait_stream(self._main)  # which may have stored something by itself, at a task's end
+
+    def ahead(self, chunk: Chunk, names: Sequence[str]) -> Coming:
+        with torch.cuda.stream(self._there):
+            kept = {name: chunk.fetched(name) for name in names}
+            return Coming(kept, self._there.record_event())
+
+    def arrived(self, coming: Coming | None) -> Mapping[str, Encoded]:
+        if coming is None or coming.arrival is None:
+            return {}
+        self._main.wait_event(coming.arrival)
+        for kept in coming.kept.values():
+            for each in kept:
+                each.record_stream(self._main)  # or its memory would be given away while it is read
+        return coming.kept
+
+    def back(self, chunk: Chunk, name: str, encoded: Encoded) -> None:
+        self._back.wait_stream(self._main)
+        with torch.cuda.stream(self._back):
+            chunk.store(name, encoded)
+        for each in encoded:
+            each.record_stream(self._back)
+
+    def end(self) -> None:
+        self._main.wait_stream(self._back)  # the next reader reads what was kept
+
+
+def transfer_of(storage: ChunkedStorage) -> Transfer:
+    away = storage.home.type == "cuda" and storage.place.type == "cpu"
+    return Streams(storage.home) if away else NoTransfer()

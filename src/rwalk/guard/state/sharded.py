@@ -20,6 +20,16 @@ def local(tensor: Any) -> Tensor:
     return part
 
 
+def like(shard: Tensor, whole: Any) -> Any:
+    """A tensor of this rank as the shard of one that is shared out as `whole` is."""
+    if not is_sharded(whole):
+        return shard
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = _sharding(whole)
+    return DTensor.from_local(shard, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+
+
 def fitted(full: Tensor, parameter: nn.Parameter) -> Tensor:
     """This rank's part of a full tensor, zeros where the parameter has grown beyond it."""
     if full.shape != parameter.shape:

@@ -1,67 +1,79 @@
-"""An adapter on its way through a step: its factors are pulled before it, and observed after it, as one weight."""
+"""The step of an adapter (`state.lora`): its factors are stepped as the one weight W that they make.
+
+The equations are the same as for any parameter: θ is W, and the pull on W reaches the factors by the chain rule.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rwalk.guard.state.lora import Product
 from rwalk.guard.state.parameter import Piece
-from rwalk.guard.step import penalty as stiffness
+from rwalk.guard.step.equations import Plan, after_step, before_step, planned
+from rwalk.guard.step.executor import GradientSwap, Pulls
 from rwalk.methods.base import Method
 
 
-class Factors:
-    """An adapter, from before a step to after it."""
+class ProductBatch:
+    """One adapter, with the interface of a `Batch`."""
 
-    def __init__(self, piece: Piece, product: Product) -> None:
-        self._piece, self._product = piece, product
-        self._gradients = [factor.grad for factor in product.factors]  # the user's, of the task's loss alone
-        self._given: list[Tensor | None] = [None, None]  # what the optimizer reads in their place
-        self._versions = [0, 0]  # torch's count of changes to what was given
-        self._before: Tensor | None = None  # W before the step
-        self._beyond: Tensor | None = None  # the stiffness beyond which springs pull after the step
+    def __init__(self, piece: Piece) -> None:
+        assert piece.storage.product is not None
+        self._piece, self._product = piece, piece.storage.product
+        self._step: tuple[Plan, GradientSwap, Tensor | None] | None = None  # with W before the step
 
-    def enter(self, method: Method, step: float | None) -> None:
-        """Remember what `observe` will want, and add the pull to the gradients the optimizer is about to use."""
-        pulls_now = method.penalty == "gradient" and method.springs(self._piece.state)
-        if not pulls_now and "move" not in method.wants:
+    def is_current(self) -> bool:
+        return True
+
+    def before_step(self, method: Method, lr: float, size: float | None, pulls: Pulls, aside: bool) -> None:
+        """As `Batch.before_step`."""
+        plan = planned(method, bool(method.springs(self._piece.state)), lr, None, 0.0)
+        moving = [factor for factor in self._product.factors if factor.grad is not None]
+        swap = GradientSwap(moving)  # without a gradient, the optimizer leaves a factor alone
+        self._step = plan, swap, None
+        if not plan.pulls and "move" not in method.wants:
             return
         with self._piece.whole() as (state, theta):
-            self._before = theta
-            if not pulls_now:
-                return
-            nothing = torch.zeros_like(theta)
-            if type(method).pull is Method.pull:
-                self._beyond = self._product.followed(step, theta.dtype)
-            if self._beyond is None:
-                force = method.pull(state, theta, nothing)
-            else:
-                most = self._beyond.to(theta.device)
-                force = stiffness.soft_pull(method.springs(state), theta, nothing, most)
-        pulls = self._product.chained(force[0].to(self._product.base.device))
-        for i, (factor, gradient) in enumerate(zip(self._product.factors, self._gradients, strict=True)):
-            if gradient is not None:  # without one, the optimizer leaves a factor alone
-                self._given[i] = factor.grad = gradient + pulls[i].to(gradient)
-                self._versions[i] = factor.grad._version
+            if plan.pulls and type(method).pull is Method.pull and size:
+                at_most = self._product.followed(size, theta.dtype).to(theta.device)
+                plan = plan._replace(at_most=at_most, late=True, lr=size)
+            at: dict[str, Any] = {"theta": theta, "grad": torch.zeros_like(theta)}
+            at |= {name: torch.empty_like(theta) for name in ("before", "given")}
+            before_step(plan, at, state)
+        self._step = plan, swap, at["before"]
+        if plan.pulls:
+            found = self._product.chained(at["given"][0].to(self._product.base.device))
+            pairs = zip(self._product.factors, found, strict=True)
+            with_gradients = [pull for factor, pull in pairs if factor.grad is not None]
+            swap.give([task + pull.to(task) for task, pull in zip(swap.task, with_gradients, strict=True)])
 
-    def leave(self, method: Method, lr: float) -> None:
-        """Give the gradients back as they were, pull after the step where that is due, and observe."""
-        self.abandon(at_once=True)
-        late = method.penalty == "proximal" or self._beyond is not None
-        if late and method.springs(self._piece.state):
+    def after_step(self) -> None:
+        """As `Batch.after_step`."""
+        assert self._step is not None
+        plan, swap, before = self._step
+        self._step = None
+        swap.give_back()
+        method, storage = plan.method, self._piece.storage
+        if plan.late:
             with self._piece.whole() as (state, theta):
-                self._product.proximal_step(method.springs(state), theta, lr, self._beyond)
+                beyond = plan.at_most if isinstance(plan.at_most, Tensor) else None
+                self._product.proximal_step(method.springs(state), theta, plan.lr, beyond, storage.form.moment())
         if method.wants:
             with self._piece.whole(write=True) as (state, theta):
-                gradient = self._piece.storage.wide(self._product.gradient(self._gradients, theta.dtype)[None])
-                move = gradient if self._before is None else theta - self._before
-                method.observe(state, gradient, move, gradient.square())
+                slopes = [factor.grad for factor in self._product.factors]
+                gradient = storage.wide(self._product.gradient(slopes, theta.dtype)[None])
+                at = {"theta": theta, "grad": gradient, "before": before}
+                after_step(plan._replace(late=False), at, state)
 
     def abandon(self, at_once: bool) -> None:
-        """Give the gradients back; left alone, unless `at_once`, if they were zeroed or added to since."""
-        for i, (factor, given) in enumerate(zip(self._product.factors, self._given, strict=True)):
-            untouched = given is not None and factor.grad is given and given._version == self._versions[i]
-            if given is not None and (at_once or untouched):
-                factor.grad = self._gradients[i]
-        self._given = [None, None]
+        """As `Batch.abandon`."""
+        step, self._step = self._step, None
+        if step is not None and at_once:
+            step[1].give_back()
+        elif step is not None:
+            step[1].give_back_unless_lost()
+
+    def score(self, method: Method) -> None:
+        self._piece.score(method)

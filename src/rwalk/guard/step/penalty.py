@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from rwalk.methods.base import Method, Spring, State
+from rwalk.methods.base import Spring
 
 FOLLOWED = 0.1  # step × stiffness that is left to the optimizer: room enough for the curvature of the loss itself
 
@@ -57,7 +57,7 @@ def soft_pull(
     return torch.addcmul(grad, force, share, out=out)
 
 
-def proximal_step(springs: Sequence[Spring], theta: Tensor, step: float, beyond: float) -> None:
+def proximal_step(springs: Sequence[Spring], theta: Tensor, step: float, beyond: float | Tensor) -> None:
     """θ ← argmin_u  penalty(u) + ‖u − θ‖²/(2η), of what the springs' stiffness exceeds `beyond` by."""
     if len(springs) == 1:
         ((strength, importance, anchor),) = springs
@@ -72,23 +72,6 @@ def proximal_step(springs: Sequence[Spring], theta: Tensor, step: float, beyond:
         theta.addcmul_(stiff, anchor)
         weight += stiff
     theta /= weight
-
-
-def pulled(
-    method: Method, at_most: float | None, state: State, theta: Tensor, grad: Tensor, out: Tensor | None = None
-) -> Tensor:
-    """grad + the pull of a method's springs; of what the optimizer can follow, where they are stiffer."""
-    if at_most is None:
-        return method.pull(state, theta, grad, out=out)
-    return soft_pull(method.springs(state), theta, grad, at_most, out=out)
-
-
-def step_late(method: Method, beyond: float | None, state: State, theta: Tensor, lr: float) -> None:
-    """The springs' exact step after the optimizer's; that of the rest, where the optimizer has followed some."""
-    if beyond is None:
-        method.proximal_step(state, theta, lr)
-    else:
-        proximal_step(method.springs(state), theta, lr, beyond)
 
 
 def _stiffness(springs: Sequence[Spring], theta: Tensor) -> Tensor:

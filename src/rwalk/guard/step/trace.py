@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rwalk.guard.step.symbolic import Operand
+from rwalk.guard.step.tensor_list import Operand
 
 
 class Unwritten(Exception):
