@@ -359,7 +359,8 @@ class Guard:
 
     def _rewind(self, budget: float) -> float:
         assert self._reference is not None
-        left = self._reference.rewind(self.model, lambda: self.drift() <= budget)
+        with self._learned.moved():
+            left = self._reference.rewind(self.model, lambda: self.drift() <= budget)
         if left is None:
             watch.warn(
                 f"the budget of {budget:g} cannot be kept: drift is {self.drift():.3g}, and beyond it even with "

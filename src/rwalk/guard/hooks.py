@@ -11,7 +11,7 @@ import _signal  # type: ignore[import-not-found] # `signal` without its enums: t
 import gc
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, wraps
 from operator import is_
 from types import FrameType, MethodType
@@ -24,8 +24,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rwalk.errors import InputError
+from rwalk.guard import watch
 from rwalk.guard.state.guard_state import Learned, Pieces
 from rwalk.guard.state.parameter import Piece
+from rwalk.guard.state.sharded import is_sharded, local
 from rwalk.guard.step.dispatch import AnyBatch
 from rwalk.guard.step.executor import Pulls
 from rwalk.guard.step.penalty import step_size
@@ -58,6 +60,7 @@ class Following:
         self._model = model
         self._around = around
         self._match = match
+        self._closure_is_checked = self._late_is_checked = False
         self._aside = not _leaves_gradients(optimizer)
         self._rosters: dict[int, Roster] = {}  # by group of the optimizer's
         self._step: Step | None = None  # under way, or failed without anybody saying so
@@ -121,12 +124,33 @@ class Following:
             self._before_step(step)
             return None
         self._step = step
-        guarded = self._guarded_closure(step, closure)
+        guarded = self._guarded_closure(step, closure, self._before_first_closure())
         if len(args) > 1:
             return (args[0], guarded, *args[2:]), kwargs
         return args, {**kwargs, "closure": guarded}
 
-    def _guarded_closure(self, step: Step, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _before_first_closure(self) -> list[tuple[Tensor, Tensor]]:
+        """Copies of the parameters, for methods that measure the path: see `_check_is_at`."""
+        if self._closure_is_checked or "move" not in self.learned.method.wants:
+            return []
+        trained = [each for piece in self.learned.guarded for each in piece.storage.trained]
+        return [(local(each.detach()), local(each.detach()).clone()) for each in trained]
+
+    @torch.no_grad()
+    def _check_is_at(self, places: list[tuple[Tensor, Tensor]]) -> None:
+        """An optimizer such as SAM moves parameters before it evaluates its closure: its step is no path."""
+        self._closure_is_checked = True
+        if not all(torch.equal(here, before) for here, before in places):
+            for here, before in places:
+                here.copy_(before)
+            raise InputError(
+                f"{type(self.optimizer).__name__} moves the parameters before it evaluates its closure, so "
+                f"{self.learned.method.name} cannot measure the path of a step: use EWC, MAS or an anchor"
+            )
+
+    def _guarded_closure(
+        self, step: Step, closure: Callable[[], Any], places: list[tuple[Tensor, Tensor]]
+    ) -> Callable[[], Any]:
         evaluated = False
 
         def guarded() -> Any:
@@ -137,6 +161,9 @@ class Following:
                     "one gradient per step; use an optimizer that evaluates it once"
                 )
             evaluated = True
+            if places:
+                self._check_is_at(places)
+                places.clear()
             loss = closure()
             self._before_step(step)
             return loss
@@ -206,6 +233,7 @@ class Following:
         for piece, gradient in moving:
             if not piece.started:
                 piece.start(method)
+            piece.used = True
             pieces.append(piece)
             if gradient.is_sparse:
                 raise InputError(
@@ -222,6 +250,9 @@ class Following:
         try:
             with Uninterrupted():
                 for batch in step.batches:
+                    if batch.steps_late and not self._late_is_checked:
+                        self._late_is_checked = True
+                        _warn_of_copies(self.optimizer)
                     batch.after_step()
                 self._around.observed(self._model, self.optimizer)
         except BaseException:
@@ -355,6 +386,44 @@ def _leaves_gradients(optimizer: Optimizer) -> bool:
     return type(optimizer).__module__.startswith("torch.optim.")
 
 
+def keeps_copies(optimizer: Optimizer) -> bool:
+    """Whether an optimizer has just written weights of its own (master weights) over the parameters.
+
+    Such copies are found in its state and attributes: tensors that are equal to a parameter right after a step.
+    """
+    if _leaves_gradients(optimizer):  # torch's own keep none
+        return False
+    places = [value for name, value in vars(optimizer).items() if name not in ("param_groups", "defaults")]
+    copies: dict[torch.Size, list[Tensor]] = {}
+    for tensor in _tensors_in(places, depth=4):
+        copies.setdefault(tensor.shape, []).append(tensor.detach())
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            here = parameter.detach()
+            for copy in copies.get(here.shape, ()):
+                other = copy.data_ptr() != here.data_ptr() and copy.device == here.device
+                if other and torch.equal(copy.to(here.dtype), here) and bool((here != here.flatten()[0]).any()):
+                    return True
+    return False
+
+
+def _tensors_in(value: Any, depth: int) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if value.is_floating_point() and value.numel() > 1 and not is_sharded(value):
+            yield value
+    elif depth and isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(each, depth - 1)
+
+
+def _warn_of_copies(optimizer: Optimizer) -> None:
+    if keeps_copies(optimizer):
+        watch.warn(
+            f"{type(optimizer).__name__} keeps weights of its own and writes them over the parameters in a step, "
+            "so what the penalty changes after a step is lost: use penalty='gradient' and a smaller lam"
+        )
+
+
 # ── all guards at work ───────────────────────────────────────────────────────────────────────────────────────
 
 _AT_WORK: WeakSet[Following] = WeakSet()
@@ -392,8 +461,11 @@ def _bypasses_a_guard(optimizer: Optimizer) -> bool:
     for following in list(_AT_WORK):
         if following.optimizer is optimizer or following.is_within_a_step():  # of one that wraps this optimizer
             continue
-        if any(following.learned.pieces.get(p) for group in optimizer.param_groups for p in group["params"]):
-            return True
+        pieces = following.learned.pieces
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if pieces.get(parameter) is not None:
+                    return True
     return False
 
 

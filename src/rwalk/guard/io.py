@@ -152,7 +152,7 @@ def _name_of_method(state: Mapping[str, Any]) -> str:
 
 def checked(state: Any, method: Method | Anchor, pieces: Mapping[str, Piece]) -> Vectors:
     """The vectors of a state, if this method could have made them for these parameters."""
-    names = state.keys() - {"drift", "options"} if isinstance(state, Mapping) else None
+    names = state.keys() - {"drift", "options", "unused"} if isinstance(state, Mapping) else None
     if names != KEYS or not isinstance(state["tensors"], Mapping):
         raise InputError("this is no guard's state: give what guard.state_dict() returned")
     name = _name_of_method(state)

@@ -105,6 +105,11 @@ class Method:
         Only a method that `wants` them may use `move` and `square`: others are passed arbitrary vectors.
         """
 
+    def moved(self, state: State, move: Tensor) -> None:
+        """θ was moved outside of the steps, such as back towards old weights: that is no part of the path."""
+        if "origin" in state:
+            state["origin"] += move
+
     def score(self, state: State, theta: Tensor) -> None:
         """A window of steps ended."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -73,6 +74,8 @@ class Learned:
         pieces: dict[nn.Parameter, Piece | None] = {}
         known = {piece.name: piece for piece in self.guarded}
         for name, target in chosen.items():
+            if isinstance(target, Tensor) and target.is_complex():
+                raise InputError(f"{name} is complex, and importance is of real numbers: exclude it by params=")
             piece = known.pop(name, None) or Piece(name, storage_of(name, target, self._form))
             piece = successor(piece, target, self.method)
             pieces |= dict.fromkeys(piece.storage.trained, piece)
@@ -107,7 +110,8 @@ class Learned:
         self._score()  # what is left of the last window; the ranges must see it
         self.batches.forget()
         ranges = self._ranges(fishers.values())
-        for piece in fishers or self.started:
+        # A parameter without a gradient in this task, such as an unused head, keeps the importance it has.
+        for piece in fishers or [piece for piece in self.started if piece.used]:
             piece.consolidate(self.method, fishers.get(piece), ranges)
         self.tasks += 1
         self.steps = 0
@@ -118,31 +122,17 @@ class Learned:
             if not piece.started:
                 piece.start(self.method)
             piece.begin(self.method, fisher)
+        for piece in self.started:
+            piece.used = True
         self.consolidate(fishers)
 
-    def hold_all(self, share: float) -> None:
-        """Add this share of the mean importance to every parameter's.
-
-        What a few examples do not show to be important may be so all the same; and what is held by nothing at all
-        is out of any λ's reach.
-        """
-        sums = {piece: measure.importance(piece, self.method) for piece in self.started}
-        groups = dict.fromkeys(group for piece in sums for group in shards.groups(piece.parameter))
-        added = [float(sum(column)) for column in zip(*sums.values(), strict=True)] or [0.0, 0.0]
-        total, count = measure.reduced(added, groups, "SUM")
-        for piece in sums:
-            piece.hold(self.method, share * total / max(count, 1))
-        self.batches.forget()
-
-    def anchors(self, exact: bool = True) -> dict[str, Tensor]:
-        """Where each parameter is held by the last of its springs; only those in full precision, if `exact`."""
-        found = {}
-        for piece in self.started:
-            springs = self.method.springs(piece.state)
-            if springs and not (exact and springs[-1][2].dtype != piece.storage.worked_in):
-                anchor = self.method.springs(piece.storage.read())[-1][2][0]
-                found[piece.name] = anchor.to(piece.storage.home)
-        return found
+    @contextmanager
+    def moved(self) -> Iterator[None]:
+        """Within this, weights are moved outside of the optimizer's steps: no method counts that as its path."""
+        where = {piece: piece.storage.theta().clone() for piece in self.started if "origin" in piece.state}
+        yield
+        for piece, before in where.items():
+            piece.moved(self.method, before)
 
     def _ranges(self, fishers: Iterable[Tensor]) -> Ranges:
         """Extrema of the vectors to normalise, over the whole network; and a look at all that was measured."""
@@ -173,7 +163,9 @@ class Learned:
             for vector, tensor in whole_state(piece).items()
         }
         method = files.description(self.method)
-        return {"method": method, "tasks": self.tasks, "steps": self.steps, "tensors": tensors}
+        state = {"method": method, "tasks": self.tasks, "steps": self.steps, "tensors": tensors}
+        unused = [piece.name for piece in self.started if self.steps and not piece.used]
+        return {**state, "unused": unused} if unused else state
 
     def load(self, state: Mapping[str, Any], vectors: files.Vectors) -> None:
         """Go on from a state whose vectors were checked."""
@@ -184,6 +176,8 @@ class Learned:
             for name, saved in vectors.items()
         ]
         self.pieces = {**self.pieces, **{each: piece for piece in loaded for each in piece.storage.trained}}
+        for piece in loaded:
+            piece.used = bool(state["steps"]) and piece.name not in state.get("unused", ())
         self.tasks, self.steps = state["tasks"], state["steps"]
         free = [p.name for p in self.guarded if is_trained(p) and p.name not in vectors]
         if vectors and free:

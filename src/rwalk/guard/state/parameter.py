@@ -152,6 +152,7 @@ class Piece:
         self.name = name
         self.storage = storage
         self.started = False
+        self.used = False  # whether it had a gradient in the current task
         self._scratch: dict[str, Tensor] = {}
         self._stiffest: float | None = None  # of all its springs at λ = 1; None until it is asked for
 
@@ -179,17 +180,6 @@ class Piece:
         self._scratch = {}
         self.storage.touched()
 
-    @property
-    def gradient(self) -> Tensor | None:
-        """Of the last step, until the user drops it; None of a sparse one."""
-        product = self.storage.product
-        if product is not None:
-            slopes = [factor.grad for factor in product.factors]
-            known = any(slope is not None for slope in slopes)
-            return product.gradient(slopes, self.storage.worked_in)[None] if known else None
-        gradient = self.parameter.grad
-        return None if gradient is None or gradient.is_sparse else local(gradient)[None]
-
     @contextmanager
     def whole(self, write: bool = False) -> Iterator[tuple[State, Tensor]]:
         """The state and θ as the equations want them; with `write`, what they change in the state is kept."""
@@ -212,30 +202,17 @@ class Piece:
         for part in self.storage.parts(write=True):
             method.consolidate(part.state, part.theta, None if fisher is None else part.of(fisher), ranges)
         self._stiffest = None
+        self.used = False
 
     def score(self, method: Method) -> None:
         """A window of steps ended."""
         for part in self.storage.parts(write=True):
             method.score(part.state, part.theta)
 
-    def hold(self, method: Method, importance: float) -> None:
-        """Make every number of it that much more important."""
+    def moved(self, method: Method, before: Tensor) -> None:
+        """θ was moved from there outside of the optimizer's steps."""
         for part in self.storage.parts(write=True):
-            for _, last, _ in method.springs(part.state)[-1:]:
-                last += importance
-        self._stiffest = None
-
-    def pull_back(self, method: Method) -> None:
-        """A proximal step of length 1, outside of any step of the optimizer's."""
-        if self.storage.product is not None:
-            with self.whole() as (state, theta):
-                self.storage.product.proximal_step(method.springs(state), theta, 1.0)
-            return
-        for part in self.storage.parts():
-            method.proximal_step(part.state, part.theta, 1.0)
-            here = part.of(self.storage.theta())
-            if part.theta.data_ptr() != here.data_ptr():
-                here.copy_(self.storage.narrowed(part.theta, here))
+            method.moved(part.state, part.theta - self.storage.wide(part.of(before)))
 
     def stiffest(self, method: Method) -> float:
         """The largest second derivative of the penalty, which is linear in λ; looked for once per task.

@@ -150,6 +150,11 @@ class Batch:
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def steps_late(self) -> bool:
+        """Whether the step in progress moves parameters after the optimizer."""
+        return self._step is not None and self._step.plan.late
+
     def before_step(self, method: Method, lr: float, size: float | None, pulls: Pulls, aside: bool) -> None:
         """Run the equations before the optimizer's step, and swap the gradients.
 

@@ -27,6 +27,11 @@ class ProductBatch:
     def is_current(self) -> bool:
         return True
 
+    @property
+    def steps_late(self) -> bool:
+        """As `Batch.steps_late`."""
+        return self._step is not None and self._step[0].late
+
     def before_step(self, method: Method, lr: float, size: float | None, pulls: Pulls, aside: bool) -> None:
         """As `Batch.before_step`."""
         plan = planned(method, bool(method.springs(self._piece.state)), lr, None, 0.0)
