@@ -31,7 +31,7 @@ from PIL import Image
 
 import rwalk.data
 from rwalk.data.datasets import Reading, describe, load, npz, verified
-from rwalk.data.datasets.images import ImageForm, read_image
+from rwalk.data.datasets.images import ImageForm, form_of, read_image
 from rwalk.data.datasets.mnist import read_idx
 from rwalk.data.datasets.official import OFFICIAL
 from rwalk.data.datasets.pickles import unpickled
@@ -606,9 +606,13 @@ def test_train_and_test_folders_are_kept(tmp_path: Path) -> None:
     [
         ("1", 1, "png", [255]),
         ("L", 9, "PGM", [9]),
-        ("LA", (9, 50), "png", [9]),
+        ("LA", (9, 255), "png", [9]),
+        ("LA", (9, 0), "png", [128]),
         ("RGB", (1, 2, 3), "bmp", [1, 2, 3]),
-        ("RGBA", (1, 2, 3, 50), "png", [1, 2, 3]),
+        ("RGBA", (1, 2, 3, 255), "png", [1, 2, 3]),
+        ("RGBA", (1, 2, 3, 0), "png", [128, 128, 128]),
+        ("I;16", 65535, "png", [1.0]),
+        ("I;16", 4095, "tif", [4095 / 65535]),
         ("RGB", (1, 2, 3), "webp", None),
         ("P", 0, "gif", None),
         ("CMYK", (0, 0, 0, 0), "jpg", [255, 255, 255]),
@@ -616,9 +620,9 @@ def test_train_and_test_folders_are_kept(tmp_path: Path) -> None:
 )
 def test_images_of_many_kinds(mode, colour, suffix, pixel, tmp_path: Path) -> None:
     image = read_image(painted(tmp_path / f"image.{suffix}", colour, mode))
-    assert image.shape == (1 if mode in ("1", "L", "LA") else 3, 4, 6)
+    assert image.shape == (1 if mode in ("1", "L", "LA", "I;16") else 3, 4, 6)
     if pixel is not None:
-        assert image[:, 0, 0].tolist() == pixel
+        assert image[:, 0, 0].tolist() == pytest.approx(pixel)
 
 
 def test_images_of_differing_sizes_are_refused_unless_a_size_is_given(tmp_path: Path) -> None:
@@ -655,10 +659,12 @@ def test_photographs_are_shown_upright(tmp_path: Path) -> None:
     turned = Image.fromarray(np.rot90(tall, 1).copy())  # as a camera on its side saves it
     exif = Image.Exif()
     exif[0x0112] = 6
-    turned.save(tmp_path / "photo.jpg", exif=exif, quality=95)
-    image = read_image(tmp_path / "photo.jpg")
-    assert image.shape == (1, 16, 8)
-    assert image[0, :7].min() > 200 and image[0, 9:].max() < 50
+    for name in ("photo.jpg", "photo.png", "photo.tif", "photo.webp"):
+        turned.save(tmp_path / name, exif=exif, quality=95)
+        image = read_image(tmp_path / name)
+        assert image.shape[1:] == (16, 8), name
+        assert image[0, :7].min() > 200 and image[0, 9:].max() < 50, name
+        assert form_of([tmp_path / name]).shape[1:] == (16, 8)
 
 
 def test_tasks_by_folder_are_recognised_by_their_depth(tmp_path: Path) -> None:
@@ -713,11 +719,49 @@ def test_unreadable_images_are_named(tmp_path: Path) -> None:
             load(f"folder:{tmp_path}")
 
 
-def test_deep_images_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ink", ["black", "white"])
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_a_shape_that_is_in_the_transparency_alone_is_seen(ink: str, mode: str, tmp_path: Path) -> None:
+    """Icons: all pixels have one colour, and which of them are transparent makes the picture."""
+    stencil = np.zeros((8, 8), np.uint8)
+    stencil[2:6, 3:5] = 255
+    icon = Image.new("L", (8, 8), ink).convert("RGBA")
+    icon.putalpha(Image.fromarray(stencil))
+    if mode == "P":
+        icon = Image.fromarray((stencil == 0).astype(np.uint8)).convert("P")
+        icon.putpalette([0, 0, 0] * 256 if ink == "black" else [255] * 768)
+        icon.save(tmp_path / "icon.png", transparency=1)
+    else:
+        icon.convert(mode).save(tmp_path / "icon.png")
+    seen = read_image(tmp_path / "icon.png")
+    ground, drawn = seen[0][stencil == 0], seen[0][stencil == 255]
+    assert set(ground.tolist()) == {128} and set(drawn.tolist()) == {0 if ink == "black" else 255}
+
+
+def test_images_of_16_bits_keep_their_values(tmp_path: Path) -> None:
+    scans = np.random.default_rng(0).integers(0, 4096, (2, 3, 8, 12))  # 12 bits, as scanners write
+    values = scans.astype(np.uint16)
+    for label, part in zip("ab", values, strict=True):
+        (tmp_path / "scans" / label).mkdir(parents=True)
+        for number, each in enumerate(part):
+            suffix = "png" if label == "a" else "tif"
+            Image.fromarray(each).save(tmp_path / "scans" / label / f"{number}.{suffix}")
+    read = load(str(tmp_path / "scans"))
+    together = torch.cat([read.x, read.x_test])
+    expected = {tuple(each.reshape(-1).tolist()) for each in values.reshape(6, 8, 12)}
+    assert {tuple((x * 65535).round().int().reshape(-1).tolist()) for x in together} == expected
+    painted(tmp_path / "scans" / "b" / "9.png", (255, 0, 0), "RGB", (12, 8))  # others may have 8
+    mixed = load(str(tmp_path / "scans"))
+    assert mixed.x.shape[1:] == (3, 8, 12) and torch.cat([mixed.x, mixed.x_test]).max() == 1.0
+    assert load(str(tmp_path / "scans"), reading=Reading(size=4)).x.shape[1:] == (3, 4, 4)
+
+
+def test_images_of_more_than_16_bits_are_refused(tmp_path: Path) -> None:
     gallery(tmp_path, {"a": 1})
-    Image.fromarray(np.full((4, 6), 40_000, np.uint16)).save(tmp_path / "a" / "9.png")
-    with refused("9.png", "more than 8 bits"):
-        load(f"folder:{tmp_path}")
+    for pixels in (np.full((4, 6), 40_000, np.int32), np.full((4, 6), 0.5, np.float32)):
+        Image.fromarray(pixels).save(tmp_path / "a" / "9.tif")
+        with refused("9.tif", "more than 16 bits"):
+            load(f"folder:{tmp_path}")
 
 
 @pytest.mark.parametrize("limit", [10, 20])  # Pillow warns above the limit, and refuses above twice the limit

@@ -14,7 +14,7 @@ from rwalk.data.arrays import as_labels
 from rwalk.data.datasets.cells import as_texts
 from rwalk.data.datasets.columns import TableForm, every_row
 from rwalk.data.datasets.folders import check_inside, labelled_images, parts_of
-from rwalk.data.datasets.images import ImageForm, form_of, is_image, read_images
+from rwalk.data.datasets.images import ImageForm, form_of, is_image, read_images, unit_pixels
 from rwalk.data.datasets.npz import arrays_of
 from rwalk.data.datasets.reading import OF_IMAGES, OF_TABLES, Reading
 from rwalk.data.datasets.survey import look_at
@@ -127,7 +127,7 @@ class Pictures(Source):
             chosen = order[start : start + rows]
             pixels = read_images([self.paths[place] for place in chosen], self.form)
             y = np.array([self.labels[place] for place in chosen]) if labelled and self.labels else None
-            yield Portion(pixels.astype(np.float32) / 255, y, [(str(self.paths[place]),) for place in chosen])
+            yield Portion(unit_pixels(pixels), y, [(str(self.paths[place]),) for place in chosen])
 
     def parts(self) -> list[Source]:
         """Mixed, so that each shows many classes."""

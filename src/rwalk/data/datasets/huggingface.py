@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rwalk.data.datasets.folders import TESTS
-from rwalk.data.datasets.images import GREY, ImageForm, pixels_of
+from rwalk.data.datasets.images import GREY, ImageForm, pixels_of, unit_pixels
 from rwalk.data.datasets.reading import Reading
 from rwalk.data.datasets.survey import USUAL_LABELS
 from rwalk.data.streams import Dataset
@@ -112,7 +112,10 @@ def _images(parts: Sequence[Any], column: str, size: int | None) -> tuple[ImageF
         raise InputError(f"images have {a} × {b} to {c} × {d} pixels: choose one size for all, size=32")
     width, height = sizes[0] if size is None else (size, size)
     form = ImageForm(max(channels for channels, *_ in found), height, width, size)
-    return form, [np.stack([pixels_of(image, form) for image in part[column]]) for part in parts]
+    read = [[pixels_of(image, form) for image in part[column]] for part in parts]
+    if any(pixels.dtype != np.uint8 for part in read for pixels in part):  # 16 bits
+        read = [[unit_pixels(pixels) for pixels in part] for part in read]
+    return form, [np.stack(part) for part in read]
 
 
 def _numbers(part: Any, columns: list[str]) -> NDArray[np.float64]:

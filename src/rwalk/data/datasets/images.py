@@ -29,7 +29,9 @@ FORMATS = {
     ".tiff": "TIFF",
     ".webp": "WEBP",
 }
-GREY = ("1", "L", "LA")
+GREY = ("1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N")
+DEEPEST = 65535  # the largest value of a pixel of 16 bits
+BACKDROP = (128, 128, 128, 255)  # what is seen through transparent pixels: black and white shapes both stand out
 ORIENTATION = 0x0112  # Exif's number for how a camera was held
 # By that tag's values: what puts an image upright.
 UPRIGHT = {
@@ -100,9 +102,9 @@ def _look_at(path: Path) -> tuple[int, int, int]:
         return 1 if image.mode in GREY else 3, height, width
 
 
-def read_images(paths: Sequence[Path], form: ImageForm) -> NDArray[np.uint8]:
-    """Images as bytes [N, channels, height, width]."""
-    images = np.empty((len(paths), *form.shape), np.uint8)
+def read_images(paths: Sequence[Path], form: ImageForm) -> NDArray[Any]:
+    """Images [N, channels, height, width]: bytes or, if one has 16 bits per pixel, float32 from 0 to 1."""
+    images: NDArray[Any] = np.empty((len(paths), *form.shape), np.uint8)
     for place, path in enumerate(paths):
         pixels = read_image(path, form)
         if pixels.shape != form.shape:
@@ -110,27 +112,46 @@ def read_images(paths: Sequence[Path], form: ImageForm) -> NDArray[np.uint8]:
                 f"{str(path)!r} has {pixels.shape[2]} × {pixels.shape[1]} pixels, not {form.width} × "
                 f"{form.height}: resize it, or choose one size for all, --size 32 (in Python size=32)"
             )
+        if pixels.dtype != images.dtype:
+            images, pixels = unit_pixels(images), unit_pixels(pixels)
         images[place] = pixels
     return images
 
 
-def read_image(path: Path, form: ImageForm | None = None) -> NDArray[np.uint8]:
-    """An image as bytes, [1, height, width] if it is grey, [3, height, width] if not; or of that form."""
+def unit_pixels(pixels: NDArray[Any]) -> NDArray[np.float32]:
+    """Pixels as float32 from 0 to 1."""
+    return pixels.astype(np.float32) / np.float32(255) if pixels.dtype == np.uint8 else pixels
+
+
+def read_image(path: Path, form: ImageForm | None = None) -> NDArray[Any]:
+    """An image, [1, height, width] if it is grey, [3, height, width] if not; or of that form."""
     with opened(path) as image:
         return pixels_of(image, form)
 
 
-def pixels_of(image: Any, form: ImageForm | None = None) -> NDArray[np.uint8]:
-    """Pillow's image as bytes, upright."""
+def pixels_of(image: Any, form: ImageForm | None = None) -> NDArray[Any]:
+    """Pillow's image, upright: bytes or, if it has 16 bits per pixel, float32 from 0 to 1.
+
+    Transparent pixels show a grey backdrop: their own colour is arbitrary, and a shape may be in them alone.
+    """
     pillow = optional("PIL.Image", "pillow")
     grey = image.mode in GREY if form is None else form.channels == 1
     turn = UPRIGHT.get(_orientation(image))
-    shown = image.convert("L" if grey else "RGB")
+    deep = image.mode.startswith("I")
+    if deep:
+        shown = pillow.fromarray(np.asarray(image).astype(np.float32) / DEEPEST)
+    else:
+        if image.has_transparency_data:
+            backdrop = pillow.new("RGBA", image.size, BACKDROP)
+            backdrop.alpha_composite(image.convert("RGBA"))
+            image = backdrop
+        shown = image.convert("L" if grey else "RGB")
     if turn:
         shown = shown.transpose(pillow.Transpose[turn])
     if form is not None and form.size is not None:
         shown = optional("PIL.ImageOps", "pillow").fit(shown, (form.size, form.size), pillow.Resampling.BILINEAR)
-    return np.atleast_3d(np.asarray(shown)).transpose(2, 0, 1)
+    pixels = np.atleast_3d(np.asarray(shown)).transpose(2, 0, 1)
+    return pixels.repeat(3, axis=0) if deep and not grey else pixels
 
 
 @contextmanager
@@ -140,10 +161,11 @@ def opened(path: Path) -> Iterator[Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pillow.DecompressionBombWarning)
-            with pillow.open(path, formats=[FORMATS[path.suffix.lower()]]) as image:
-                if image.mode.startswith(("I", "F")):
+            # By its bytes, not its path: mapped into memory, a turned TIFF image is scrambled by Pillow.
+            with open(path, "rb") as file, pillow.open(file, formats=[FORMATS[path.suffix.lower()]]) as image:
+                if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
                     raise InputError(
-                        f"{str(path)!r} has more than 8 bits per pixel: convert it, or give an .npz file"
+                        f"{str(path)!r} has more than 16 bits per pixel: convert it, or give an .npz file"
                     )
                 yield image
     except InputError:
@@ -155,8 +177,12 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def _orientation(image: Any) -> int:
-    """How a photograph has to be turned, by its orientation tag; other formats would have to be unpacked."""
-    if getattr(image, "format", None) not in ("JPEG", "MPO", "TIFF", "WEBP"):
+    """How a photograph has to be turned, by its orientation tag.
+
+    Pillow turns TIFF images by itself; other formats would have to be unpacked.
+    """
+    kind = getattr(image, "format", None)
+    if kind not in ("JPEG", "MPO", "WEBP") and not (kind == "PNG" and "exif" in image.info):
         return 1
     try:
         return int(image.getexif().get(ORIENTATION, 1))
