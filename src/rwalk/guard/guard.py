@@ -50,7 +50,8 @@ class Guard:
             name or made like `rwalk.RWalk(lam=1.0)`.
         probes: inputs that the model knows: a tensor, a dict, a tuple, a DataLoader, a dataset, "own-samples" for
             a language model, or `rwalk.Probes(…)` for texts and for outputs of other kinds. No labels are needed.
-        budget: how far outputs may drift, in the unit of the divergence (nats for "kl"). `finish` makes sure.
+        budget: how far outputs may drift, in the unit of the divergence (nats for "kl"). `finish` makes sure. A
+            quarter of the probes is then held out to measure drift on.
         params: which parameters to guard: patterns such as "*lora_*", or a function of name and parameter.
         divergence: how outputs are compared; see `rwalk.Probes`.
         outputs: which outputs are compared; see `rwalk.Probes`.
@@ -319,6 +320,7 @@ class Guard:
             found = Probes(
                 given, divergence=self._given.divergence, outputs=self._given.outputs, call=self._given.call
             )
+        found.held_out = self._anchor is not None and self.budget is not None
         if self._anchor is not None and found.batch is None:
             found.batch = self._anchor.batch
         return found

@@ -70,11 +70,13 @@ def pulls(
     """
     if not anchor.is_due(step):
         return {}
-    batches = [(probes, number) for probes in sets for number in range(len(probes.batches))]
     group, ranks = replicas(model)
     turn = step // anchor.every * ranks + (dist.get_rank(group) if ranks > 1 else 0)
-    probes, number = batches[turn % len(batches)]
-    drift, slopes = _slopes(model, parameters, probes, number)
+    pulled = [(probes, number) for probes in sets for number in probes.pulled]
+    drift, slopes = _slopes(model, parameters, *pulled[turn % len(pulled)])
+    if any(probes.held_out for probes in sets):
+        watched = [(probes, number) for probes in sets for number in probes.watched]
+        drift = _reading(model, *watched[turn % len(watched)])
     drift, slopes = _averaged(model, drift, slopes)
     if not slopes:
         return {}
@@ -84,6 +86,12 @@ def pulls(
     controller.read(step, drift, anchor.weight, bound / anchor.every)
     weight = torch.minimum(weight, bound)
     return {parameter: slope.mul_(weight.to(slope.dtype))[None] for parameter, slope in slopes.items()}
+
+
+def _reading(model: nn.Module, probes: Probes, number: int) -> Tensor:
+    """The drift of a batch that no pull sees: on those that are pulled on, drift is smaller than elsewhere."""
+    with eval_mode(model), torch.no_grad():
+        return probes.of_batch(unwrapped(model), number).float()
 
 
 def _slopes(

@@ -23,7 +23,8 @@ from torch.utils.data import DataLoader, default_collate
 from rwalk.errors import InputError
 
 Batch = Any  # a tensor, a mapping from keywords, or a tuple of arguments
-EXAMPLES, TOKENS = 64, 2048  # that go through the model at a time
+EXAMPLES, TOKENS = 64, 2048  # that go through the model at a time, at most
+PARTS = 4  # the fewest batches that probes are cut into
 MOST = 1024  # examples taken from a data loader or a dataset, which may be endless
 OWN_SAMPLES = "own-samples"
 
@@ -54,7 +55,7 @@ def of(given: Any, rows: int | None = None, tokenizer: Any = None, collate: Any 
         batch = tuple(batch) if isinstance(batch, list) else batch
         batch = dict(batch) if isinstance(batch, Mapping) else batch
         length = length_of(batch)
-        at_once = rows or _worth_one_call(batch)
+        at_once = rows or min(_worth_one_call(batch), max(1, -(-length // PARTS)))
         found += [part(batch, start, start + at_once) for start in range(0, length, at_once)]
     if not found:
         raise InputError("there is not a single probe: give inputs whose predictions are to stay")

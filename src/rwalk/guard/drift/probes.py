@@ -59,6 +59,7 @@ class Probes:
         self.tokenizer, self.collate, self.batch = tokenizer, collate, batch
         self.batches: list[Batch] = []
         self.kept: list[dict[str, Kept]] = []  # by batch, by output
+        self.held_out = False  # whether drift is measured on probes that no pull sees
         self.loss_before: float | None = None  # of probes with labels, if the model returns a loss
         self.divergences: dict[str, Divergence] = {}  # by output
         self._call = call or _call
@@ -69,6 +70,18 @@ class Probes:
     @property
     def examples(self) -> int:
         return sum(map(batches.length_of, self.batches))
+
+    @property
+    def watched(self) -> range:
+        """The batches that drift is measured on: all, or the first quarter if they are held out of pulls."""
+        several = self.held_out and len(self.batches) > 1
+        return range(-(-len(self.batches) // 4) if several else len(self.batches))
+
+    @property
+    def pulled(self) -> range:
+        """The batches that an anchor pulls on."""
+        held_out = len(self.watched) if len(self.watched) < len(self.batches) else 0
+        return range(held_out, len(self.batches))
 
     @property
     def fingerprint(self) -> str:
@@ -98,12 +111,13 @@ class Probes:
         self.loss_before = self.loss(model)
 
     def drift(self, model: nn.Module) -> float:
-        """The mean divergence of the outputs from what they were."""
+        """The mean divergence of the outputs from what they were, on the batches that are watched."""
         if not self.kept:
             raise InputError("there are no old outputs to measure drift from: call keep(model) first")
         with eval_mode(model), torch.no_grad():
-            means = [self.of_batch(model, number).double() for number in range(len(self.batches))]
-        return weighted_mean(torch.stack(means).tolist(), list(map(batches.length_of, self.batches)))
+            means = [self.of_batch(model, number).double() for number in self.watched]
+        lengths = [batches.length_of(self.batches[number]) for number in self.watched]
+        return weighted_mean(torch.stack(means).tolist(), lengths)
 
     def of_batch(self, model: nn.Module, number: int) -> Tensor:
         """The drift of one batch, with its graph; the model is in evaluation mode already."""
