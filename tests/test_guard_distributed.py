@@ -16,7 +16,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
-from rwalk.guard import Guard
+from rwalk.errors import InputError
+from rwalk.guard import Anchor, Guard
 from rwalk.methods import EWC, Method, RWalk
 
 RWALK, HELD = RWalk(lam=5.0, dt=3), EWC(lam=50.0)
@@ -102,6 +103,59 @@ def run(wrap: Wrapper, kind: str, file: Path, rank: int = 0, world: int = 1) -> 
     }
 
 
+def anchored(wrap: Wrapper, rank: int, folder: Path) -> Outcome:
+    """The default guard with a budget, each rank on data of its own; where each rank ends, and the drift there."""
+    model = wrap(network(outputs=3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    probes = batches(9, 0, 1)[0][0].repeat(4, 1)
+    guard = Guard(model, optimizer, Anchor(every=2), probes=probes, budget=0.001)
+    for task in range(3):
+        for x, y in batches(task, rank, 2):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    guard.save(folder / "anchored.safetensors")
+    drift = guard.finish().drift
+    return {"theta": torch.cat([p.flatten() for p in whole(model)]), "drift": torch.tensor(drift)}
+
+
+def alone(rank: int) -> Outcome:
+    """A model of each rank's own, although processes know each other: nothing is averaged."""
+    torch.manual_seed(rank)
+    model = nn.Linear(6, 3).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    guard = Guard(model, optimizer, Anchor(every=1), probes=batches(9, 0, 1)[0][0], budget=0.01)
+    for x, y in batches(rank, 0, 1):
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"drift": torch.tensor([reading.drift for reading in guard.report().readings])}
+
+
+def other_probes(rank: int) -> Outcome:
+    model = replicated(network(outputs=3))
+    try:
+        Guard(model, torch.optim.SGD(model.parameters(), lr=0.5), probes=batches(rank, 0, 1)[0][0])
+    except InputError as error:
+        return {"refused": torch.tensor("different probes" in str(error))}
+    return {"refused": torch.tensor(False)}
+
+
+def bucket_views() -> Outcome:
+    """The gradients of the task's loss are the user's after a step with a pull."""
+    model: Any = DistributedDataParallel(network(outputs=3), gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    Guard(model, optimizer, Anchor(every=1), probes=batches(9, 0, 1)[0][0])
+    kept = []
+    for x, y in batches(0, 0, 1)[:3]:
+        F.cross_entropy(model(x), y).backward()
+        before = [p.grad.clone() for p in model.parameters()]
+        optimizer.step()
+        kept.append(all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), before, strict=True)))
+        optimizer.zero_grad()
+    return {"kept": torch.tensor(kept)}
+
+
 def communication() -> Outcome:
     """How often ranks talk: in a step without a guard, in one with it, and at a task's end."""
     counts = []
@@ -134,6 +188,10 @@ def work(rank: int, folder: Path) -> None:
             if rank == 0:
                 torch.save(outcome, folder / f"{wrapper}-{name}.outcome")
     torch.save(communication(), folder / f"communication-{rank}")
+    for wrapper, wrap in WRAPPERS.items():
+        torch.save(anchored(wrap, rank, folder), folder / f"anchored-{wrapper}-{rank}")
+    torch.save(alone(rank), folder / f"alone-{rank}")
+    torch.save({**other_probes(rank), **bucket_views()}, folder / f"replicas-{rank}")
     dist.destroy_process_group()
 
 
@@ -163,3 +221,21 @@ def test_ranks_talk_once_a_task(outcomes: Path) -> None:
         without, within, at_the_end = torch.load(outcomes / f"communication-{rank}")["counts"].tolist()
         assert within == without > 0
         assert at_the_end == 1
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_replicas_with_an_anchor_and_a_budget_stay_the_same(wrapper: str, outcomes: Path) -> None:
+    one, other = (torch.load(outcomes / f"anchored-{wrapper}-{rank}") for rank in range(2))
+    assert torch.equal(one["theta"], other["theta"]) and bool(one["theta"].isfinite().all())
+    assert 0 < one["drift"] <= 0.001
+
+
+def test_processes_with_models_of_their_own_do_not_mix_readings(outcomes: Path) -> None:
+    one, other = (torch.load(outcomes / f"alone-{rank}")["drift"] for rank in range(2))
+    assert len(one) == 10 and not torch.equal(one, other)
+
+
+def test_replicas_refuse_different_probes_and_keep_bucket_gradients(outcomes: Path) -> None:
+    for rank in range(2):
+        found = torch.load(outcomes / f"replicas-{rank}")
+        assert bool(found["refused"]) and bool(found["kept"].all())

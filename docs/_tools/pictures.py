@@ -193,7 +193,7 @@ def _learned(
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     before = model(probes).detach().log_softmax(-1)
     if budget is not None:
-        rwalk.Guard(model, optimizer, budget=budget, probes=probes, every=1)
+        rwalk.Guard(model, optimizer, budget=budget, probes=probes)
     found = []
     for _ in range(100):
         _step(model, optimizer, x, y)
