@@ -401,6 +401,32 @@ def test_modules_that_do_more_in_train_than_set_a_flag_come_back() -> None:
     assert model.adapter.grad is not None
 
 
+def test_pulls_use_the_autocast_of_training_passes() -> None:
+    seen = []
+
+    def call(model: nn.Module, batch: Tensor) -> Tensor:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        out: Tensor = model(batch)
+        return out
+
+    model, optimizer = fresh()
+    guard = Guard(model, optimizer, Anchor(every=1), probes=Probes(task(0)[0], call=call))
+    seen.clear()
+    x, y = task(1)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(model(x).float(), y)
+        loss.backward()
+        optimizer.step()
+    assert seen == [True, True] and not model._forward_pre_hooks
+    torch.save(model, io.BytesIO())
+    guard.attach(optimizer)  # waits for the next pass: models can be saved and copied meanwhile
+    torch.save(model, io.BytesIO())
+    copy.deepcopy(model)(x)
+    guard.finish()
+    assert not model._forward_pre_hooks
+
+
 def test_guard_makes_no_more_graphs_of_a_compiled_model() -> None:
     def graphs(guarded: bool) -> int:
         counted = []

@@ -22,6 +22,7 @@ from rwalk.errors import InputError, unknown
 from rwalk.guard import io, options, select, watch
 from rwalk.guard.drift import anchor as anchors
 from rwalk.guard.drift.anchor import Anchor
+from rwalk.guard.drift.autocast import TrainingAutocast
 from rwalk.guard.drift.controller import Controller
 from rwalk.guard.drift.probes import Probes, weighted_mean
 from rwalk.guard.drift.reference import Reference
@@ -113,6 +114,7 @@ class Guard:
         self._sets: list[Probes] = []
         self._reference: Reference | None = None  # None until there are probes
         self._controller = Controller(given.budget)
+        self._autocast = TrainingAutocast()
         self._following: Following | None = None
         self._warned = False
         self.attach(optimizer)
@@ -176,11 +178,14 @@ class Guard:
         around = Around(learned, self._pulls, self._observed)
         self._following = Following(self, optimizer, model, around, match)
         self._following.begin(self._given.hooks)
+        if self._anchor is not None:
+            self._autocast.watch(model)
         if anew and self._reference is not None:  # the model computes the same with other parameters
             self._reference = Reference.of(model, self._parameters)
 
     def detach(self) -> None:
         """Stop guarding and remove every hook; `attach` continues."""
+        self._autocast.release()
         if self._following is not None:
             self._following.end()
 
@@ -200,9 +205,9 @@ class Guard:
         """Gradients to add to those of the task before this step."""
         if self._anchor is None or not self._sets:
             return {}
-        parameters = self._parameters
-        step = self._learned.steps
-        return anchors.pulls(self._anchor, self._controller, model, parameters, self._sets, optimizer, step)
+        parameters, step = self._parameters, self._learned.steps
+        with self._autocast.context(model):
+            return anchors.pulls(self._anchor, self._controller, model, parameters, self._sets, optimizer, step)
 
     def _observed(self, model: nn.Module, optimizer: Optimizer) -> None:
         """A step is over."""
