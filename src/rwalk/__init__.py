@@ -15,7 +15,7 @@ from rwalk.garbage import uncollected
 if TYPE_CHECKING:
     from rwalk import metrics
     from rwalk.augmentations import Augmentation
-    from rwalk.classifier import IncrementalClassifier, IncrementalRegressor, stream_search
+    from rwalk.classifier import IncrementalClassifier, IncrementalRegressor, prequential, stream_search
     from rwalk.data.memory import MemorySpec
     from rwalk.data.samplers import Sampler
     from rwalk.data.splits import blurred, from_arrays, permuted, rotated, split
@@ -66,13 +66,14 @@ __all__ = [
     "metrics",
     "own_samples",
     "permuted",
+    "prequential",
     "rotated",
     "split",
     "stream_search",
 ]
 
 _HOMES = {
-    "rwalk.classifier": ("IncrementalClassifier", "IncrementalRegressor", "stream_search"),
+    "rwalk.classifier": ("IncrementalClassifier", "IncrementalRegressor", "prequential", "stream_search"),
     "rwalk.errors": ("InputError",),
     "rwalk.engine.fleet": ("Fleet",),
     "rwalk.training": ("Training",),

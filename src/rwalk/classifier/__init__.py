@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from rwalk.classifier.estimator import IncrementalClassifier
+from rwalk.classifier.evaluation import Prequential, prequential
 from rwalk.classifier.regressor import IncrementalRegressor
 from rwalk.classifier.search import StreamSearch, stream_search
 
-__all__ = ["IncrementalClassifier", "IncrementalRegressor", "StreamSearch", "stream_search"]
+__all__ = [
+    "IncrementalClassifier",
+    "IncrementalRegressor",
+    "Prequential",
+    "StreamSearch",
+    "prequential",
+    "stream_search",
+]

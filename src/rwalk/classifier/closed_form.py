@@ -40,7 +40,8 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
     """
 
     classes_: NDArray[Any]
-    _takes = ("method", *TAKES)
+    moved_: dict[Any, float]
+    _takes = ("method", "class_weight", *TAKES)
     _share = FOR_CLASSES
 
     # ── learning ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -70,7 +71,11 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
         model = settings.model_of(self, tuple(x.shape[1:]), len(every)) if afresh else copy.copy(self._ready())
         if len(every) != model.columns:
             model.move_columns(columns_of(known, every).tolist(), len(every))
+        if not afresh:
+            model.warn_outside(x, [*getattr(self, "feature_names_in_", [])])
         model.learn(Examples(x, columns_of(labels, every), weight))
+        drift = {} if model.counted is None else model.counted.drift
+        self.moved_ = {every[column]: moved for column, moved in drift.items()}
         self._model, self.classes_, self.input_shape_ = model, every, model.shape
         self._note(afresh, x, labels, weight)
         return self
@@ -114,11 +119,19 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
 
     def _scores(self, X: Any) -> Tensor:
         model = self._ready()
-        scores = model.scores(self._inputs(X))
-        return scores.masked_fill(model.counts == 0, -torch.inf)
+        scores, sure = model.scores(self._inputs(X)), model.fit.certainty
+        seen, prior = model.counts > 0, model.prior
+        emphasis = settings.checked_class_weight(self.class_weight, self.classes_, prior.exp())
+        scores = scores + (sure.prior * prior.where(seen, 0) + emphasis) / sure.sharpness
+        return scores.masked_fill(~seen, -torch.inf)
 
     def _sharpness(self) -> float:
-        return self._ready().fit.sharpness
+        return self._ready().fit.certainty.sharpness
+
+    def novelty(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
+        """The share of known inputs that are less novel than each of these, between 0 and 1."""
+        novelty: NDArray[np.float64] = self._ready().novelty(self._inputs(X)).numpy()
+        return novelty
 
     def _solver(self) -> str:
         return METHODS[self.method]

@@ -23,8 +23,8 @@ from rwalk.closed_form.ledger import Ledger
 from rwalk.closed_form.model import Model
 from rwalk.errors import InputError
 
-TAKES = ("network", "backbone", "features", "size", "ridge", "ledger", "standardize", "mirror", "warm_up",
-         "dtype", "device", "random_state")  # fmt: skip
+TAKES = ("network", "backbone", "features", "size", "ridge", "half_life", "ledger", "standardize", "mirror",
+         "warm_up", "dtype", "device", "random_state")  # fmt: skip
 
 FIXED = ("network", "backbone", "features", "size", "standardize", "mirror", "dtype", "random_state", "ledger")
 
@@ -101,6 +101,8 @@ class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
         classes = self._share != 1  # a regression has no probabilities
         about = type(self).__qualname__, self.get_params(deep=False), self._to_record()
         record, tensors = files.contents(*about, self._ready(), classes)
+        if classes:
+            self._model.drop_sample()
         if self._ledger is not None:
             tensors |= {f"ledger.{name}": each for name, each in self._ledger.tensors().items()}
         return record, tensors
@@ -156,4 +158,5 @@ class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
         check_is_fitted(self)
         self._check_fixed()
         self._model.use_ridge(settings.checked_ridge(self.ridge))
+        self._model.use_half_life(settings.checked_half_life(self.half_life))
         return self._model

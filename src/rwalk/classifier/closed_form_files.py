@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rwalk.classifier import records
 from rwalk.classifier.backbones import FirstCall
 from rwalk.classifier.stored import Contents
+from rwalk.closed_form.calibration import Certainty, Familiar
 from rwalk.closed_form.counted import Counted
 from rwalk.closed_form.examples import Examples
 from rwalk.closed_form.features import KINDS, FeatureMap, fingerprint, tensors_of
@@ -84,7 +85,11 @@ def contents(
     if fit is not None:
         solution = fit.solution
         tensors |= {"fit.weights": solution.weights, "fit.bias": solution.bias}
-        record["fit"] = {**asdict(fit.rule), "lam": solution.ridge, "sharpness": fit.sharpness if classes else 1.0}
+        record["fit"] = {**asdict(fit.rule), "lam": solution.ridge}
+        if classes:
+            record["fit"]["certainty"] = list(astuple(fit.certainty))
+            if fit.familiar is not None:
+                tensors["fit.known"] = fit.familiar.known
     return record, {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
 
 
@@ -182,10 +187,16 @@ def restore(model: Model, record: Mapping[str, Any], tensors: Mapping[str, Tenso
         expect(own["weights"].shape == (size, model.columns) and own["bias"].shape == (model.columns,), "the fit")
         expect(bool(own["weights"].isfinite().all()) and not bool(own["bias"].isnan().any()), "the fit")
         rule = Rule(stored["solver"], stored["ridge"], stored["share"])
-        numbers = [stored["lam"], stored["sharpness"]]
-        expect(all(type(each) is float and 0 < each < math.inf for each in numbers), "the fit")
+        lam, (sharpness, prior) = stored["lam"], stored.get("certainty", (1.0, 0.0))
+        expect(all(type(each) is float and math.isfinite(each) for each in (lam, sharpness, prior)), "the fit")
+        expect(lam > 0 and sharpness > 0, "the fit")
         weights, bias = (own[name].to(model.device, torch.float64) for name in FIT)
-        model.use_stored_fit(features, shift, rule, Solution(weights, bias, numbers[0]), numbers[1])
+        sample = left.pop("fit.known", None)
+        if sample is not None:
+            _fits({"known": sample}, {"known": "m3"}, {"3": 3})
+            expect(len(sample) > 0 and bool((sample.diff(dim=0) >= 0).all()), "what is known")
+        measured = Certainty(sharpness, prior), None if sample is None else Familiar(sample)
+        model.use_stored_fit(features, shift, rule, Solution(weights, bias, lam), measured)
     expect(not left, "the list of tensors")
 
 

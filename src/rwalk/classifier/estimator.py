@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -24,7 +24,7 @@ from rwalk.classifier.closed_form import ClosedFormClassifier
 from rwalk.classifier.families import Family
 from rwalk.classifier.parameters import Parameters
 from rwalk.errors import InputError
-from rwalk.labels import array
+from rwalk.labels import array, merged
 
 
 class IncrementalClassifier(Summable, Parameters):
@@ -50,6 +50,8 @@ class IncrementalClassifier(Summable, Parameters):
     features       "auto", "vectors" or "images": how inputs become features
     size           random features of vectors, or patches of images; None for a good number
     ridge          how strongly weights are held back, relative to a feature's variance; None to have it chosen
+    class_weight   factors of the classes' probabilities, by label, or "balanced" for the inverse of their shares
+    half_life      examples after which a learned example counts half; None to keep all alike
     ledger         keep a salted fingerprint of every example, so that `forget` refuses rows that were not learned
     standardize    scale every column of a vector by the first examples; off, the map depends on the seed alone
     mirror         take images and their mirror images for the same; None to have it seen from the first ones
@@ -145,6 +147,29 @@ class IncrementalClassifier(Summable, Parameters):
         return twin
 
     # ── using ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def predict(self, X: ArrayLike | Tensor, *, unknown: Any = None, at: float = 0.05) -> NDArray[Any]:
+        """The most likely of all classes learned.
+
+        Args:
+            X: inputs.
+            unknown: a label for inputs that are unlike everything learned; None to name a class in any case.
+            at: the share of inputs of known classes that may be called unknown.
+        """
+        predicted = super().predict(X)
+        if unknown is None:
+            return predicted
+        if not 0 < at < 1:
+            raise InputError(f"at={at!r} is no share: give a number between 0 and 1, such as 0.05")
+        labels = merged(self.classes_, np.array([unknown]))  # 1 is not "1": mixing them is an error
+        return np.where(self.novelty(X) > 1 - at, np.array(unknown, dtype=labels.dtype), predicted)
+
+    def novelty(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
+        """How unlike everything learned these inputs are, between 0 and 1.
+
+        It is the share of inputs of known classes that are less novel: 0.95 and more is rare among them.
+        """
+        return self._sums().novelty(X)
 
     def _scores(self, X: Any) -> Tensor:
         return self._current()._scores(X)

@@ -29,6 +29,8 @@ class Parameters(ArrayClassifier):
         features: str = "auto",
         size: int | None = None,
         ridge: float | None = None,
+        class_weight: str | Mapping[Any, float] | None = None,
+        half_life: float | None = None,
         ledger: bool = False,
         standardize: bool = True,
         mirror: bool | None = None,
@@ -51,6 +53,8 @@ class Parameters(ArrayClassifier):
         self.features = features
         self.size = size
         self.ridge = ridge
+        self.class_weight = class_weight
+        self.half_life = half_life
         self.ledger = ledger
         self.standardize = standardize
         self.mirror = mirror

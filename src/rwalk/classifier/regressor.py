@@ -46,6 +46,8 @@ class IncrementalRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
         model = (
             settings.model_of(self, tuple(x.shape[1:]), targets.shape[1]) if afresh else copy.copy(self._ready())
         )
+        if not afresh:
+            model.warn_outside(x, [*getattr(self, "feature_names_in_", [])])
         model.learn(Examples(x, targets, weight))
         self._model, self._flat, self.input_shape_ = model, flat, model.shape
         self._note(afresh, x, targets.tolist(), weight)

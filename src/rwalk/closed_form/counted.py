@@ -12,11 +12,13 @@ from torch import Tensor
 
 from rwalk.closed_form.examples import Examples
 from rwalk.closed_form.features import FeatureMap, fingerprint, placed
+from rwalk.closed_form.sample import SIZE, Sample, keys_of
 from rwalk.closed_form.statistics import Centred, Statistics
 from rwalk.errors import InputError
 
 ROWS = 2048  # whose features are computed at a time
 LARGEST = {torch.float32: 1e18, torch.float64: 1e100}  # inputs: the squares of their features must not overflow
+SEVERAL = 5  # examples, at least, to judge where the inputs of a call lie
 REBASE = 64  # half-lives: then the sums are scaled down, by a power of two, which rounds nothing
 NEVER_LEARNED = (
     "these examples are not the ones that were learned: nothing was forgotten; give only what was learned"
@@ -55,6 +57,8 @@ class Counted:
         self.unit = 0  # greatest common divisor of all weights; −1 if they are not all whole numbers
         self.shift: Tensor | None = None  # [D]
         self.range: tuple[Tensor, Tensor] | None = None  # least and largest input of every column, or channel
+        self.sample = Sample.empty(self.statistics.size, device)
+        self.drift: dict[int, float] = {}  # how far the last call's classes moved, by column
         self._placed = placed(features, dtype, device)
 
     # ── adding and removing ───────────────────────────────────────────────────────────────────────────────────
@@ -62,15 +66,22 @@ class Counted:
     def learn(self, examples: Examples) -> None:
         """All of them or, if something fails, none."""
         check_inputs(examples.x, self.dtype)
-        weight = examples.weight.to(self.device) * self._growth(len(examples))
+        growth = self._growth(len(examples))
+        weight = examples.weight.to(self.device) * growth
         if len(examples) <= ROWS:
             phi, y = self.summed(examples.x), examples.y.to(self.device)
+            drawn = self._drawn(examples, growth, phi)
+            drift = self._drift(phi, y)
             self._rebase(len(examples))
             self.statistics.add(phi, y, weight)
         else:
             sums = self._sums(examples, weight)
+            drawn = self._drawn(examples, growth)
+            drift = {} if examples.y.ndim != 1 else self._drift_of(sums)
             self._rebase(len(examples))
             self.statistics.merge(sums)
+        self.sample = self.sample.joined(drawn)
+        self.drift = drift
         self.squared += weight.square().sum()
         self.unit = joint_unit(self.unit, unit_of(weight))
         self.clock += len(examples)
@@ -91,6 +102,7 @@ class Counted:
         left.merge(gone, sign=-1)
         self._check_left(left, float(weight.sum()))
         self.statistics = left
+        self.sample = Sample.empty(left.size, self.device)  # it may hold what is to be forgotten
         self.squared = (self.squared - weight.square().sum()).clamp(min=0)
 
     def merge(self, other: Counted) -> None:
@@ -99,19 +111,23 @@ class Counted:
             raise InputError(
                 f"half_life={self.half_life} and {other.half_life} cannot be merged: set one value for both"
             )
-        theirs = copy.deepcopy(other.statistics)
+        theirs, drawn = copy.deepcopy(other.statistics), other.sample
         if self.shift is None:
             self.shift = other.shift
         elif other.shift is not None:
-            theirs = theirs.shifted(other.shift.to(self.device) - self.shift)
+            apart = other.shift.to(self.device) - self.shift
+            theirs = theirs.shifted(apart)
+            drawn = drawn._replace(features=(drawn.features.to(self.device) + apart).float())
         squared = other.squared.to(self.device)
         if self.half_life is not None:
             # Both on one axis of time: what was learned at the same time fades together.
             self._rebase(max(0, other.clock - self.clock))
             factor = 2.0 ** ((other.origin - self.origin) / self.half_life)
             theirs.scale(factor)
+            drawn = drawn.scaled(factor)
             squared = squared * factor**2
         self.statistics.merge(theirs)
+        self.sample = self.sample.joined(drawn)
         self.squared += squared
         self.unit = joint_unit(self.unit, other.unit)
         self.clock = max(self.clock, other.clock) if self.half_life is not None else self.clock + other.clock
@@ -123,6 +139,7 @@ class Counted:
         twin = copy.copy(self)
         twin.statistics = self._empty(columns)
         twin.squared, twin.range, twin.unit = torch.zeros_like(self.squared), None, 0
+        twin.sample = Sample.empty(self.statistics.size, self.device)
         if self.half_life is None:
             twin.clock = 0
         return twin
@@ -131,6 +148,7 @@ class Counted:
         """The same with column i at places[i] of `columns`; it is dropped at −1."""
         twin = copy.copy(self)
         twin.statistics = self.statistics.columns(places, columns)
+        twin.sample = self.sample.columns(places)
         return twin
 
     def use_half_life(self, half_life: float | None) -> None:
@@ -190,6 +208,46 @@ class Counted:
             centred.cross[constant] = 0
         return centred
 
+    def outside(self, x: Tensor) -> int | None:
+        """The column (or channel) of these inputs that mostly lies far outside what was learned, if any."""
+        if self.range is None or len(x) < SEVERAL:
+            return None
+        low, high = (each.to(torch.float64) for each in self.range)
+        middle = columns_of(x).to(torch.float64).median(dim=0).values.cpu()
+        scale = getattr(self.map, "scale", None)
+        unit, far = (high - low, 1.0) if scale is None else (scale.double().cpu(), 4.0)
+        beyond = torch.maximum(middle - high, low - middle) / unit.clamp(min=1e-300)
+        return int(beyond.argmax()) if float(beyond.max()) > far else None
+
+    def _drift(self, phi: Tensor, y: Tensor) -> dict[int, float]:
+        if y.ndim != 1 or not bool((torch.bincount(y) >= SEVERAL).any()):
+            return {}
+        call = self._empty(len(self.statistics.counts))
+        each = phi.new_zeros(len(call.counts), phi.shape[1], dtype=torch.float64)
+        call.cross = each.index_add_(0, y, phi.double()).T
+        call.counts = torch.bincount(y, minlength=len(call.counts))
+        call.targets = call.counts.double()
+        return self._drift_of(call)
+
+    def _drift_of(self, call: Statistics) -> dict[int, float]:
+        """How far the mean of each class in a call lies from its mean so far, in deviations of a feature.
+
+        It is the root of the mean square over features, less what chance alone explains.
+        """
+        sums, new = self.statistics.tensors(), call.tensors()
+        both = (new["counts"] >= SEVERAL) & (sums["counts"] >= SEVERAL) & (sums["targets"] > 0)
+        if not bool(both.any()):
+            return {}
+        weight = sums["weight"]
+        variance = sums["gram"].diagonal() / weight - (sums["total"] / weight).square()
+        varies = variance > 1e-12 * variance.max()
+        apart = (new["cross"] / new["targets"] - sums["cross"] / sums["targets"])[varies][:, both]
+        square = (apart.square() / variance[varies, None]).mean(0)
+        chance = 1 / new["counts"][both] + 1 / sums["counts"][both]
+        return dict(
+            zip(both.nonzero()[:, 0].tolist(), (square - chance).clamp(min=0).sqrt().tolist(), strict=True)
+        )
+
     def _check_left(self, left: Statistics, removed: float) -> None:
         """Refuse sums that no examples could have: the scatter within classes must be positive semidefinite.
 
@@ -248,6 +306,19 @@ class Counted:
         if factor != 1:
             self.statistics.scale(factor)
             self.squared = self.squared * factor**2
+            self.sample = self.sample.scaled(factor)
+
+    def _drawn(self, examples: Examples, growth: Tensor | float, phi: Tensor | None = None) -> Sample:
+        """The sample of a call; `phi` if its features are there already. Numbers need none."""
+        if examples.y.ndim != 1:
+            return Sample.empty(self.statistics.size, self.device)
+        factor = growth.cpu().clamp(min=1e-300) if isinstance(growth, Tensor) else growth
+        keys, given = keys_of(examples.x.to(self.dtype), factor), examples.weight
+        kept = keys.argsort(stable=True)[:SIZE]
+        features = self.summed(examples.x[kept]) if phi is None else phi[kept.to(self.device)]
+        tensors = keys, examples.y, given * factor, given
+        keys, y, weight, given = (each[kept].to(self.device) for each in tensors)
+        return Sample(keys, features.float(), y, weight, given, float((examples.weight * factor).sum()))
 
     def _sums(self, examples: Examples, weight: Tensor) -> Statistics:
         sums = self._empty(len(self.statistics.counts))
@@ -267,10 +338,14 @@ def check_inputs(x: Tensor, dtype: torch.dtype) -> None:
         raise InputError(f"an input is larger than {LARGEST[dtype]:g}: bring inputs to scale")
 
 
+def columns_of(x: Tensor) -> Tensor:
+    """[m, columns] of vectors, or [m, channels] of anything else."""
+    return x.flatten(2).movedim(1, 2).flatten(0, 1) if x.ndim > 2 else x
+
+
 def range_of(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Least and largest value of every column of vectors, or of every channel of anything else."""
-    flat = x.flatten(2).movedim(1, 2).flatten(0, 1) if x.ndim > 2 else x
-    low, high = flat.aminmax(dim=0)
+    """Least and largest value of every column, or channel."""
+    low, high = columns_of(x).aminmax(dim=0)
     return low.double().cpu(), high.double().cpu()
 
 

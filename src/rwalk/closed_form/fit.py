@@ -5,12 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
+from rwalk.closed_form.calibration import (
+    ENOUGH,
+    Certainty,
+    Distances,
+    Familiar,
+    certainty,
+    familiar,
+    left_out_scores,
+)
 from rwalk.closed_form.counted import Counted
 from rwalk.closed_form.lda import discriminants
 from rwalk.closed_form.probability import sharpness
-from rwalk.closed_form.ridge import Solution, freedom, solve
+from rwalk.closed_form.ridge import Solution, freedom, root_of, solve
+from rwalk.closed_form.sample import Sample
 from rwalk.closed_form.statistics import Centred
 from rwalk.errors import InputError
 
@@ -35,9 +46,12 @@ class Rule:
 class Fit:
     """The solution of these sums by this rule, as long as no more examples are learned."""
 
-    def __init__(self, counted: Counted, rule: Rule) -> None:
+    def __init__(
+        self, counted: Counted, rule: Rule, earlier: tuple[Certainty, Familiar | None] | None = None
+    ) -> None:
         self.counted = counted
         self.rule = rule
+        self.earlier = earlier  # what was measured, before the sample was dropped
 
     @cached_property
     def centred(self) -> Centred:
@@ -65,8 +79,78 @@ class Fit:
         return found._replace(weights=found.weights.contiguous())  # as a file gives it back: products round alike
 
     @cached_property
-    def sharpness(self) -> float:
-        """The factor of scores before their softmax is a probability."""
+    def certainty(self) -> Certainty:
+        """How scores become probabilities: measured on a sample, or reckoned from the sums if there is none."""
+        if self._left_out is None or self.rule.solver != "ridge":
+            return Certainty(self._reckoned_sharpness())
+        _, weights, seen = self.classes
+        return certainty(*self._left_out, weights[seen] / weights[seen].sum())
+
+    @cached_property
+    def familiar(self) -> Familiar | None:
+        """How novel known inputs look; None without a sample."""
+        if self._left_out is None:
+            return None if self.earlier is None else self.earlier[1]
+        sample, removed = self._sample
+        distance = self.distances.left_out(sample.features, sample.y, removed)
+        return familiar(self._top(self._left_out[0]).cpu(), distance.cpu())
+
+    @cached_property
+    def distances(self) -> Distances:
+        sums, weights, seen = self.classes
+        return Distances(self.centred, sums[:, seen], weights[seen], self.counted.map.blocks)
+
+    @cached_property
+    def _sample(self) -> tuple[Sample, Tensor]:
+        """Examples, by their places among the classes with weight, and the weight removed to leave each out.
+
+        There are none unless the sample stands for most of what was learned.
+        """
+        sample, (_, weights, seen) = self.counted.sample, self.classes
+        sums, unit = self.counted.statistics.tensors(), self.counted.unit
+        total, drawn = float(sums["weight"]), torch.zeros_like(seen)
+        drawn[sample.y] = True
+        removed = (torch.full_like(sample.weight, unit) if unit > 0 else sample.weight) * (
+            self.centred.weight / total
+        )
+        kept = (removed < 0.999 * weights[sample.y]) & seen[sample.y]
+        if sample.seen < 0.5 * total or float(sums["targets"][drawn].sum()) < 0.9 * total:
+            kept = torch.zeros_like(kept)
+        sample = sample.rows(kept)
+        return sample._replace(y=(seen.cumsum(0) - 1)[sample.y]), removed[kept]
+
+    @cached_property
+    def _left_out(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Scores of the sample's examples, each left out, their columns and shares; None if they are too few."""
+        sample, removed = self._sample
+        unit = self.counted.unit
+        repeated = sample.given / (unit if unit > 0 else sample.given.mean().clamp(min=1e-300))
+        if float(repeated.sum()) < ENOUGH:
+            return None
+        _, _, seen = self.classes
+        scores = (sample.features.double() @ self.solution.weights + self.solution.bias)[:, seen]
+        if self.rule.solver == "ridge":
+            root, scale = root_of(self.centred, self.counted.map.blocks, self.solution.ridge)
+            scores = left_out_scores(self.centred, root, scale, scores, sample.features, sample.y, removed)
+        return scores, sample.y, repeated / repeated.sum()
+
+    def _top(self, scores: Tensor) -> Tensor:
+        """The highest score; discriminants are known up to a constant, so their highest share."""
+        return (scores.softmax(1) if self.rule.solver == "lda" else scores).max(1).values
+
+    def novelty(self, features: Tensor) -> Tensor:
+        """[n] on the CPU: the share of known inputs that are less novel than these."""
+        if self.familiar is None:
+            raise InputError(
+                f"novelty is measured on examples of all classes, and too few are at hand: learn {ENOUGH} or "
+                "more, of classes that have at least two"
+            )
+        shift, (_, _, seen) = self.counted.shift, self.classes
+        top = self._top(self.scores(features)[:, seen.cpu()])
+        features = features.double() if shift is None else features.double() - shift
+        return self.familiar.novelty(top, self.distances.of(features).cpu())
+
+    def _reckoned_sharpness(self) -> float:
         centred, solution = self.centred, self.solution
         sums, weights, seen = self.classes
         leverage = 0.0  # discriminants are no regression: what an example does to its own is not known

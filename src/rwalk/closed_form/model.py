@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from rwalk.closed_form.counted import ROWS, Counted, check_inputs
+from rwalk.closed_form.calibration import Certainty, Familiar
+from rwalk.closed_form.counted import ROWS, Counted, check_inputs, range_of
 from rwalk.closed_form.examples import Examples, joined, without
 from rwalk.closed_form.features import LOOKED_AT, FeatureMap, Recipe, fingerprint
 from rwalk.closed_form.fit import Fit, Rule
 from rwalk.closed_form.ridge import Solution
+from rwalk.closed_form.sample import Sample
 from rwalk.errors import InputError
 
 STILL_KNOWN = (
@@ -40,6 +42,7 @@ class Model:
         warm_up: int = 0,
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
+        half_life: float | None = None,
     ) -> None:
         self.recipe = recipe
         self.shape = shape
@@ -53,10 +56,12 @@ class Model:
             torch.float64 if dtype is None else dtype
         )  # rounded products are for those who ask for them
         self.device = torch.device(device)
+        self.half_life = half_life
         self.held: list[Examples] = []  # until there is a map,
         self.counted: Counted | None = None  # and then
         self._fit: tuple[Counted, Fit] | None = None
         self._warned = False
+        self.measured: tuple[Certainty, Familiar | None] | None = None  # when the sample was last dropped
 
     # ── learning ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -92,8 +97,9 @@ class Model:
             return
         if (self.counts < examples.counts(self.columns)).any():
             raise InputError("more examples are to be forgotten than were learned: give only what was learned")
+        measured = self.fit.certainty, self.fit.familiar
         self.counted.forget(examples)
-        self._fit = None
+        self._fit, self.measured = None, measured
         if self.recipe.needs_data(self.shape) and not self._warned:
             self._warned = True
             warnings.warn(STILL_KNOWN, stacklevel=4)
@@ -136,6 +142,33 @@ class Model:
         zero = torch.zeros(self.columns, dtype=torch.int64)
         return sum((each.counts(self.columns) for each in self.held), start=zero)
 
+    @property
+    def prior(self) -> Tensor:
+        """Logarithms of the classes' shares of all weight [columns]; of next to none, where there is none."""
+        if self.counted is not None:
+            weight = self.counted.statistics.tensors()["targets"].cpu()
+        else:
+            weight = torch.zeros(self.columns, dtype=torch.float64)
+            for each in self.held:
+                weight.index_add_(0, each.y, each.weight)
+        return (weight.clamp(min=0) / weight.sum()).clamp(min=1e-12).log()
+
+    def warn_outside(self, x: Tensor, names: Sequence[str]) -> None:
+        """Warn if a column of these inputs lies far outside what was learned so far: its unit may have changed."""
+        if self.counted is None or (column := self.counted.outside(x)) is None:
+            return
+        assert self.counted.range is not None
+        known = [float(end[column]) for end in self.counted.range]
+        now = [float(end[column]) for end in range_of(x)]
+        name = repr(names[column]) if len(names) > column else str(column)
+        kind = "channel" if x.ndim > 2 else "column"
+        warnings.warn(
+            f"{kind} {name} was between {known[0]:g} and {known[1]:g} so far and now is between {now[0]:g} and "
+            f"{now[1]:g}: if its unit has changed, convert it; if the data have moved, fit again with examples of "
+            "both, because the features were made for the first range",
+            stacklevel=5,
+        )
+
     # ── using ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def scores(self, x: Tensor) -> Tensor:
@@ -149,10 +182,25 @@ class Model:
         for rows in x.split(ROWS):
             yield counted.features(rows)
 
+    def novelty(self, x: Tensor) -> Tensor:
+        """[n] on the CPU: the share of known inputs that are less novel than these."""
+        fit = self.fit
+        if fit.counted is not self.counted and self.counted is None and not fit.counted.statistics.counts.any():
+            self._fit = None  # a file has no sums of examples that are still held: make them
+            fit = self.fit
+        return torch.cat([fit.novelty(rows) for rows in self.features(x)])
+
     def use_ridge(self, ridge: float | None) -> None:
         if ridge != self.rule.ridge:
             self.rule = replace(self.rule, ridge=ridge)
             self._fit = None
+
+    def use_half_life(self, half_life: float | None) -> None:
+        """Fade by another half-life from now on."""
+        if half_life != self.half_life:
+            self.half_life = half_life
+            if self.counted is not None:
+                self.counted.use_half_life(half_life)
 
     @property
     def fit(self) -> Fit:
@@ -168,10 +216,22 @@ class Model:
             return None
         return self.fit
 
+    def drop_sample(self) -> None:
+        """Keep what was measured on the sample, and not the sample: a file has none either."""
+        if self.counted is not None and self.counts.any():
+            self.measured = self.fit.certainty, self.fit.familiar
+            self.counted.sample = Sample.empty(self.counted.statistics.size, self.device)
+
     def use_stored_fit(
-        self, features: FeatureMap, shift: Tensor | None, rule: Rule, solution: Solution, sharpness: float
+        self,
+        features: FeatureMap,
+        shift: Tensor | None,
+        rule: Rule,
+        solution: Solution,
+        measured: tuple[Certainty, Familiar | None],
     ) -> None:
         """Predict by what a file holds, as long as nothing changes."""
+        self.measured = measured
         if rule != self.rule:
             return
         counted = self.counted
@@ -179,13 +239,13 @@ class Model:
             counted = self._empty(features)
             counted.shift = shift
         fit = Fit(counted, rule)
-        fit.__dict__ |= {"solution": solution, "sharpness": sharpness}
+        fit.__dict__ |= {"solution": solution, "certainty": measured[0], "familiar": measured[1]}
         self._fit = counted, fit
 
     def _now(self) -> tuple[Counted, Fit]:
         if self._fit is None:
             counted = self._settled() if self.counted is None else self.counted
-            self._fit = counted, Fit(counted, self.rule)
+            self._fit = counted, Fit(counted, self.rule, self.measured)
         return self._fit
 
     def _settled(self) -> Counted:
@@ -200,7 +260,7 @@ class Model:
         return counted
 
     def _empty(self, features: FeatureMap) -> Counted:
-        return Counted(features, self.columns, self.dtype, self.device, self.products)
+        return Counted(features, self.columns, self.dtype, self.device, self.products, self.half_life)
 
 
 def check_mergeable(one: Model, other: Model) -> None:

@@ -69,6 +69,12 @@ def penalties(centred: Centred, blocks: Sequence[int]) -> Tensor:
     return torch.where(penalty > 0, penalty, penalty.max().clamp(min=1.0))
 
 
+def root_of(centred: Centred, blocks: Sequence[int], ridge: float) -> tuple[Tensor, Tensor]:
+    """Cholesky factor of G + λ for features scaled by the second, [D]."""
+    gram, _, scale = _with_equal_penalties(centred, blocks)
+    return factored(gram, ridge)[0], scale
+
+
 def freedom(centred: Centred, blocks: Sequence[int], ridge: float) -> float:
     """Effective degrees of freedom of the fit: tr(G (G + λ)⁻¹) = D − λ tr((G + λ)⁻¹)."""
     gram, _, _ = _with_equal_penalties(centred, blocks)

@@ -1,0 +1,141 @@
+"""How sure to be, and what is unlike all that was learned: measured on a sample, each example left out in turn.
+
+Leaving an example out needs no second fit. A regression's score without it follows from its leverage h,
+
+    y − ŷ₋ᵢ = (y − ŷ) / (1 − h)
+
+and a distance without it from the rank-one update of the scatter matrix.
+
+Probabilities are softmax(t · score + a · log share), with the t and a under which the examples left out are most
+probable: regression on indicators gives a rare class too low a score, and a corrects that.
+
+Novelty joins two measures: how low the highest score is, and the squared Mahalanobis distance to the nearest
+class. Each becomes the share of known inputs that lie beyond it, and the logarithms of both are added (Fisher).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rwalk.closed_form.ridge import factored, penalties
+from rwalk.closed_form.statistics import Centred
+
+ENOUGH = 50  # examples left out, to measure anything with
+HOLDBACK = 0.03  # λ of distances, relative to a feature's variance
+SHARPEST = 150.0
+
+
+@dataclass(frozen=True)
+class Certainty:
+    """Probabilities are softmax(sharpness · score + prior · log share)."""
+
+    sharpness: float
+    prior: float = 0.0
+
+
+@dataclass(frozen=True)
+class Familiar:
+    """Measures of the examples left out, [m, 3], each sorted: minus the top score, distance, both joined."""
+
+    known: Tensor
+
+    def novelty(self, top: Tensor, distance: Tensor) -> Tensor:
+        """[n]: the share of known inputs that are less novel; beyond all of them it approaches 1."""
+        joined = _surprise(self.known[:, 0], -top) + _surprise(self.known[:, 1], distance)
+        return 1 - torch.exp(-_surprise(self.known[:, 2], joined))
+
+
+def familiar(top: Tensor, distance: Tensor) -> Familiar:
+    alone = [(-top).sort().values, distance.sort().values]
+    joined = _surprise(alone[0], -top) + _surprise(alone[1], distance)
+    return Familiar(torch.stack([*alone, joined.sort().values], dim=1))
+
+
+def _surprise(known: Tensor, now: Tensor) -> Tensor:
+    """−log of the share of `known`, sorted, that is larger; beyond all of them it grows with the distance."""
+    below = torch.searchsorted(known.contiguous(), now.contiguous()).double()
+    middle, high = known.quantile(torch.tensor([0.5, 0.95], dtype=torch.float64)).tolist()
+    beyond = ((now - known[-1]) / max(high - middle, 1e-12)).clamp(min=0)
+    surprise: Tensor = 3 * beyond - ((len(known) + 1 - below) / (len(known) + 1)).log()
+    return surprise
+
+
+class Distances:
+    """Squared distances to the nearest class, by the scatter within classes.
+
+    sums, weights  [D, C] and [C] of the features, every class with some weight
+    """
+
+    def __init__(self, centred: Centred, sums: Tensor, weights: Tensor, blocks: Sequence[int]) -> None:
+        self.mean, self.count, self.weights = centred.mean, centred.weight, weights
+        self.scale = penalties(centred, blocks).rsqrt()[:, None]
+        centres = (sums / weights - self.mean[:, None]) * self.scale
+        within = centred.gram * self.scale * self.scale.T - (centres * weights) @ centres.T
+        self.root, _ = factored(within, HOLDBACK)
+        self.centres = torch.linalg.solve_triangular(self.root, centres, upper=False)
+
+    def of(self, features: Tensor) -> Tensor:
+        """[n], of inputs that were not learned."""
+        return self.count * _squares(self._whitened(features), self.centres).min(1).values
+
+    def left_out(self, features: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """[n], of examples that were learned, each left out in turn; their classes have others."""
+        own = self._whitened(features)
+        squares = _squares(own, self.centres)
+        rows = torch.arange(len(y), device=y.device)
+        q, share = squares[rows, y], self.weights[y] / (self.weights[y] - weight)
+        off = own - self.centres[:, y]
+        along = (own * off).sum(0)[:, None] - off.T @ self.centres
+        rest = (1 - weight * share * q).clamp(min=1e-9)
+        squares = squares + (weight * share / rest)[:, None] * along.square()
+        squares[rows, y] = share.square() * q / rest
+        nearest: Tensor = squares.min(1).values
+        return self.count * nearest
+
+    def _whitened(self, features: Tensor) -> Tensor:
+        from_mean = (features.double().T - self.mean[:, None]) * self.scale
+        whitened: Tensor = torch.linalg.solve_triangular(self.root, from_mean, upper=False)
+        return whitened
+
+
+def left_out_scores(
+    centred: Centred, root: Tensor, scale: Tensor, scores: Tensor, features: Tensor, y: Tensor, weight: Tensor
+) -> Tensor:
+    """Scores [n, C] of a regression on indicators without the example itself; `root` factors G + λ, scaled."""
+    from_mean = (features.double().T - centred.mean[:, None]) * scale[:, None]
+    leverage = torch.linalg.solve_triangular(root, from_mean, upper=False).square().sum(0) + 1 / centred.weight
+    rest = (1 - (weight * leverage).clamp(max=0.999))[:, None]
+    target = torch.zeros_like(scores).scatter_(1, y[:, None], 1.0)
+    left_out: Tensor = target - (target - scores) / rest
+    return left_out
+
+
+def certainty(scores: Tensor, y: Tensor, weight: Tensor, share: Tensor) -> Certainty:
+    """The t and a under which these labels are most probable, by weights that sum to 1."""
+    scores, y, weight, prior = scores.cpu(), y.cpu(), weight.cpu(), share.log().cpu()
+    if prior.max() - prior.min() < 1e-9:
+        prior = torch.zeros_like(prior)
+    at = torch.tensor([2.0, 0.0], dtype=torch.float64, requires_grad=True)
+    descent = torch.optim.LBFGS([at], max_iter=40, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        descent.zero_grad()
+        sharpness = at[0].clamp(max=torch.tensor(SHARPEST).log().item()).exp()
+        costs = torch.nn.functional.cross_entropy(sharpness * scores + at[1] * prior, y, reduction="none")
+        cost = weight @ costs + 1e-3 * at[1].square()
+        cost.backward()
+        return cost
+
+    descent.step(loss)
+    log_t, a = at.detach().tolist()
+    return Certainty(float(min(max(torch.tensor(log_t).exp().item(), 1.0), SHARPEST)), float(a))
+
+
+def _squares(a: Tensor, b: Tensor) -> Tensor:
+    """Squared distances [n, C] of columns."""
+    squares: Tensor = a.square().sum(0)[:, None] - 2 * a.T @ b + b.square().sum(0)
+    return squares.clamp(min=0)
