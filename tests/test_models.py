@@ -302,6 +302,21 @@ def test_arrays_that_are_no_examples_are_refused(rwalk: Rwalk) -> None:
     assert "2 classes: 0, 1" in rwalk("fit", "a.npz", "--out=clf.safetensors").out
 
 
+def test_predict_unknown_labels_what_is_unlike_everything_learned(rwalk: Rwalk) -> None:
+    lines = wine("all.csv", slice(0, 178)) and Path("all.csv").read_text().splitlines()
+    rwalk("fit", "all.csv", "--out=clf.safetensors")
+    header, *known = lines
+    strange = [
+        ",".join(str(1000 + number) for number in range(len(header.split(",")) - 1)) + "," for _ in range(3)
+    ]
+    Path("new.csv").write_text("\n".join([header, *known[:60], *strange]))
+    outcome = rwalk("predict", "clf.safetensors", "new.csv", "--unknown=other", "--at=0.05", "--out=p.csv")
+    assert outcome.code == 0, outcome.err
+    labels = [line.split(",")[-2] for line in Path("p.csv").read_text().splitlines()[1:]]
+    assert labels[-3:] == ["other"] * 3 and labels[:60].count("other") < 12
+    refused(rwalk("predict", "clf.safetensors", "new.csv", "--unknown=other", "--at=5"), "no share")
+
+
 # ── forget and merge ──────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -110,6 +110,10 @@ def predict(
             "--id", help="of a table: a column to show beside predictions (default: one that `fit` found)"
         ),
     ] = None,
+    unknown: Annotated[
+        str | None, typer.Option(help="a label for inputs unlike everything learned, such as other")
+    ] = None,
+    at: Annotated[float, typer.Option(help="the share of known inputs that --unknown may reject")] = 0.05,
 ) -> None:
     """Predict the class of every row or image, with its probability."""
     with _working(f"reading {_names(data)}"), _told_warnings():
@@ -119,9 +123,10 @@ def predict(
         trained = load(model)
         source = _source(data, Reading(), trained, model, score, id_column)
         total = right = 0
+        found = predictions(trained, source, score, unknown, at)
         with _table(out) as write:
             write((*source.places, "label", "probability"))
-            for each in predictions(trained, source, score):
+            for each in found:
                 write((*map(cell, each.place), cell(each.label), f"{each.probability:.4f}"))
                 total, right = total + 1, right + (each.truth == each.label)
     if score and total:

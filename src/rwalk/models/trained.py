@@ -153,12 +153,25 @@ class Predicted(NamedTuple):
     truth: str | None
 
 
-def predictions(trained: Trained, source: Source, labelled: bool = False) -> Iterator[Predicted]:
-    """The class of every example of a source."""
+def predictions(
+    trained: Trained, source: Source, labelled: bool = False, unknown: str | None = None, at: float = 0.05
+) -> Iterator[Predicted]:
+    """The class of every example of a source; `unknown` for those that `novelty` puts beyond the share `at`."""
+    if not 0 < at < 1:
+        raise InputError(f"--at {at:g} is no share: give a number between 0 and 1, such as 0.05")
+    return _predictions(trained, source, labelled, unknown, at)
+
+
+def _predictions(
+    trained: Trained, source: Source, labelled: bool, unknown: str | None, at: float
+) -> Iterator[Predicted]:
     for portion in source.portions(labelled):
         probability = trained.classifier.predict_proba(portion.x)
         best = probability.argmax(1)
         labels = trained.classifier.classes_[best].tolist()
+        if unknown is not None:
+            novel = trained._closed("recognise the unknown").novelty(portion.x) > 1 - at
+            labels = [unknown if new else label for new, label in zip(novel, labels, strict=True)]
         truths = [None] * len(labels) if portion.y is None else [str(label) for label in portion.y.tolist()]
         for place, label, row, column, truth in zip(
             portion.places, labels, probability, best, truths, strict=True
