@@ -56,11 +56,15 @@ test-everywhere: $(READY)
 	$(INSTALL) -e '.[ray]'
 	$(BIN)/python -m pytest -s -m 'slow or not slow' tests/test_everywhere.py
 
-# SIGKILLs at random moments: of Ray workers and nodes, of processes that share a folder.
+# SIGKILLs at random moments: of Ray workers and nodes, of processes that share a folder. Random schedules of processes
+# that join, grow, stop and die. Every file operation of a command fails once: the n-th open, write, fsync and rename.
 KILLS ?= 50
+SCHEDULES ?= 200
 test-faults: $(READY)
 	$(INSTALL) -e '.[ray]'
-	RWALK_KILLS=$(KILLS) $(BIN)/python -m pytest -s -m 'slow or not slow' -k kills tests/test_ray_faults.py tests/test_join.py
+	RWALK_KILLS=$(KILLS) $(BIN)/python -m pytest -n 0 -s -m 'slow or not slow' -k kills tests/test_ray_faults.py tests/test_join.py
+	RWALK_SCHEDULES=$(SCHEDULES) $(BIN)/python -m pytest -n 0 -s -m 'slow or not slow' \
+		tests/test_file_faults.py tests/test_schedules.py tests/test_corruption.py
 
 # Every loader for so many seconds; atheris is installed for this alone.
 SECONDS ?= 60

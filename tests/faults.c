@@ -28,7 +28,7 @@ void faults_arm(int kind, long number, int error, const char *folder) {
 }
 
 long faults_counted(void) { return counted; }
-void faults_clock(long seconds) { clock_offset = seconds; }
+void faults_clock(long seconds) { clock_offset = seconds; } // every other fifth of a second, the time is so far off
 
 static int fails(int kind, const char *path) {
     size_t length = strlen(armed_folder);
@@ -101,7 +101,7 @@ int renameat(int a, const char *from, int b, const char *to) {
 
 int clock_gettime(clockid_t clock, struct timespec *now) {
     int result = REAL(clock_gettime)(clock, now);
-    if (clock == CLOCK_REALTIME) now->tv_sec += clock_offset;
+    if (clock == CLOCK_REALTIME && now->tv_nsec / 200000000 % 2) now->tv_sec += clock_offset;
     return result;
 }
 time_t time(time_t *now) {

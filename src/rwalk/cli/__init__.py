@@ -73,7 +73,7 @@ def _friendly_errors() -> Iterator[None]:
         place = "" if error.filename is None else f"{error.filename}: "
         to_stderr(f"{place}{error.strerror or error}")
         raise SystemExit(2) from None
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         raise SystemExit(130) from None
     except Exception as error:
         if not hasattr(error, "format_message"):
