@@ -20,7 +20,7 @@ from rwalk import EWC, PI, Guard, InputError, RWalk, metrics
 from rwalk.guard.state import codec as codes
 from rwalk.guard.state import quantized as lent
 from rwalk.guard.state.codec import AMOUNT, PLACE, SUM, Code
-from rwalk.guard.state.quantized import Chunk, Coming, Encoded, NoTransfer
+from rwalk.guard.state.quantized import Chunk, Coming, Encoded, Transfer
 from rwalk.guard.step import executor
 from rwalk.methods import METHODS, EWCpp, Method
 
@@ -393,7 +393,7 @@ def protected(digits: Any, stream: Any, seed: int, method: Method, dtype: Any) -
 # On the way between the host and a device
 
 
-class Told(NoTransfer):
+class Told(Transfer):
     """Brings vectors ahead, as streams do, and says so."""
 
     def __init__(self) -> None:

@@ -31,7 +31,6 @@ from rwalk.guard.importance import begin as importance
 from rwalk.guard.options import StateOptions
 from rwalk.guard.report import Point, ProbeReport, Report
 from rwalk.guard.select import Params
-from rwalk.guard.state import adapters
 from rwalk.guard.state import lora as products
 from rwalk.guard.state.guard_state import Learned, Pieces
 from rwalk.guard.state.sharded import groups
@@ -168,11 +167,12 @@ class Guard:
 
         def match() -> Pieces:
             chosen = select.selected(model, self._given.params)
-            return learned.matched(adapters.targets(lora, model, chosen), optimizer)
+            targets = products.in_place_of_factors(model, chosen) if lora == "product" else chosen
+            return learned.matched(targets, optimizer)
 
         pieces = match()
         check_is_alone(self, pieces)
-        anew = adapters.follow(learned, pieces)
+        anew = learned.follow(pieces)
         self.detach()
         self.model, self.optimizer = model, optimizer
         around = Around(learned, self._pulls, self._observed)

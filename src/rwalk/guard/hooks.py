@@ -46,9 +46,9 @@ class Around(NamedTuple):
 class Following:
     """What happens around each step of an optimizer.
 
-    owner  whom it works for, as errors name it
-    around what is to be done before and after
-    match  finds the pieces again once the optimizer has parameters nobody has seen yet
+    owner   the guard, as errors name it
+    around  what is to be done before and after
+    match   finds the parameter states again when the optimizer has new parameters
     """
 
     def __init__(
@@ -91,9 +91,6 @@ class Following:
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def is_within_a_step(self) -> bool:
-        return self._step is not None and self._step.is_under_way()
-
     def before_step(self) -> None:
         """Of a loop that calls this itself: twice without `after_step`, and the step in between was skipped."""
         self.forget_failed_step(at_once=False)
@@ -105,7 +102,7 @@ class Following:
         self._after_step(self._step)
 
     def forget_failed_step(self, at_once: bool) -> None:
-        """Nothing of it is observed, and gradients are given back: see `Passage.abandon`."""
+        """Nothing of it is observed, and gradients are given back: see `Batch.abandon`."""
         step, self._step = self._step, None
         if step is not None:
             step.abandon(at_once)
@@ -231,15 +228,14 @@ class Following:
             )
         pieces = []
         for piece, gradient in moving:
-            if not piece.started:
-                piece.start(method)
-            piece.used = True
-            pieces.append(piece)
             if gradient.is_sparse:
                 raise InputError(
                     f"{piece.name} has a sparse gradient, which no guard can hold: "
                     "make its layer with sparse=False, or exclude it by params="
                 )
+            if not piece.started:
+                piece.start(method)
+            pieces.append(piece)
         for batch in self.learned.batches.of(pieces) if pieces else ():
             step.batches.append(batch)
             batch.before_step(method, float(lr or 0.0), size, pulls, self._aside)
@@ -459,7 +455,10 @@ def _check_is_followed(optimizer: Optimizer, args: object, kwargs: object) -> No
 
 def _bypasses_a_guard(optimizer: Optimizer) -> bool:
     for following in list(_AT_WORK):
-        if following.optimizer is optimizer or following.is_within_a_step():  # of one that wraps this optimizer
+        if following.optimizer is optimizer:
+            continue
+        step = following._step
+        if step is not None and step.is_under_way():  # of one that wraps this optimizer
             continue
         pieces = following.learned.pieces
         for group in optimizer.param_groups:

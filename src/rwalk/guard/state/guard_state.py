@@ -92,6 +92,20 @@ class Learned:
             )
         return pieces | {parameter: None for parameter in held if parameter not in pieces}
 
+    def follow(self, pieces: Pieces) -> bool:
+        """Take these parameter states from here on; returns whether adapters were replaced since the last task."""
+        before = {piece.name: piece for piece in self.started}
+        after = {piece.name: piece for piece in pieces.values() if piece}
+        anew = [name for name in before if name in after and _is_adapted_anew(before[name], after[name])]
+        if anew and self.steps:
+            raise InputError(
+                f"the adapter of {some(anew)} was replaced in the middle of a task: guard.consolidate() first"
+            )
+        self.pieces = pieces
+        if anew:
+            warn_if_moved(self, "merge an adapter (merge_and_unload) before you make another")
+        return bool(anew)
+
     # ── a step, a task ────────────────────────────────────────────────────────────────────────────────────────
 
     def stepped(self) -> None:
@@ -197,3 +211,8 @@ def warn_if_moved(learned: Learned, otherwise: str) -> None:
     moved = [piece.name for piece in learned.started if not measure.is_at_anchor(piece, learned.method)]
     if learned.steps == 0 and moved:
         watch.warn(f"the model is not where its last task left it ({some(moved)}): {otherwise}")
+
+
+def _is_adapted_anew(before: Piece, after: Piece) -> bool:
+    """Whether a weight has an adapter that it did not have, or lost one."""
+    return before is not after and (before.storage.product or after.storage.product) is not None

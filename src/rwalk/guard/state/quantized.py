@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -328,43 +328,32 @@ class Coming(NamedTuple):
     arrival: torch.cuda.Event | None = None
 
 
-class Transfer(Protocol):
-    """Brings state to where it is worked on, and back; between `begin` and `end` all chunks take their turns."""
+class Transfer:
+    """Brings state to where it is worked on, and back: here, state that is there already.
 
-    def begin(self) -> None: ...
-
-    def ahead(self, chunk: Chunk, names: Sequence[str]) -> Coming:
-        """These vectors will be needed next."""
-
-    def arrived(self, coming: Coming | None) -> Mapping[str, Encoded]:
-        """They are needed now."""
-
-    def back(self, chunk: Chunk, name: str, encoded: Encoded) -> None:
-        """This is to be kept."""
-
-    def end(self) -> None: ...
-
-
-class NoTransfer:
-    """State that is kept where it is worked on."""
+    Between `begin` and `end` all chunks take their turns.
+    """
 
     def begin(self) -> None:
         pass
 
     def ahead(self, chunk: Chunk, names: Sequence[str]) -> Coming:
+        """These vectors will be needed next."""
         return Coming({})
 
     def arrived(self, coming: Coming | None) -> Mapping[str, Encoded]:
+        """They are needed now."""
         return {} if coming is None else coming.kept
 
     def back(self, chunk: Chunk, name: str, encoded: Encoded) -> None:
+        """This is to be kept."""
         chunk.store(name, encoded)
 
     def end(self) -> None:
         pass
 
 
-class Streams:
+class Streams(Transfer):
     """Between a CUDA device and pinned memory of the host, a stream for each way. Only the device ever waits."""
 
     def __init__(self, device: torch.device) -> None:
@@ -406,4 +395,4 @@ class Streams:
 
 def transfer_of(storage: ChunkedStorage) -> Transfer:
     away = storage.home.type == "cuda" and storage.place.type == "cpu"
-    return Streams(storage.home) if away else NoTransfer()
+    return Streams(storage.home) if away else Transfer()

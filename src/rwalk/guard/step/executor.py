@@ -200,6 +200,8 @@ class Batch:
         swap.give_back()
         if plan.late or plan.method.wants:
             self._run(AFTER, plan, columns)
+        for piece in self._pieces:
+            piece.used = True
 
     def abandon(self, at_once: bool) -> None:
         """The step failed: its gradients are given back, and nothing is observed.

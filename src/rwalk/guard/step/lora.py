@@ -71,6 +71,7 @@ class ProductBatch:
                 gradient = storage.wide(self._product.gradient(slopes, theta.dtype)[None])
                 at = {"theta": theta, "grad": gradient, "before": before}
                 after_step(plan._replace(late=False), at, state)
+        self._piece.used = True
 
     def abandon(self, at_once: bool) -> None:
         """As `Batch.abandon`."""
