@@ -20,7 +20,7 @@ from rwalk.guard.state.sharded import groups, is_sharded, local
 from rwalk.guard.step.penalty import step_size
 from rwalk.methods.base import require
 
-LONGEST = 4.0  # the pull of a step is at most this many times as long as the gradient, per step it stands for
+LONGEST = 4.0  # a pull is at most this many times as long as the task's gradient
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,18 @@ def pulls(
     turn = step // anchor.every * ranks + (dist.get_rank(group) if ranks > 1 else 0)
     pulled = [(probes, number) for probes in sets for number in probes.pulled]
     drift, slopes = _slopes(model, parameters, *pulled[turn % len(pulled)])
+    reading = drift
     if any(probes.held_out for probes in sets):
         watched = [(probes, number) for probes in sets for number in probes.watched]
-        drift = _reading(model, *watched[turn % len(watched)])
-    drift, slopes = _averaged(model, drift, slopes)
+        reading = _reading(model, *watched[turn % len(watched)])
+    (drift, reading), slopes = _averaged(model, torch.stack([drift, reading]), slopes)
     if not slopes:
         return {}
     length, pushed = _lengths(slopes)
-    weight = controller.weight(anchor.weight, drift.device) * anchor.every
-    bound = _bound(drift, length, pushed, optimizer) * anchor.every
-    controller.read(step, drift, anchor.weight, bound / anchor.every)
-    weight = torch.minimum(weight, bound)
+    factor = controller.weight(anchor.weight, drift.device) * anchor.every
+    bound = bounded(drift, length, pushed, anchor.every, _step_size(optimizer))
+    controller.read(step, reading, anchor.weight, bound / anchor.every)
+    weight = torch.minimum(factor, bound)
     return {parameter: slope.mul_(weight.to(slope.dtype))[None] for parameter, slope in slopes.items()}
 
 
@@ -127,18 +128,18 @@ def replicas(model: nn.Module) -> tuple[Any, int]:
 def _averaged(
     model: nn.Module, drift: Tensor, slopes: dict[nn.Parameter, Tensor]
 ) -> tuple[Tensor, dict[nn.Parameter, Tensor]]:
-    """The mean over replicas, which must all take the same step; of a sharded model only the reading's mean.
+    """The mean over replicas, which must all take the same step; of a sharded model only the drifts' mean.
 
     Each rank had another batch, and a sharded model has averaged gradients itself.
     """
     group, ranks = replicas(model)
     if ranks > 1:
-        flat = torch.cat([drift.reshape(1), *(slope.float().flatten() for slope in slopes.values())])
+        flat = torch.cat([drift, *(slope.float().flatten() for slope in slopes.values())])
         dist.all_reduce(flat, group=group)
         flat /= ranks
-        parts = flat[1:].split([slope.numel() for slope in slopes.values()])
+        parts = flat[2:].split([slope.numel() for slope in slopes.values()])
         slopes = {p: part.view_as(s).to(s.dtype) for (p, s), part in zip(slopes.items(), parts, strict=True)}
-        return flat[0], slopes
+        return flat[:2], slopes
     for _, shards in dict.fromkeys(each for parameter in slopes for each in groups(parameter)):
         drift = drift.clone()
         dist.all_reduce(drift, group=shards)
@@ -146,17 +147,33 @@ def _averaged(
     return drift, slopes
 
 
-def _bound(drift: Tensor, length: Tensor, pushed: Tensor, optimizer: Optimizer) -> Tensor:
-    """The weight beyond which a pull does harm.
+def bounded(drift: Tensor, pull: Tensor, gradient: Tensor, every: int, step_size: float | None) -> Tensor:
+    """The largest factor of a pull (weight × every) that does no harm.
 
-    To hold a model against its gradients, a pull need not be many times as long as they are: more would only
-    upset the optimizer's estimates. And no step of plain gradient descent needs to go beyond drift 0.
+    Args:
+        drift: the drift of the batch that is pulled on.
+        pull: the length of its gradient.
+        gradient: the length of the task's gradient.
+        every: steps from one pull to the next.
+        step_size: how far a steady unit gradient moves a parameter per step; None for optimizers whose steps do
+            not grow with the gradient.
+
+    >>> one = torch.tensor(1.0)
+    >>> [float(bounded(one, one, one, 8, size)) for size in (None, 0.1, 1.0)]
+    [32.0, 4.0, 2.0]
     """
-    bound = LONGEST * pushed / length.clamp(min=1e-30)
-    steps = [size for group in optimizer.param_groups if (size := step_size(optimizer, group))]
-    if steps and isinstance(optimizer, torch.optim.SGD):
-        bound = bound.minimum(2 * drift.clamp(min=0) / (max(steps) * length.square()).clamp(min=1e-30))
-    return bound
+    longest = LONGEST * gradient / pull.clamp(min=1e-30)
+    if step_size is None:
+        return longest * every
+    # A step that is proportional to the gradient grows with the pull. It need not go beyond drift 0.
+    return longest.minimum(2 * drift.clamp(min=0) / (step_size * pull.square()).clamp(min=1e-30))
+
+
+def _step_size(optimizer: Optimizer) -> float | None:
+    """None for Adam and its kind."""
+    if any("betas" in group for group in optimizer.param_groups):
+        return None
+    return max((size for group in optimizer.param_groups if (size := step_size(optimizer, group))), default=None)
 
 
 def _lengths(slopes: Mapping[nn.Parameter, Tensor]) -> tuple[Tensor, Tensor]:
