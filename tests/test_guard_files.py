@@ -122,6 +122,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "steps below 0": (says("steps", -3), "number of steps"),
     "no steps": (lambda state: state.pop("steps"), "no guard's state"),
     "more than a guard says": (says("path", "/etc/passwd"), "no guard's state"),
+    "unused parameters as a number": (says("unused", 5), "its unused parameters"),
     # the method
     "no method": (says("method", None), "its method"),
     "a method as a list": (says("method", ["rwalk"]), "its method"),

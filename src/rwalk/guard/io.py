@@ -161,6 +161,8 @@ def checked(state: Any, method: Method | Anchor, pieces: Mapping[str, Piece]) ->
         raise InputError(f"what was saved is {name}'s, this guard's method is {method.name}: use the same")
     expect(is_whole(state["tasks"], 0), "the number of tasks")
     expect(is_whole(state["steps"], 0), "the number of steps")
+    unused = state.get("unused", [])
+    expect(isinstance(unused, list) and all(isinstance(each, str) for each in unused), "its unused parameters")
     vectors = _by_parameter(state["tensors"])
     strangers = [name for name in vectors if name not in pieces]
     if strangers:
