@@ -26,13 +26,13 @@ from rwalk.guard.drift.autocast import TrainingAutocast
 from rwalk.guard.drift.controller import Controller
 from rwalk.guard.drift.probes import Probes, weighted_mean
 from rwalk.guard.drift.reference import Reference
-from rwalk.guard.hooks import Around, Following, check_is_alone
+from rwalk.guard.hooks import Around, OptimizerHooks, check_is_alone
 from rwalk.guard.importance import begin as importance
 from rwalk.guard.options import StateOptions
 from rwalk.guard.report import Point, ProbeReport, Report
 from rwalk.guard.select import Params
 from rwalk.guard.state import lora as products
-from rwalk.guard.state.guard_state import Learned, Pieces
+from rwalk.guard.state.guard_state import GuardState, ParameterStates
 from rwalk.guard.state.sharded import groups
 from rwalk.methods import METHODS, Method, Vanilla
 
@@ -109,12 +109,12 @@ class Guard:
         self._anchor = method if isinstance(method, Anchor) else None
         springs = Vanilla() if isinstance(method, Anchor) else method
         device = None if self._state.device is None else torch.device(self._state.device)
-        self._learned = Learned(springs, self._state.dtype, device)
+        self._learned = GuardState(springs, self._state.dtype, device)
         self._sets: list[Probes] = []
         self._reference: Reference | None = None  # None until there are probes
         self._controller = Controller(given.budget)
         self._autocast = TrainingAutocast()
-        self._following: Following | None = None
+        self._following: OptimizerHooks | None = None
         self._warned = False
         self.attach(optimizer)
 
@@ -165,7 +165,7 @@ class Guard:
         optimizer = select.followed(optimizer, learned.method, self._given.hooks)
         lora = self._state.lora if self._anchor is None else "factors"
 
-        def match() -> Pieces:
+        def match() -> ParameterStates:
             chosen = select.selected(model, self._given.params)
             targets = products.in_place_of_factors(model, chosen) if lora == "product" else chosen
             return learned.matched(targets, optimizer)
@@ -176,7 +176,7 @@ class Guard:
         self.detach()
         self.model, self.optimizer = model, optimizer
         around = Around(learned, self._pulls, self._observed)
-        self._following = Following(self, optimizer, model, around, match)
+        self._following = OptimizerHooks(self, optimizer, model, around, match)
         self._following.begin(self._given.hooks)
         if self._anchor is not None:
             self._autocast.watch(model)

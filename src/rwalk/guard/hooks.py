@@ -25,25 +25,25 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rwalk.errors import InputError
 from rwalk.guard import watch
-from rwalk.guard.state.guard_state import Learned, Pieces
-from rwalk.guard.state.parameter import Piece
+from rwalk.guard.state.guard_state import GuardState, ParameterStates
+from rwalk.guard.state.parameter import ParameterState
 from rwalk.guard.state.sharded import is_sharded, local
 from rwalk.guard.step.dispatch import AnyBatch
 from rwalk.guard.step.executor import Pulls
 from rwalk.guard.step.penalty import step_size
 
-Moving = tuple[Piece, Tensor]  # a parameter that takes part in a step, and its gradient
+Moving = tuple[ParameterState, Tensor]  # a parameter that takes part in a step, and its gradient
 
 
 class Around(NamedTuple):
     """What happens around a step: the guard's state, gradients to add before it, and what follows it."""
 
-    learned: Learned
+    learned: GuardState
     pulls: Callable[[nn.Module, Optimizer], Pulls]
     observed: Callable[[nn.Module, Optimizer], None]
 
 
-class Following:
+class OptimizerHooks:
     """What happens around each step of an optimizer.
 
     owner   the guard, as errors name it
@@ -52,7 +52,12 @@ class Following:
     """
 
     def __init__(
-        self, owner: object, optimizer: Optimizer, model: nn.Module, around: Around, match: Callable[[], Pieces]
+        self,
+        owner: object,
+        optimizer: Optimizer,
+        model: nn.Module,
+        around: Around,
+        match: Callable[[], ParameterStates],
     ) -> None:
         self.owner = owner
         self.optimizer = optimizer
@@ -196,7 +201,7 @@ class Following:
         Without a gradient the optimizer leaves a parameter alone, and so does the guard.
         """
         found = []
-        adapted: set[Piece] = set()
+        adapted: set[ParameterState] = set()
         for number, group in enumerate(self.optimizer.param_groups):
             roster = self._rosters.get(number)
             if roster is None or not roster.is_of(group["params"], self.learned.pieces):
@@ -339,17 +344,17 @@ class Uninterrupted:
 class Roster:
     """Which parameters of a group of the optimizer's are guarded: asked in every step, nearly always the same."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], pieces: Pieces) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], pieces: ParameterStates) -> None:
         self._parameters, self._pieces = list(parameters), pieces
         self.guarded = [(each, piece) for each in parameters if (piece := pieces[each]) is not None]
         self.has_adapters = any(piece.storage.product is not None for _, piece in self.guarded)
 
-    def is_of(self, parameters: Sequence[nn.Parameter], pieces: Pieces) -> bool:
+    def is_of(self, parameters: Sequence[nn.Parameter], pieces: ParameterStates) -> bool:
         same = self._pieces is pieces and len(self._parameters) == len(parameters)
         return same and all(map(is_, self._parameters, parameters))
 
 
-def _comes_first(piece: Piece, adapted: set[Piece]) -> bool:
+def _comes_first(piece: ParameterState, adapted: set[ParameterState]) -> bool:
     """An adapter has two parameters, perhaps in two groups, and takes part once."""
     if piece.storage.product is None:
         return True
@@ -422,10 +427,10 @@ def _warn_of_copies(optimizer: Optimizer) -> None:
 
 # ── all guards at work ───────────────────────────────────────────────────────────────────────────────────────
 
-_AT_WORK: WeakSet[Following] = WeakSet()
+_AT_WORK: WeakSet[OptimizerHooks] = WeakSet()
 
 
-def check_is_alone(owner: object, pieces: Pieces) -> None:
+def check_is_alone(owner: object, pieces: ParameterStates) -> None:
     """Two guards of one parameter would both pull, or each miss what the other's optimizer does."""
     if _rivals(owner, pieces):
         gc.collect()  # a guard and its optimizer hold each other: nobody else may hold them any more
@@ -436,7 +441,7 @@ def check_is_alone(owner: object, pieces: Pieces) -> None:
         )
 
 
-def _rivals(owner: object, pieces: Pieces) -> list[Following]:
+def _rivals(owner: object, pieces: ParameterStates) -> list[OptimizerHooks]:
     parameters = [parameter for parameter, piece in pieces.items() if piece]
     others = [other for other in _AT_WORK if other.owner is not owner]
     return [other for other in others if any(map(other.learned.pieces.get, parameters))]

@@ -21,7 +21,7 @@ from rwalk.guard.drift.divergences import DIVERGENCES, Kept
 from rwalk.guard.drift.probes import Probes
 from rwalk.guard.drift.reference import Reference
 from rwalk.guard.select import some
-from rwalk.guard.state.parameter import Piece, check_fits
+from rwalk.guard.state.parameter import ParameterState, check_fits
 from rwalk.methods import METHODS, Method
 from rwalk.sealed import expect, is_whole, shown
 
@@ -150,7 +150,7 @@ def _name_of_method(state: Mapping[str, Any]) -> str:
 # ── what was learned ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def checked(state: Any, method: Method | Anchor, pieces: Mapping[str, Piece]) -> Vectors:
+def checked(state: Any, method: Method | Anchor, pieces: Mapping[str, ParameterState]) -> Vectors:
     """The vectors of a state, if this method could have made them for these parameters."""
     names = state.keys() - {"drift", "options", "unused"} if isinstance(state, Mapping) else None
     if names != KEYS or not isinstance(state["tensors"], Mapping):
@@ -192,7 +192,7 @@ def _by_parameter(tensors: Mapping[Any, Any]) -> Vectors:
     return vectors
 
 
-def _check_numbers(piece: Piece, vectors: Mapping[str, Tensor]) -> None:
+def _check_numbers(piece: ParameterState, vectors: Mapping[str, Tensor]) -> None:
     check_fits(piece, vectors, piece.parameter)
     shapes = {vector.shape for vector in vectors.values()}
     expect(len(shapes) == 1, f"the shapes of {piece.name}'s vectors")

@@ -9,13 +9,13 @@ from collections.abc import Iterable
 import torch
 
 from rwalk.errors import InputError
-from rwalk.guard.state.parameter import Piece
+from rwalk.guard.state.parameter import ParameterState
 from rwalk.guard.state.sharded import local
 
 EVERY = 100  # steps between two looks at the parameters: each look waits for the device
 
 
-def are_finite(pieces: Iterable[Piece]) -> bool:
+def are_finite(pieces: Iterable[ParameterState]) -> bool:
     """Whether all parameters are numbers still; the device is waited for once."""
     trained = [(piece, parameter) for piece in pieces for parameter in piece.storage.trained]
     sums = [local(parameter.detach()).sum(dtype=piece.storage.worked_in) for piece, parameter in trained]

@@ -9,11 +9,13 @@ from torch import Tensor, nn
 from rwalk.errors import InputError
 from rwalk.guard.drift.probes import Probes
 from rwalk.guard.importance import fisher, measure
-from rwalk.guard.state.guard_state import Learned
-from rwalk.guard.state.parameter import Piece, is_trained
+from rwalk.guard.state.guard_state import GuardState
+from rwalk.guard.state.parameter import ParameterState, is_trained
 
 
-def of_task(learned: Learned, model: nn.Module, losses: Iterable[Tensor] | None) -> dict[Piece, Tensor]:
+def of_task(
+    learned: GuardState, model: nn.Module, losses: Iterable[Tensor] | None
+) -> dict[ParameterState, Tensor]:
     """The Fisher of a task that ends, for methods that need a pass over its data."""
     method = learned.method
     if method.data_pass and losses is None:
@@ -35,14 +37,14 @@ def of_task(learned: Learned, model: nn.Module, losses: Iterable[Tensor] | None)
     return {} if losses is None else measure.data_fisher(model, learned.guarded, method, losses)
 
 
-def of_losses(learned: Learned, model: nn.Module, losses: Iterable[Tensor]) -> dict[Piece, Tensor]:
+def of_losses(learned: GuardState, model: nn.Module, losses: Iterable[Tensor]) -> dict[ParameterState, Tensor]:
     """The Fisher of a model that was trained elsewhere, from losses on data it knows."""
     if isinstance(losses, Tensor):
         raise InputError(measure.WANTS_LOSSES)
     return measure.data_fisher(model, learned.guarded, learned.method, losses)
 
 
-def of_probes(learned: Learned, model: nn.Module, probes: Probes) -> Mapping[Piece, Tensor]:
+def of_probes(learned: GuardState, model: nn.Module, probes: Probes) -> Mapping[ParameterState, Tensor]:
     """The Fisher of the model's own predictions on probes."""
     if not learned.method.wants and not learned.method.data_pass:  # nothing it measures
         for piece in learned.guarded:

@@ -24,7 +24,7 @@ from rwalk.guard.importance.attention import PlainAttention
 from rwalk.guard.importance.measure import add_squares
 from rwalk.guard.importance.per_example import ByExample, Unknown, all_trained
 from rwalk.guard.select import unwrapped
-from rwalk.guard.state.parameter import Piece, is_trained
+from rwalk.guard.state.parameter import ParameterState, is_trained
 from rwalk.guard.state.sharded import is_sharded
 from rwalk.methods import Method
 
@@ -34,10 +34,10 @@ FEW, NEAR = 2, 0.02  # examples that two ways are compared by, and how near they
 COPIES = 8  # of an example's logits, on the way to its loss and back
 logger = logging.getLogger(__name__)
 
-Squares = dict[Piece, Tensor]
+Squares = dict[ParameterState, Tensor]
 
 
-def of_probes(model: nn.Module, guarded: Sequence[Piece], method: Method, probes: Probes) -> Squares:
+def of_probes(model: nn.Module, guarded: Sequence[ParameterState], method: Method, probes: Probes) -> Squares:
     """Mean squares over all examples; the model is left as it was."""
     trained = [piece for piece in guarded if is_trained(piece)]
     if not trained:
@@ -69,7 +69,7 @@ class _Asked(nn.Module):
 
 
 def _cut(
-    batch: Batch, trained: Sequence[Piece], asked: _Asked, draws: torch.Generator
+    batch: Batch, trained: Sequence[ParameterState], asked: _Asked, draws: torch.Generator
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Parts whose gradients fit into memory, with a random number for each prediction of each example."""
     length = batches.length_of(batch)
@@ -110,7 +110,9 @@ def _repeated(lengths: Sequence[int], like: Tensor) -> Tensor:
     return each.repeat_interleave(each).to(like.device, like.dtype)
 
 
-def _squares(asked: _Asked, trained: Sequence[Piece], batch: Batch, luck: Tensor, method: Method) -> Squares:
+def _squares(
+    asked: _Asked, trained: Sequence[ParameterState], batch: Batch, luck: Tensor, method: Method
+) -> Squares:
     """Sums over the examples of a batch, in the fastest way that this model allows."""
     if any(is_sharded(piece.parameter) for piece in trained):
         return _one_by_one(asked, trained, batch, luck, method)
@@ -128,7 +130,7 @@ def _squares(asked: _Asked, trained: Sequence[Piece], batch: Batch, luck: Tensor
     return _one_by_one(asked, trained, batch, luck, method)
 
 
-def _agree(asked: _Asked, trained: Sequence[Piece], batch: Batch, luck: Tensor, method: Method) -> bool:
+def _agree(asked: _Asked, trained: Sequence[ParameterState], batch: Batch, luck: Tensor, method: Method) -> bool:
     """Whether layers tell examples apart: a few examples, both ways. Models may do anything with a batch."""
     few = min(len(luck), FEW)
     some = batches.part(batch, 0, few), luck[:few], method
@@ -147,7 +149,9 @@ def _agree(asked: _Asked, trained: Sequence[Piece], batch: Batch, luck: Tensor, 
     return off <= NEAR * whole
 
 
-def _in_layers(asked: _Asked, trained: Sequence[Piece], batch: Batch, luck: Tensor, method: Method) -> Squares:
+def _in_layers(
+    asked: _Asked, trained: Sequence[ParameterState], batch: Batch, luck: Tensor, method: Method
+) -> Squares:
     """One pass over the batch, in which every layer has a look at single examples."""
     parameters = [piece.parameter for piece in trained]
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
@@ -171,7 +175,9 @@ def _drop_gradients(asked: _Asked) -> None:
         parameter.grad = None
 
 
-def _all_at_once(asked: _Asked, trained: Sequence[Piece], batch: Batch, luck: Tensor, method: Method) -> Squares:
+def _all_at_once(
+    asked: _Asked, trained: Sequence[ParameterState], batch: Batch, luck: Tensor, method: Method
+) -> Squares:
     name_of = {parameter: name for name, parameter in asked.named_parameters()}
     names = {piece: name_of[piece.parameter] for piece in trained}
     parameters = {name: piece.parameter.detach() for piece, name in names.items()}
@@ -192,7 +198,9 @@ def _all_at_once(asked: _Asked, trained: Sequence[Piece], batch: Batch, luck: Te
     }
 
 
-def _one_by_one(asked: _Asked, trained: Sequence[Piece], batch: Batch, luck: Tensor, method: Method) -> Squares:
+def _one_by_one(
+    asked: _Asked, trained: Sequence[ParameterState], batch: Batch, luck: Tensor, method: Method
+) -> Squares:
     total: Squares = {}
     for row in range(len(luck)):
         with torch.enable_grad():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rwalk.errors import InputError
 from rwalk.guard.drift.eval_mode import eval_mode
 from rwalk.guard.state import sharded as shards
-from rwalk.guard.state.parameter import Piece
+from rwalk.guard.state.parameter import ParameterState
 from rwalk.guard.state.sharded import Group, local
 from rwalk.methods import Method
 from rwalk.methods.base import Ranges
@@ -30,7 +30,7 @@ class Measured(NamedTuple):
     ranges: Ranges
 
 
-def all_of_it(guarded: Sequence[Piece], method: Method, fishers: Iterable[Tensor]) -> Measured:
+def all_of_it(guarded: Sequence[ParameterState], method: Method, fishers: Iterable[Tensor]) -> Measured:
     """Whether all that was measured is finite, and the extrema of the vectors to normalise.
 
     All as minima, the largest negated, so that ranks that share a network out have to talk only once.
@@ -50,18 +50,18 @@ def all_of_it(guarded: Sequence[Piece], method: Method, fishers: Iterable[Tensor
     return Measured(bool(finite_everywhere), -negated_penalty, ranges)
 
 
-def cost(piece: Piece, method: Method) -> float:
+def cost(piece: ParameterState, method: Method) -> float:
     """This piece's part of the penalty."""
     return sum(float(method.cost(part.state, part.theta)) for part in piece.storage.parts())
 
 
-def is_finite(piece: Piece) -> bool:
+def is_finite(piece: ParameterState) -> bool:
     """Whether the parameter and all that is held for it are numbers."""
     parts = piece.storage.parts()
     return all(bool(each.isfinite().all()) for part in parts for each in (part.theta, *part.state.values()))
 
 
-def extrema(piece: Piece, name: str) -> tuple[float, float]:
+def extrema(piece: ParameterState, name: str) -> tuple[float, float]:
     """The smallest and largest value of a state vector; of nothing, those that change no other's."""
     pairs = [part.state[name].aminmax() for part in piece.storage.parts() if part.theta.numel()]
     return min((float(low) for low, _ in pairs), default=math.inf), max(
@@ -69,7 +69,7 @@ def extrema(piece: Piece, name: str) -> tuple[float, float]:
     )
 
 
-def importance(piece: Piece, method: Method) -> tuple[float, int]:
+def importance(piece: ParameterState, method: Method) -> tuple[float, int]:
     """The sum of a piece's last importances, and their number."""
     total, count = 0.0, 0
     for part in piece.storage.parts():
@@ -78,7 +78,7 @@ def importance(piece: Piece, method: Method) -> tuple[float, int]:
     return total, count
 
 
-def is_at_anchor(piece: Piece, method: Method) -> bool:
+def is_at_anchor(piece: ParameterState, method: Method) -> bool:
     """Whether what is held lies where the last task left it, give or take what rounding the state costs."""
     return all(
         bool((part_is_there(part.theta, anchor, piece.storage.rounding) | (importance == 0)).all())
@@ -103,13 +103,13 @@ def reduced(numbers: list[float], groups: Iterable[Group], op: Literal["MIN", "S
 
 
 def data_fisher(
-    model: nn.Module, guarded: Sequence[Piece], method: Method, losses: Iterable[Tensor]
-) -> dict[Piece, Tensor]:
+    model: nn.Module, guarded: Sequence[ParameterState], method: Method, losses: Iterable[Tensor]
+) -> dict[ParameterState, Tensor]:
     """Mean over the batches of the squared gradients, eq. (1), or of what the method takes of them.
 
     The model is left as it was.
     """
-    total: dict[Piece, Tensor] = {}
+    total: dict[ParameterState, Tensor] = {}
     batches = 0
     with eval_mode(model, keep_draws=True), torch.enable_grad():
         for loss in losses:
@@ -129,7 +129,7 @@ def data_fisher(
 
 
 @torch.no_grad()
-def add_squares(total: dict[Piece, Tensor], guarded: Sequence[Piece], method: Method) -> None:
+def add_squares(total: dict[ParameterState, Tensor], guarded: Sequence[ParameterState], method: Method) -> None:
     """Of the gradients that a backward pass has left."""
     for piece in guarded:
         square = _square_of_gradient(piece)
@@ -140,7 +140,7 @@ def add_squares(total: dict[Piece, Tensor], guarded: Sequence[Piece], method: Me
             total[piece] = total[piece].add_(square) if piece in total else square
 
 
-def _square_of_gradient(piece: Piece) -> Tensor | None:
+def _square_of_gradient(piece: ParameterState) -> Tensor | None:
     """g² at the parameter's `.grad`, where and as precise as the equations want it."""
     gradient = piece.parameter.grad
     if gradient is None:

@@ -19,7 +19,7 @@ from rwalk.guard.state import sharded as shards
 from rwalk.guard.state.lora import Target
 from rwalk.guard.state.parameter import (
     Form,
-    Piece,
+    ParameterState,
     Precision,
     is_trained,
     restored,
@@ -32,10 +32,10 @@ from rwalk.guard.step.dispatch import Batches
 from rwalk.methods import Method
 from rwalk.methods.base import Ranges
 
-Pieces = Mapping[nn.Parameter, Piece | None]  # None: a parameter of the optimizer that is not guarded
+ParameterStates = Mapping[nn.Parameter, ParameterState | None]  # None: the optimizer's, but not guarded
 
 
-class Learned:
+class GuardState:
     """The state of a guard, whichever optimizer it follows.
 
     method  with the λ of this moment
@@ -49,18 +49,18 @@ class Learned:
         offload: torch.device | None,
     ) -> None:
         self.method = method
-        self.pieces: Pieces = {}
+        self.pieces: ParameterStates = {}
         self.batches = Batches(lambda: self.guarded)
         self.tasks = 0  # consolidated so far
         self.steps = 0  # observed in the current task
         self._form = Form(dtype, offload, lambda: moment(self.tasks, self.steps))
 
     @property
-    def guarded(self) -> list[Piece]:
+    def guarded(self) -> list[ParameterState]:
         return list(dict.fromkeys(piece for piece in self.pieces.values() if piece))
 
     @property
-    def started(self) -> list[Piece]:
+    def started(self) -> list[ParameterState]:
         """The pieces that ever had a gradient; the others hold no memory."""
         return [piece for piece in self.guarded if piece.started]
 
@@ -68,15 +68,15 @@ class Learned:
         """Whether anything pulls."""
         return any(self.method.springs(piece.state) for piece in self.started)
 
-    def matched(self, chosen: Mapping[str, Target], optimizer: Optimizer) -> Pieces:
+    def matched(self, chosen: Mapping[str, Target], optimizer: Optimizer) -> ParameterStates:
         """The pieces of these parameters; they may have been replaced, have grown or be new."""
         held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        pieces: dict[nn.Parameter, Piece | None] = {}
+        pieces: dict[nn.Parameter, ParameterState | None] = {}
         known = {piece.name: piece for piece in self.guarded}
         for name, target in chosen.items():
             if isinstance(target, Tensor) and target.is_complex():
                 raise InputError(f"{name} is complex, and importance is of real numbers: exclude it by params=")
-            piece = known.pop(name, None) or Piece(name, storage_of(name, target, self._form))
+            piece = known.pop(name, None) or ParameterState(name, storage_of(name, target, self._form))
             piece = successor(piece, target, self.method)
             pieces |= dict.fromkeys(piece.storage.trained, piece)
         if held.isdisjoint(pieces):
@@ -92,7 +92,7 @@ class Learned:
             )
         return pieces | {parameter: None for parameter in held if parameter not in pieces}
 
-    def follow(self, pieces: Pieces) -> bool:
+    def follow(self, pieces: ParameterStates) -> bool:
         """Take these parameter states from here on; returns whether adapters were replaced since the last task."""
         before = {piece.name: piece for piece in self.started}
         after = {piece.name: piece for piece in pieces.values() if piece}
@@ -119,7 +119,7 @@ class Learned:
             for batch in self.batches.of(self.started):
                 batch.score(self.method)
 
-    def consolidate(self, fishers: Mapping[Piece, Tensor]) -> None:
+    def consolidate(self, fishers: Mapping[ParameterState, Tensor]) -> None:
         """A task ended; `fishers` are those of a pass over its data, or none."""
         self._score()  # what is left of the last window; the ranges must see it
         self.batches.forget()
@@ -130,7 +130,7 @@ class Learned:
         self.tasks += 1
         self.steps = 0
 
-    def begin(self, fishers: Mapping[Piece, Tensor]) -> None:
+    def begin(self, fishers: Mapping[ParameterState, Tensor]) -> None:
         """Of a model that was trained elsewhere nothing is known but its Fisher: that is its first task."""
         for piece, fisher in fishers.items():
             if not piece.started:
@@ -206,13 +206,13 @@ def moment(tasks: int, steps: int) -> int:
     return tasks * 1_000_003 + steps
 
 
-def warn_if_moved(learned: Learned, otherwise: str) -> None:
+def warn_if_moved(learned: GuardState, otherwise: str) -> None:
     """Between two tasks a model is where the last one left it."""
     moved = [piece.name for piece in learned.started if not measure.is_at_anchor(piece, learned.method)]
     if learned.steps == 0 and moved:
         watch.warn(f"the model is not where its last task left it ({some(moved)}): {otherwise}")
 
 
-def _is_adapted_anew(before: Piece, after: Piece) -> bool:
+def _is_adapted_anew(before: ParameterState, after: ParameterState) -> bool:
     """Whether a weight has an adapter that it did not have, or lost one."""
     return before is not after and (before.storage.product or after.storage.product) is not None

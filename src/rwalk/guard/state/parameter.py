@@ -145,7 +145,7 @@ def _copied_state(storage: Storage, write: bool) -> Iterator[State]:
         storage.keep(state)
 
 
-class Piece:
+class ParameterState:
     """A parameter under its name, and its state."""
 
     def __init__(self, name: str, storage: Storage) -> None:
@@ -228,27 +228,27 @@ class Piece:
         return self._stiffest * float(method.lam)
 
 
-def is_trained(piece: Piece) -> bool:
+def is_trained(piece: ParameterState) -> bool:
     return any(parameter.requires_grad for parameter in piece.storage.trained)
 
 
 # ── growing, loading ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def whole_state(piece: Piece) -> dict[str, Tensor]:
+def whole_state(piece: ParameterState) -> dict[str, Tensor]:
     """The state vectors in the parameter's full shape; from all ranks where it is sharded."""
     kept = piece.storage.read()
     return {name: shards.gathered(vector[0], piece.parameter) for name, vector in kept.items()}
 
 
-def successor(piece: Piece, target: Target, method: Method) -> Piece:
+def successor(piece: ParameterState, target: Target, method: Method) -> ParameterState:
     """The piece for what the model has under this name now; what was learned goes with it."""
     product = piece.storage.product
     if target is piece.parameter if product is None else product.is_that_of(target):
         return piece  # nothing was replaced
     storage = piece.storage.of(target)
     if not piece.started:
-        return Piece(piece.name, storage)
+        return ParameterState(piece.name, storage)
     if is_sharded(storage.parameter) != is_sharded(piece.parameter):
         raise InputError(f"{piece.name} was sharded after its Guard was made: make the Guard after fully_shard")
     vectors = whole_state(piece)
@@ -256,13 +256,15 @@ def successor(piece: Piece, target: Target, method: Method) -> Piece:
     return restored(piece, vectors, target, method)
 
 
-def restored(piece: Piece, vectors: Mapping[str, Tensor], target: Target, method: Method) -> Piece:
+def restored(
+    piece: ParameterState, vectors: Mapping[str, Tensor], target: Target, method: Method
+) -> ParameterState:
     """A piece for a parameter, with state vectors of its shape, or of a smaller one if it has grown since.
 
     What is new starts free: as `start` begins it, and with zeros (no importance) in all other vectors. The piece
     that it follows stays as it is.
     """
-    new = Piece(piece.name, piece.storage.of(target))
+    new = ParameterState(piece.name, piece.storage.of(target))
     parameter = new.parameter
     theta = new.storage.wide(new.storage.theta())
     fresh = method.start(theta)
@@ -278,7 +280,7 @@ def restored(piece: Piece, vectors: Mapping[str, Tensor], target: Target, method
     return new
 
 
-def check_fits(piece: Piece, vectors: Mapping[str, Tensor], parameter: nn.Parameter) -> None:
+def check_fits(piece: ParameterState, vectors: Mapping[str, Tensor], parameter: nn.Parameter) -> None:
     for vector in vectors.values():
         smaller = all(a <= b for a, b in zip(vector.shape, parameter.shape, strict=False))
         if vector.ndim != parameter.ndim or not smaller:

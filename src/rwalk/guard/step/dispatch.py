@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from rwalk.guard.state.parameter import Piece
+from rwalk.guard.state.parameter import ParameterState
 from rwalk.guard.state.quantized import ChunkedStorage
 from rwalk.guard.state.sharded import is_sharded
 from rwalk.guard.step.executor import Batch, ChunkedBatch, PlainBatch
@@ -20,11 +20,11 @@ class Batches:
     everyone  all that are guarded; the largest decides how many others go together
     """
 
-    def __init__(self, everyone: Callable[[], Iterable[Piece]]) -> None:
+    def __init__(self, everyone: Callable[[], Iterable[ParameterState]]) -> None:
         self._everyone = everyone
-        self._known: dict[tuple[Piece, ...], list[AnyBatch]] = {}
+        self._known: dict[tuple[ParameterState, ...], list[AnyBatch]] = {}
 
-    def of(self, pieces: Sequence[Piece]) -> list[AnyBatch]:
+    def of(self, pieces: Sequence[ParameterState]) -> list[AnyBatch]:
         key = tuple(pieces)
         known = self._known.get(key)
         stale = False
@@ -42,8 +42,8 @@ class Batches:
             piece.free_scratch()
         self._known.clear()
 
-    def _divided(self, pieces: Sequence[Piece]) -> Iterator[AnyBatch]:
-        kinds: dict[object, list[Piece]] = {}
+    def _divided(self, pieces: Sequence[ParameterState]) -> Iterator[AnyBatch]:
+        kinds: dict[object, list[ParameterState]] = {}
         for piece in pieces:
             parameter, product = piece.parameter, piece.storage.product
             kind = (parameter.dtype, parameter.device, is_sharded(parameter), tuple(piece.state))

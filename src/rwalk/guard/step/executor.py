@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rwalk import private_torch
 from rwalk.errors import InputError
 from rwalk.guard.state import codec
-from rwalk.guard.state.parameter import Piece, Storage
+from rwalk.guard.state.parameter import ParameterState, Storage
 from rwalk.guard.state.quantized import Chunk, ChunkedStorage, Coming, Lazy, chunks_of, transfer_of
 from rwalk.guard.state.sharded import is_sharded, like, local
 from rwalk.guard.step import generated
@@ -119,7 +119,7 @@ class _InStep(NamedTuple):
 class Batch:
     """Parameters of a kind, whose steps are executed together."""
 
-    def __init__(self, pieces: Sequence[Piece], everyone: Iterable[Piece] = ()) -> None:
+    def __init__(self, pieces: Sequence[ParameterState], everyone: Iterable[ParameterState] = ()) -> None:
         self._pieces = list(pieces)
         self._parameters = [piece.parameter for piece in pieces]
         self._storages = [piece.storage for piece in pieces]
@@ -305,7 +305,7 @@ class PlainBatch(Batch):
     and a view of each would cost more than a kernel does.
     """
 
-    def __init__(self, pieces: Sequence[Piece], everyone: Iterable[Piece] = ()) -> None:
+    def __init__(self, pieces: Sequence[ParameterState], everyone: Iterable[ParameterState] = ()) -> None:
         most = max((local(piece.parameter.detach()).numel() for piece in everyone), default=0) // 2
         self._units: list[tuple[int, int, Any, State]] = []  # from, to, θ, state
         self._spans = list(_spans(pieces, most if launches(pieces[0].storage.home) else 0))
@@ -386,7 +386,7 @@ class ChunkedBatch(Batch):
     that are views into a bucket are never written to.
     """
 
-    def __init__(self, pieces: Sequence[Piece], everyone: Iterable[Piece] = ()) -> None:
+    def __init__(self, pieces: Sequence[ParameterState], everyone: Iterable[ParameterState] = ()) -> None:
         self._asked: dict[str, tuple[str, ...]] = {}  # by phase, which vectors were read the last time
         self._at = {id(piece.storage): i for i, piece in enumerate(pieces)}
         super().__init__(pieces)
@@ -453,7 +453,7 @@ def _check_is_known(name: str, kept: Mapping[str, object]) -> None:
         raise InputError(f"a method may make vectors in start and consolidate, not {name!r} in a step")
 
 
-def _spans(pieces: Sequence[Piece], most: int) -> Iterator[tuple[int, int]]:
+def _spans(pieces: Sequence[ParameterState], most: int) -> Iterator[tuple[int, int]]:
     """Units of so many numbers at most, if one parameter does not have more by itself.
 
     With half as many as the largest parameter has, passing copies of a unit are no more than those of that one.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rwalk.guard.state.parameter import Piece
+from rwalk.guard.state.parameter import ParameterState
 from rwalk.guard.step.equations import Plan, after_step, before_step, planned
 from rwalk.guard.step.executor import GradientSwap, Pulls
 from rwalk.methods.base import Method
@@ -19,7 +19,7 @@ from rwalk.methods.base import Method
 class ProductBatch:
     """One adapter, with the interface of a `Batch`."""
 
-    def __init__(self, piece: Piece) -> None:
+    def __init__(self, piece: ParameterState) -> None:
         assert piece.storage.product is not None
         self._piece, self._product = piece, piece.storage.product
         self._step: tuple[Plan, GradientSwap, Tensor | None] | None = None  # with W before the step
