@@ -9,6 +9,7 @@ from typing import Any, Self, cast
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, validate_data
@@ -28,6 +29,11 @@ class ArrayEstimator(BaseEstimator):  # type: ignore[misc]
     input_shape_: tuple[int, ...]
     _dtype: Any = "numeric"  # of inputs: as they come
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
     def _device(self) -> torch.device:
         name = self.device
         if name == "auto":
@@ -44,7 +50,7 @@ class ArrayEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _inputs(self, X: Any) -> Tensor:
         with one_line():
-            x = validate_data(self, array(X), reset=False, dtype=self._dtype, allow_nd=True)
+            x = validate_data(self, _dense(X), reset=False, dtype=self._dtype, allow_nd=True)
         return self._of_known_shape(_tensor(x))
 
     def _examples(
@@ -53,7 +59,7 @@ class ArrayEstimator(BaseEstimator):  # type: ignore[misc]
         """Inputs, labels or targets, and weights; without the examples that have none."""
         checks = {"dtype": self._dtype, "allow_nd": True, **checks}
         with one_line():
-            x, y = validate_data(self, array(X), array(y), reset=afresh, **checks)
+            x, y = validate_data(self, _dense(X), array(y), reset=afresh, **checks)
             weight = _check_sample_weight(array(sample_weight), x, dtype=np.float64, ensure_non_negative=True)
         if (weight == 0).any():
             x, y, weight = x[weight > 0], y[weight > 0], weight[weight > 0]
@@ -130,6 +136,11 @@ class ArrayClassifier(ClassifierMixin, ArrayEstimator):  # type: ignore[misc]
             raise InputError(f"{len(predicted)} inputs but {len(labels)} labels: give one label per example")
         right = np.array([guess == label for guess, label in zip(predicted, labels, strict=True)], dtype=float)
         return float(np.average(right, weights=None if sample_weight is None else np.asarray(sample_weight)))
+
+
+def _dense(X: Any) -> Any:
+    """Inputs for scikit-learn's checks; sparse ones as arrays."""
+    return X.toarray() if issparse(X) else array(X)
 
 
 def _tensor(x: NDArray[Any]) -> Tensor:

@@ -48,7 +48,8 @@ class IncrementalClassifier(Summable, Parameters):
     Closed form:
 
     features       "auto", "vectors" or "images": how inputs become features
-    size           random features of vectors, or patches of images; None for a good number
+    size           random features of vectors, patches of images, or columns of texts that all others are
+                   multiplied with; None for a good number
     ridge          how strongly weights are held back, relative to a feature's variance; None to have it chosen
     class_weight   factors of the classes' probabilities, by label, or "balanced" for the inverse of their shares
     half_life      examples after which a learned example counts half; None to keep all alike
@@ -69,7 +70,8 @@ class IncrementalClassifier(Summable, Parameters):
     learning_rate  of Adam
     verbose        one line per call
 
-    Inputs are [n, features] or images [n, channels, height, width], in any units. Labels are of any one type.
+    Inputs are [n, features] or images [n, channels, height, width], in any units, sparse matrices, or texts (a
+    list or a column of strings, learned from hashed words and character n-grams). Labels are of any one type.
     After a call there are `classes_`, the labels of all classes learned or announced, sorted; in closed form
     `coef_`, `intercept_` and `ridge_`; of networks `network_`, `exemplars_` and `tasks_seen_`; of "auto" `chosen_`
     and `judged_`.
@@ -87,7 +89,7 @@ class IncrementalClassifier(Summable, Parameters):
 
     def fit(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> Self:
         """Forget everything, then learn this."""
-        inner = families.made(self)
+        inner = families.made(self, X)
         inner.fit(X, y, **families.weights(inner, sample_weight))
         self._inner = inner
         return self
@@ -107,7 +109,7 @@ class IncrementalClassifier(Summable, Parameters):
         """
         if isinstance(X, Iterator):
             return self._learn_each(X, classes, sample_weight)
-        inner = self._current() if self.__sklearn_is_fitted__() else families.made(self)
+        inner = self._current() if self.__sklearn_is_fitted__() else families.made(self, X)
         inner.partial_fit(X, y, classes, **families.weights(inner, sample_weight))
         self._inner = inner
         return self
@@ -137,7 +139,10 @@ class IncrementalClassifier(Summable, Parameters):
 
     def merge(self, other: Self) -> Self:
         """Learn all that another has learned. Both must have the same feature map: see `fresh`."""
-        self._sums().merge(other._sums())
+        mine, theirs = self._sums(), other._sums()
+        if type(mine) is not type(theirs):
+            raise InputError("one has learned texts and the other has not: only equal kinds can be merged")
+        mine.merge(theirs)
         return self
 
     def fresh(self) -> Self:
@@ -212,13 +217,14 @@ class IncrementalClassifier(Summable, Parameters):
     def _current(self) -> Family:
         """The one that learned so far, with the parameters as they are now."""
         check_is_fitted(self)
-        if not isinstance(self._inner, families.kind_of(self.method)):
+        kind = families.kind_of(self.method)
+        if not isinstance(self._inner, families.Sums if kind is ClosedFormClassifier else kind):
             raise InputError(f"method={self.method!r} did not learn this: set it back, or call fit")
         self._inner.set_params(**families.params_of(self, type(self._inner)))
         return self._inner
 
-    def _sums(self) -> ClosedFormClassifier:
+    def _sums(self) -> families.Sums:
         inner = self._current()
-        if not isinstance(inner, ClosedFormClassifier):
+        if not isinstance(inner, families.Sums):
             raise InputError("only sums can be taken apart and put together: set method='closed-form'")
         return inner

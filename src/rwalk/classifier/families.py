@@ -14,12 +14,16 @@ from rwalk.classifier import records
 from rwalk.classifier.choice import AutoClassifier
 from rwalk.classifier.closed_form import METHODS, ClosedFormClassifier
 from rwalk.classifier.network import NetworkClassifier
+from rwalk.classifier.texts import TextClassifier, is_sparse, texts_of
 from rwalk.data import samplers
 from rwalk.errors import InputError, unknown
 
-Family = ClosedFormClassifier | NetworkClassifier | AutoClassifier
+Family = ClosedFormClassifier | NetworkClassifier | AutoClassifier | TextClassifier
+Sums = ClosedFormClassifier | TextClassifier  # families that forget and merge
 FORMATS: dict[str, type[Family]] = {
-    form: kind for kind in (ClosedFormClassifier, NetworkClassifier, AutoClassifier) for form in kind._formats
+    form: kind
+    for kind in (ClosedFormClassifier, NetworkClassifier, AutoClassifier, TextClassifier)
+    for form in kind._formats
 }
 AUTO = "auto"
 for _kind in FORMATS.values():
@@ -38,17 +42,23 @@ def kind_of(method: Any) -> type[Family]:
     return NetworkClassifier
 
 
-def made(estimator: BaseEstimator) -> Family:
-    """A new one, of the family that the estimator's method names; parameters it does not use are named once."""
+def made(estimator: BaseEstimator, X: Any) -> Family:
+    """A new one, of the family that the method and the inputs need; parameters it does not use are named once."""
     kind = kind_of(estimator.method)
+    if is_sparse(X) or texts_of(X) is not None:
+        if kind is not ClosedFormClassifier:
+            raise InputError(f"method={estimator.method!r} takes no texts: set method='closed-form'")
+        kind = TextClassifier
     samplers.check_name(estimator.sampler)  # refused even where it is not used
     unused = [name for name in _given(estimator) if name not in kind._get_param_names()]
     if unused and not getattr(estimator, "_warned", False):
         estimator._warned = True
-        other = "'rwalk'" if kind is ClosedFormClassifier else "'closed-form'"
-        warnings.warn(
-            f"method={estimator.method!r} does not use {', '.join(unused)}: method={other} does", stacklevel=3
-        )
+        what, other = f"method={estimator.method!r}", "method='closed-form' does"
+        if kind is TextClassifier:
+            what, other = "learning texts", "leave it out"
+        elif kind is ClosedFormClassifier:
+            other = "method='rwalk' does"
+        warnings.warn(f"{what} does not use {', '.join(unused)}: {other}", stacklevel=3)
     return kind(**params_of(estimator, kind))
 
 
@@ -58,7 +68,7 @@ def params_of(estimator: BaseEstimator, kind: type[Family]) -> dict[str, Any]:
 
 def weights(family: Family, sample_weight: Any) -> dict[str, Any]:
     """The weights of a call's examples as the family takes them, if it does."""
-    if sample_weight is not None and not isinstance(family, ClosedFormClassifier):
+    if sample_weight is not None and not isinstance(family, Sums):
         raise InputError(
             "networks take no sample_weight, as a step draws its examples class by class: leave it out, or set "
             "method='closed-form'"

@@ -1,0 +1,345 @@
+"""Texts, and sparse inputs of many columns: hashed n-grams, and sums of them.
+
+The hash is fixed, so nothing is made of the first examples: any two classifiers of texts can be merged, and
+forgetting leaves no trace.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+from sklearn.feature_extraction.text import HashingVectorizer
+from sklearn.preprocessing import normalize
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted
+from torch import Tensor
+
+from rwalk.classifier import closed_form_settings as settings
+from rwalk.classifier import records
+from rwalk.classifier.arrays import ArrayClassifier, Summable
+from rwalk.classifier.parameters import Takes
+from rwalk.classifier.sparse_sums import Solution, SparseSums
+from rwalk.classifier.stored import Contents, Stored
+from rwalk.errors import InputError
+from rwalk.labels import array, columns_of, labels_of, merged, one_line
+from rwalk.sealed import expect, is_whole
+
+COLUMNS = 1 << 15  # of hashed n-grams
+COMMON = 768  # columns whose products with all others are summed
+MOST_DENSE = 4096  # columns of sparse inputs that are learned as vectors
+CHARACTERS = 0.7  # the length of a text's vector of character n-grams; that of words has 1
+ROWS = 4096  # hashed at a time
+WORDS = {"ngram_range": (1, 2), "token_pattern": r"(?u)\b\w+\b"}
+LETTERS = {"analyzer": "char_wb", "ngram_range": (3, 5)}
+SHORT_WORDS = {"token_pattern": r"(?u)\b\w{1,4}\b"}
+TRIPLES = {"analyzer": "char_wb", "ngram_range": (3, 3)}
+ROOM = ("texts", "sparse")
+
+
+def texts_of(X: Any) -> list[str] | None:
+    """The texts, if inputs are texts: a list, an array, a column of a table; None if they are anything else."""
+    if isinstance(X, str):
+        raise InputError("X is one text: give a list of texts")
+    if isinstance(X, Tensor) or sparse.issparse(X):
+        return None
+    if hasattr(X, "columns") and hasattr(X, "iloc"):  # a table of one column
+        if X.shape[1] != 1:
+            return None
+        X = X.iloc[:, 0]
+    if not isinstance(X, list | tuple):
+        values = np.asarray(X)
+        if values.dtype.kind not in "UOT":
+            return None
+        X = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+        if X.ndim != 1:
+            return None
+    if not any(isinstance(each, str) for each in X):
+        return None
+    for place, each in enumerate(X):
+        if not isinstance(each, str):
+            raise InputError(
+                f"input {place} is {type(each).__name__}, where others are texts: give a text, or leave it out"
+            )
+    return [str(each) for each in X]
+
+
+def is_sparse(X: Any) -> bool:
+    """Whether inputs are a sparse matrix of more columns than are learned as vectors."""
+    return bool(sparse.issparse(X) and X.shape[1] > MOST_DENSE)
+
+
+def hashed(texts: list[str], columns: int = COLUMNS) -> Any:
+    """Vectors of words, pairs of words and character n-grams [n, columns], in CSR."""
+    return (_counted(texts, columns, WORDS) + CHARACTERS * _counted(texts, columns, LETTERS)).tocsr()
+
+
+def common(texts: list[str], columns: int) -> Any:
+    """Vectors of short words and triples of characters, which are the frequent ones: [n, columns], in CSR."""
+    return (_counted(texts, columns, SHORT_WORDS) + _counted(texts, columns, TRIPLES)).tocsr()
+
+
+def _counted(texts: list[str], columns: int, how: Mapping[str, Any]) -> Any:
+    counts = HashingVectorizer(n_features=columns, norm=None, alternate_sign=False, **how).transform(texts)
+    counts.data = 1 + np.log(counts.data)
+    return normalize(counts)
+
+
+class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
+    """Closed form for texts, and for sparse inputs of many columns. Parameters as for `IncrementalClassifier`."""
+
+    _takes = ("method", "size", "ridge")
+    _formats = ("rwalk.texts/1",)
+    _sums: SparseSums
+    _kind: str
+    _fit: Solution | None
+
+    # ── learning ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Forget everything, then learn this."""
+        return self._learn(X, y, None, sample_weight, afresh=True)
+
+    def partial_fit(
+        self, X: Any, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> Self:
+        """Learn some more."""
+        return self._learn(X, y, classes, sample_weight, afresh=not self.__sklearn_is_fitted__())
+
+    def _learn(self, X: Any, y: Any, classes: Any, sample_weight: Any, afresh: bool) -> Self:
+        if self.method != "closed-form":
+            raise InputError(
+                f"method={self.method!r} takes no texts and no wide sparse inputs: set method='closed-form'"
+            )
+        kind, x, labels, weight = self._examples_of(X, y, sample_weight, None if afresh else self._kind)
+        announced = labels[:0] if classes is None else labels_of(classes)
+        known = labels[:0] if afresh else self.classes_
+        every = merged(known, labels, announced)
+        if afresh:
+            width = COLUMNS if kind == "texts" else min(COLUMNS, X.shape[1])
+            size = COMMON if self.size is None else settings._positive("size", self.size)
+            sums = SparseSums.empty(width, min(size, width), len(every))
+        else:
+            self._check_width(X)
+            sums = self._sums.moved(columns_of(known, every).tolist(), len(every))
+        if kind == "sparse" and afresh:
+            self.n_features_in_ = X.shape[1]
+        self._kind, self.classes_, self._sums, self._fit = kind, every, sums, None
+        self._add(x, columns_of(labels, every).numpy(), weight)
+        self.input_shape_ = (len(sums.squares),)
+        return self
+
+    def _add(self, x: Any, y: NDArray[np.int64], weight: NDArray[np.float64]) -> None:
+        for rows, columns, some in self._portions(x):
+            self._sums.add(columns, some, y[rows], weight[rows])
+
+    def forget(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Become what it would be had it never learned these examples."""
+        check_is_fitted(self)
+        _, x, labels, weight = self._examples_of(X, y, sample_weight, self._kind)
+        self._check_width(X)
+        columns = columns_of(labels, self.classes_)
+        if (columns < 0).any():
+            raise InputError("an example of an unknown class is to be forgotten: give only what was learned")
+        sums = self._sums
+        for rows, part, some in self._portions(x):
+            sums = sums.removed(part, some, columns.numpy()[rows], weight[rows])
+        gone = (self._sums.counts > 0) & (sums.counts == 0)
+        places = np.where(gone, -1, np.cumsum(~gone) - 1).tolist()
+        self._sums, self.classes_, self._fit = sums.moved(places, int((~gone).sum())), self.classes_[~gone], None
+        return self
+
+    def merge(self, other: Self) -> Self:
+        """Learn all that another has learned."""
+        check_is_fitted(self)
+        check_is_fitted(other)
+        if self._kind != other._kind or self._sums.products.shape != other._sums.products.shape:
+            raise InputError(
+                "the two have learned inputs of different kinds or sizes: only equal ones can be merged"
+            )
+        if getattr(self, "n_features_in_", 0) != getattr(other, "n_features_in_", 0):
+            raise InputError("the two have learned inputs of different widths: only equal ones can be merged")
+        every = merged(self.classes_, other.classes_)
+        sums = self._sums.moved(columns_of(self.classes_, every).tolist(), len(every))
+        sums.products, sums.common = sums.products.copy(), sums.common.copy()
+        sums.squares, sums.present = sums.squares.copy(), sums.present.copy()
+        sums.merge(other._sums.moved(columns_of(other.classes_, every).tolist(), len(every)))
+        self._sums, self.classes_, self._fit = sums, every, None
+        return self
+
+    def fresh(self) -> Self:
+        """One that has learned nothing yet: for another worker, to be merged later."""
+        check_is_fitted(self)
+        twin = copy.copy(self)
+        columns, some = self._sums.products.shape
+        twin._sums = SparseSums.empty(columns, some, 0)
+        twin.classes_, twin._fit = self.classes_[:0], None
+        return twin
+
+    # ── using ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _scores(self, X: Any) -> Tensor:
+        solution = self._solution()
+        x = self._checked(X, self._kind)[1]
+        self._check_width(X)
+        scores = np.concatenate([part @ solution.weights for _, part, _ in self._portions(x)])
+        return torch.from_numpy(scores).masked_fill(torch.from_numpy(self._sums.counts == 0), -torch.inf)
+
+    def _sharpness(self) -> float:
+        return self._solution().sharpness
+
+    def _solution(self) -> Solution:
+        check_is_fitted(self)
+        if self._fit is None:
+            self._fit = self._sums.solve(settings.checked_ridge(self.ridge), self._kind == "texts")
+        return self._fit
+
+    def novelty(self, X: Any) -> NDArray[np.float64]:
+        """Refused: sums of n-grams do not tell how unlike a text is."""
+        raise InputError("novelty needs vectors of texts: give an encoder=, or leave unknown= out")
+
+    @property
+    def class_count_(self) -> NDArray[np.int64]:
+        """Examples learned and not forgotten, by class."""
+        return self._sums.counts.copy()
+
+    @property
+    def n_samples_seen_(self) -> int:
+        """Examples learned and not forgotten."""
+        return int(self._sums.counts.sum())
+
+    @property
+    def coef_(self) -> NDArray[np.float64]:
+        """Weights of the hashed columns, one row per class."""
+        return self._solution().weights.T.copy()
+
+    @property
+    def intercept_(self) -> NDArray[np.float64]:
+        return np.zeros(len(self.classes_))
+
+    @property
+    def ridge_(self) -> float:
+        """The λ in use."""
+        return self._solution().ridge
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_sums")
+
+    # ── inputs ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _checked(self, X: Any, kind: str | None) -> tuple[str, Any]:
+        """Texts, or a sparse matrix with finite numbers, and which of the two."""
+        texts = texts_of(X)
+        found = "sparse" if texts is None else "texts"
+        if kind not in (None, found):
+            raise InputError(f"inputs were {kind} before: give {kind} again")
+        if texts is not None:
+            return found, texts
+        if not sparse.issparse(X):
+            raise InputError("inputs were sparse before: give a sparse matrix again")
+        x = X.tocsr().astype(np.float64)
+        if not np.isfinite(x.data).all():
+            raise InputError("a sparse input is not finite: fill in or leave out what is missing")
+        x.sum_duplicates()
+        x.eliminate_zeros()
+        return found, x
+
+    def _examples_of(self, X: Any, y: Any, sample_weight: Any, kind: str | None) -> tuple[str, Any, Any, Any]:
+        found, x = self._checked(X, kind)
+        labels, n = labels_of(array(y)), len(x) if found == "texts" else x.shape[0]
+        if len(labels) != n or not n:
+            raise InputError(f"{n} inputs but {len(labels)} labels: give one label per example, and at least one")
+        with one_line():
+            weight = _check_sample_weight(
+                array(sample_weight), np.zeros((n, 1)), dtype=np.float64, ensure_non_negative=True
+            )
+        some = np.flatnonzero(weight > 0)
+        if not len(some):
+            raise InputError("every example has the weight 0: give at least one a positive weight")
+        if len(some) < n:
+            x = [x[place] for place in some] if found == "texts" else x[some]
+        return found, x, labels[some], weight[some]
+
+    def _check_width(self, X: Any) -> None:
+        if self._kind == "sparse" and X.shape[1] != self.n_features_in_:
+            raise InputError(f"inputs have {X.shape[1]} columns: give {self.n_features_in_}, as learned")
+
+    def _portions(self, x: Any) -> Iterator[tuple[slice, Any, Any]]:
+        """Rows, and their hashed inputs and common columns."""
+        columns, some = self._sums.products.shape
+        n = len(x) if self._kind == "texts" else x.shape[0]
+        for start in range(0, n, ROWS):
+            rows = slice(start, start + ROWS)
+            if self._kind == "texts":
+                yield rows, hashed(x[rows], columns), common(x[rows], some)
+            else:
+                part = folded(x[rows], columns, 0) if x.shape[1] > columns else x[rows]
+                yield rows, part, folded(part, some, 1)
+
+    # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _contents(self) -> Contents:
+        sums = self._sums.tensors()
+        seen = np.flatnonzero(sums["present"])
+        for name in ("products", "squares", "present", "cross"):  # most columns never occur in few texts
+            sums[name] = sums[name][seen]
+        solution = self._solution()
+        sums |= {"seen": seen, "fit": solution.weights[seen]}
+        record = {
+            "params": {"size": self.size, "ridge": self.ridge, "method": self.method},
+            "kind": self._kind,
+            "width": getattr(self, "n_features_in_", None),
+            "columns": list(self._sums.products.shape),
+            "classes": records.labels_to_json(self.classes_),
+            "fit": [solution.ridge, solution.sharpness, self.ridge],
+        }
+        return record, {name: torch.from_numpy(np.ascontiguousarray(each)) for name, each in sums.items()}
+
+    @classmethod
+    def _restored(cls, record: dict[str, Any], tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Self:
+        self = cls(**records.checked_params(record["params"], cls._get_param_names(), given))
+        expect(record["kind"] in ROOM and len(record["columns"]) == 2, "the kind of inputs")
+        columns, some = record["columns"]
+        expect(is_whole(columns, 1, COLUMNS + 1) and is_whole(some, 1, columns + 1), "the number of columns")
+        self._kind, self.classes_ = record["kind"], records.checked_labels(record["classes"])
+        if self._kind == "sparse":
+            expect(is_whole(record["width"], MOST_DENSE + 1), "the number of columns")
+            self.n_features_in_ = record["width"]
+        arrays = {name: each.numpy() for name, each in tensors.items()}
+        seen, weights = arrays.pop("seen"), arrays.pop("fit")
+        expect(seen.dtype == np.int64 and seen.ndim == 1 and bool((np.diff(seen) > 0).all()), "the columns")
+        expect(not len(seen) or (seen[0] >= 0 and seen[-1] < columns), "the columns")
+        sums = SparseSums.empty(columns, some, len(self.classes_))
+        expect(set(arrays) == set(sums.tensors()), "the list of tensors")
+        for name, each in sums.tensors().items():
+            own = arrays[name]
+            rows = name in ("products", "squares", "present", "cross")
+            expect(own.dtype == each.dtype and bool(np.isfinite(own).all()), name)
+            expect(own.shape == (len(seen), *each.shape[1:]) if rows else own.shape == each.shape, name)
+            each[seen if rows else ...] = own
+        sound = (sums.counts >= 0).all() and (sums.weights >= 0).all()
+        expect(bool(sound and (sums.present >= 0).all() and (sums.squares >= 0).all()), "the sums")
+        ridge, sharpness, rule = record["fit"]
+        expect(weights.shape == (len(seen), len(self.classes_)) and weights.dtype == np.float64, "the fit")
+        expect(bool(np.isfinite(weights).all()) and type(ridge) is type(sharpness) is float, "the fit")
+        self._sums, self._fit, self.input_shape_ = sums, None, (columns,)
+        if rule == self.ridge and sums.counts.any():
+            full = np.zeros((columns, len(self.classes_)))
+            full[seen] = weights
+            self._fit = Solution(full, ridge, sharpness)
+        return self
+
+
+def folded(x: Any, columns: int, which: int) -> Any:
+    """A sparse matrix of fewer columns, each the sum of some of the others, with signs."""
+    draw = np.random.default_rng([x.shape[1], columns, which])
+    to, sign = draw.integers(columns, size=x.shape[1]), draw.choice([-1.0, 1.0], x.shape[1])
+    narrow = sparse.csr_matrix(
+        (x.data * sign[x.indices], to[x.indices], x.indptr.copy()), shape=(x.shape[0], columns)
+    )
+    narrow.sum_duplicates()
+    return narrow
