@@ -119,14 +119,14 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
 
     def _scores(self, X: Any) -> Tensor:
         model = self._ready()
-        scores, sure = model.scores(self._inputs(X)), model.fit.certainty
+        scores, sure = model.scores(self._inputs(X)), model.quick_fit.certainty
         seen, prior = model.counts > 0, model.prior
         emphasis = settings.checked_class_weight(self.class_weight, self.classes_, prior.exp())
         scores = scores + (sure.prior * prior.where(seen, 0) + emphasis) / sure.sharpness
         return scores.masked_fill(~seen, -torch.inf)
 
     def _sharpness(self) -> float:
-        return self._ready().fit.certainty.sharpness
+        return self._ready().quick_fit.certainty.sharpness
 
     def novelty(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
         """The share of known inputs that are less novel than each of these, between 0 and 1."""

@@ -63,9 +63,10 @@ class Counted:
 
     # ── adding and removing ───────────────────────────────────────────────────────────────────────────────────
 
-    def learn(self, examples: Examples) -> None:
-        """All of them or, if something fails, none."""
+    def learn(self, examples: Examples) -> tuple[Tensor, Tensor, Tensor] | None:
+        """All of them or, if something fails, none; a small call's features, targets and weights in the sums."""
         check_inputs(examples.x, self.dtype)
+        small: tuple[Tensor, Tensor, Tensor] | None = None
         growth = self._growth(len(examples))
         weight = examples.weight.to(self.device) * growth
         if len(examples) <= ROWS:
@@ -74,6 +75,7 @@ class Counted:
             drift = self._drift(phi, y)
             self._rebase(len(examples))
             self.statistics.add(phi, y, weight)
+            small = phi, y, weight
         else:
             sums = self._sums(examples, weight)
             drawn = self._drawn(examples, growth)
@@ -86,6 +88,7 @@ class Counted:
         self.unit = joint_unit(self.unit, unit_of(weight))
         self.clock += len(examples)
         self.range = joint_range(self.range, range_of(examples.x.to(self.dtype)))
+        return small
 
     def forget(self, examples: Examples) -> None:
         """Remove these; refuse, with nothing changed, if what is left could not be sums of examples."""

@@ -23,6 +23,7 @@ from rwalk.closed_form.probability import sharpness
 from rwalk.closed_form.ridge import Solution, freedom, root_of, solve
 from rwalk.closed_form.sample import Sample
 from rwalk.closed_form.statistics import Centred
+from rwalk.closed_form.updates import SHARE, Updates
 from rwalk.errors import InputError
 
 SOLVERS = ("ridge", "lda")
@@ -57,7 +58,9 @@ class Fit:
     def centred(self) -> Centred:
         if not self.counted.statistics.counts.any():
             raise InputError("nothing is left to predict from: learn something first")
-        return self.counted.centred()
+        centred = self.counted.centred()
+        self.per_weight = centred.weight / float(self.counted.statistics.tensors()["weight"])
+        return centred
 
     @cached_property
     def classes(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -130,8 +133,7 @@ class Fit:
         _, _, seen = self.classes
         scores = (sample.features.double() @ self.solution.weights + self.solution.bias)[:, seen]
         if self.rule.solver == "ridge":
-            root, scale = root_of(self.centred, self.counted.map.blocks, self.solution.ridge)
-            scores = left_out_scores(self.centred, root, scale, scores, sample.features, sample.y, removed)
+            scores = left_out_scores(self.centred, *self.root, scores, sample.features, sample.y, removed)
         return scores, sample.y, repeated / repeated.sum()
 
     def _top(self, scores: Tensor) -> Tensor:
@@ -160,11 +162,28 @@ class Fit:
         solution = solution._replace(weights=solution.weights[:, seen], bias=solution.bias[seen])
         return sharpness(centred, sums[:, seen], weights[seen], solution, leverage)
 
-    def scores(self, features: Tensor) -> Tensor:
+    @cached_property
+    def root(self) -> tuple[Tensor, Tensor]:
+        """Cholesky factor of G + λ of a regression, and the scale of its features."""
+        return root_of(self.centred, self.counted.map.blocks, self.solution.ridge)
+
+    def updates(self, classes: bool) -> Updates | None:
+        """To learn a few more examples without solving again; None unless this is a regression of enough examples.
+
+        The sums may have changed since, so everything must have been computed from them before.
+        """
+        needed = {"centred", "solution", "certainty"} if classes else {"centred", "solution"}
+        if self.rule.solver != "ridge" or not needed <= self.__dict__.keys():
+            return None
+        if SHARE * self.centred.weight < 1:
+            return None
+        return Updates(self.centred, self.solution, *self.root, self.per_weight)
+
+    def scores(self, features: Tensor, solution: Solution | None = None) -> Tensor:
         """[n, columns] in float64, on the CPU, of features as the map gives them."""
-        shift = self.counted.shift
+        shift, solution = self.counted.shift, solution or self.solution
         features = features.double() if shift is None else features.double() - shift
-        return (features @ self.solution.weights + self.solution.bias).cpu()
+        return (features @ solution.weights + solution.bias).cpu()
 
     @property
     def intercept(self) -> Tensor:

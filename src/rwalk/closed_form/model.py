@@ -21,8 +21,10 @@ from rwalk.closed_form.features import LOOKED_AT, FeatureMap, Recipe, fingerprin
 from rwalk.closed_form.fit import Fit, Rule
 from rwalk.closed_form.ridge import Solution
 from rwalk.closed_form.sample import Sample
+from rwalk.closed_form.updates import Updates
 from rwalk.errors import InputError
 
+FEW = 32  # examples of a call that update a solution one by one
 STILL_KNOWN = (
     "what was learned from these examples is gone, but the feature map was made from the first examples and stays "
     "as it is: if they were among them, the map (scales, patches, a network trained on them) still reflects them"
@@ -61,21 +63,37 @@ class Model:
         self.counted: Counted | None = None  # and then
         self._fit: tuple[Counted, Fit] | None = None
         self._warned = False
+        self._updates: tuple[Fit, Updates] | None = None
         self.measured: tuple[Certainty, Familiar | None] | None = None  # when the sample was last dropped
 
     # ── learning ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def learn(self, examples: Examples) -> None:
         """All of them, or, if something fails, none."""
-        self._fit = None
         if self.counted is not None:
-            self.counted.learn(examples)
+            self._since(self.counted.learn(examples))
             return
+        self._fit = None
         check_inputs(examples.x, self.dtype)
         held = replace(examples, x=examples.x.to(self.dtype, copy=True))  # the array's owner may change it
         self.held = [*self.held, held]
         if sum(len(each) for each in self.held) >= max(1, self.warm_up):
             self.settle()
+
+    def _since(self, learned: tuple[Tensor, Tensor, Tensor] | None) -> None:
+        """Update the solution by a few examples, or have it solved again when it is needed."""
+        before, self._fit = self._fit, None
+        if before is None or before[0] is not self.counted or learned is None or len(learned[1]) > FEW:
+            self._updates = None
+            return
+        if self._updates is None:
+            if self.half_life is not None or (updates := before[1].updates(learned[1].ndim == 1)) is None:
+                return
+            self._updates = before[1], updates
+        if self._updates[1].learn(*learned):
+            self._fit = before
+        else:
+            self._updates = None
 
     def settle(self) -> None:
         """Make the map of what is held, if it is not made yet, and keep only sums from here on."""
@@ -146,7 +164,7 @@ class Model:
     def prior(self) -> Tensor:
         """Logarithms of the classes' shares of all weight [columns]; of next to none, where there is none."""
         if self.counted is not None:
-            weight = self.counted.statistics.tensors()["targets"].cpu()
+            weight = self.counted.statistics.class_weights().cpu()
         else:
             weight = torch.zeros(self.columns, dtype=torch.float64)
             for each in self.held:
@@ -173,14 +191,15 @@ class Model:
 
     def scores(self, x: Tensor) -> Tensor:
         """[n, columns] in float64, on the CPU."""
-        fit = self.fit
-        return torch.cat([fit.scores(rows) for rows in self.features(x)])
+        fit, solution = self.quick_fit, None
+        if self._updates is not None and self._updates[0] is fit:
+            solution = self._updates[1].solution
+        return torch.cat([fit.scores(rows, solution) for rows in self.features(x)])
 
     def features(self, x: Tensor) -> Iterator[Tensor]:
         """The features of these inputs, some rows at a time."""
-        counted, _ = self._now()
         for rows in x.split(ROWS):
-            yield counted.features(rows)
+            yield self.quick_fit.counted.features(rows)
 
     def novelty(self, x: Tensor) -> Tensor:
         """[n] on the CPU: the share of known inputs that are less novel than these."""
@@ -205,6 +224,13 @@ class Model:
     @property
     def fit(self) -> Fit:
         """What is known now, solved; as if the map were made now, where it is not yet."""
+        if self._updates is not None:
+            self._updates = self._fit = None
+        return self._now()[1]
+
+    @property
+    def quick_fit(self) -> Fit:
+        """The same, or the last solution while it is being updated by a few examples."""
         return self._now()[1]
 
     def stored_fit(self) -> Fit | None:

@@ -11,10 +11,12 @@ several parts are those of the whole.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 SIZE = 1000
@@ -44,6 +46,8 @@ class Sample(NamedTuple):
     def joined(self, other: Sample) -> Sample:
         """The sample of all that the two were drawn from."""
         device = self.keys.device
+        if len(self.keys) == SIZE and len(other.keys) and float(other.keys.min()) >= float(self.keys[-1]):
+            return self._replace(seen=self.seen + other.seen)
         pairs = zip(self[:5], other[:5], strict=True)
         keys, features, y, weight, given = (torch.cat([mine, theirs.to(device)]) for mine, theirs in pairs)
         both = Sample(keys, features, y, weight, given, self.seen + other.seen)
@@ -61,11 +65,17 @@ class Sample(NamedTuple):
         return moved.rows(moved.y >= 0)
 
 
+@lru_cache(maxsize=8)
+def _multipliers(count: int) -> NDArray[np.uint64]:
+    numbers: NDArray[np.uint64] = np.random.default_rng(0).integers(0, 2**63, size=count, dtype=np.uint64)
+    return numbers * np.uint64(2) + np.uint64(1)
+
+
 def keys_of(x: Tensor, factor: Tensor | float) -> Tensor:
     """[n]: equal for equal inputs, exponentially distributed at a rate of the factor."""
     rows = x.detach().cpu().flatten(1).contiguous().numpy()
     words = rows.view(np.uint32 if rows.itemsize == 4 else np.uint64).astype(np.uint64)
-    odd = np.random.default_rng(0).integers(0, 2**63, size=words.shape[1], dtype=np.uint64) * 2 + 1
+    odd = _multipliers(words.shape[1])
     with np.errstate(over="ignore"):
         hashed = (words * odd).sum(axis=1, dtype=np.uint64)
         hashed = (hashed ^ (hashed >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15)

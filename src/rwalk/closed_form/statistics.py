@@ -78,6 +78,14 @@ class Statistics:
         for name, theirs in other.tensors().items():
             getattr(self, name).add_(theirs.to(self.gram.device), alpha=sign)
 
+    def class_weights(self) -> Tensor:
+        """`targets` [C], without adding what is waiting."""
+        weights = self.targets
+        for _, y, weight in self._waiting:
+            own = weight @ y if y.ndim == 2 else torch.zeros_like(weights).index_add_(0, y, weight)
+            weights = weights + own
+        return weights
+
     def tensors(self) -> dict[str, Tensor]:
         """All sums by name, with nothing left waiting."""
         self._add_waiting()
