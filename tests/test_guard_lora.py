@@ -251,7 +251,7 @@ def test_a_merged_adapter_leaves_what_it_learned_to_the_next(tmp_path: Path) -> 
     model = adapted(network())
     optimizer = sgd(model)
     step(model, optimizer, OLD, 30)
-    guard = rwalk.Guard(model, optimizer, rwalk.EWC(lam=1e3), probes=INPUTS, state=PRODUCT)
+    guard = rwalk.Guard(model, optimizer, rwalk.EWC(lam=1.0), probes=INPUTS, state=PRODUCT)
     step(model, optimizer, NEW, 30)
     guard.consolidate(losses(model, NEW))
     vectors = guard.state_dict()["tensors"]

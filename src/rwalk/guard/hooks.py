@@ -131,27 +131,27 @@ class OptimizerHooks:
             return (args[0], guarded, *args[2:]), kwargs
         return args, {**kwargs, "closure": guarded}
 
-    def _before_first_closure(self) -> list[tuple[Tensor, Tensor]]:
+    def _before_first_closure(self) -> list[tuple[nn.Parameter, Tensor]]:
         """Copies of the parameters, for methods that measure the path: see `_check_is_at`."""
         if self._closure_is_checked or "move" not in self.learned.method.wants:
             return []
         trained = [each for piece in self.learned.guarded for each in piece.storage.trained]
-        return [(local(each.detach()), local(each.detach()).clone()) for each in trained]
+        return [(each, local(each.detach()).clone()) for each in trained]
 
     @torch.no_grad()
-    def _check_is_at(self, places: list[tuple[Tensor, Tensor]]) -> None:
+    def _check_is_at(self, places: list[tuple[nn.Parameter, Tensor]]) -> None:
         """An optimizer such as SAM moves parameters before it evaluates its closure: its step is no path."""
         self._closure_is_checked = True
-        if not all(torch.equal(here, before) for here, before in places):
-            for here, before in places:
-                here.copy_(before)
+        if not all(torch.equal(local(each.detach()), before) for each, before in places):
+            for each, before in places:
+                local(each.detach()).copy_(before)
             raise InputError(
                 f"{type(self.optimizer).__name__} moves the parameters before it evaluates its closure, so "
                 f"{self.learned.method.name} cannot measure the path of a step: use EWC, MAS or an anchor"
             )
 
     def _guarded_closure(
-        self, step: Step, closure: Callable[[], Any], places: list[tuple[Tensor, Tensor]]
+        self, step: Step, closure: Callable[[], Any], places: list[tuple[nn.Parameter, Tensor]]
     ) -> Callable[[], Any]:
         evaluated = False
 
@@ -400,7 +400,7 @@ def keeps_copies(optimizer: Optimizer) -> bool:
         copies.setdefault(tensor.shape, []).append(tensor.detach())
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            here = parameter.detach()
+            here = local(parameter.detach())
             for copy in copies.get(here.shape, ()):
                 other = copy.data_ptr() != here.data_ptr() and copy.device == here.device
                 if other and torch.equal(copy.to(here.dtype), here) and bool((here != here.flatten()[0]).any()):

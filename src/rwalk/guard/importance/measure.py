@@ -69,15 +69,6 @@ def extrema(piece: ParameterState, name: str) -> tuple[float, float]:
     )
 
 
-def importance(piece: ParameterState, method: Method) -> tuple[float, int]:
-    """The sum of a piece's last importances, and their number."""
-    total, count = 0.0, 0
-    for part in piece.storage.parts():
-        for _, last, _ in method.springs(part.state)[-1:]:
-            total, count = total + float(last.double().sum()), count + last.numel()
-    return total, count
-
-
 def is_at_anchor(piece: ParameterState, method: Method) -> bool:
     """Whether what is held lies where the last task left it, give or take what rounding the state costs."""
     return all(
