@@ -139,7 +139,8 @@ def similarity(old: Kept, outputs: Tensor) -> Tensor:
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    return vectors / vectors.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+    unit: Tensor = vectors / vectors.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+    return unit
 
 
 # ── shared by all ────────────────────────────────────────────────────────────────────────────────────────────

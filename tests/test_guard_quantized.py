@@ -1,4 +1,4 @@
-"""State in codes of 8 bits, and state kept on the host: lent to a step a portion at a time."""
+"""Quantized and offloaded state: decoded and encoded chunk by chunk in a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters in packs: whatever goes through a step together does what each would do alone."""
+"""The executor: parameters that are stepped together do what each would do alone."""
 
 from __future__ import annotations
 
