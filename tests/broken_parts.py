@@ -49,6 +49,19 @@ class ForgetsItIsAPiece(MAS):
         state["anchor"] = theta.clone()
 
 
+class AlwaysDouble(MAS):
+    def consolidate(
+        self, state: State, theta: Tensor, fisher: Tensor | None = None, ranges: Ranges | None = None
+    ) -> None:
+        super().consolidate(state, theta, fisher, ranges)
+        state["importance"] = state["importance"].double()
+
+
+class ForgetsWhenPickled(MAS):
+    def __reduce__(self) -> tuple[type[MAS], tuple[()]]:
+        return ForgetsWhenPickled, ()  # without its hyper-parameters
+
+
 class WrongShape(MAS):
     def start(self, theta: Tensor) -> State:
         return {**super().start(theta), "one": theta.new_zeros(len(theta), 1).expand(-1, 2).clone()}
@@ -192,6 +205,8 @@ BROKEN = {  # and what is said of them
     "PullsTooHard": "pull is not the gradient plus the gradient of cost",
     "OvershootsTheMiddle": "the proximal step does not minimise",
     "ForgetsItIsAPiece": "pieces",
+    "AlwaysDouble": "the pull on torch.float32 is torch.float64",
+    "ForgetsWhenPickled": "it trains differently after it was pickled",
     "WrongShape": "its vector 'one' is",
     "ChecksItself": "RuntimeError in .* ambiguous",
     "DrawsGlobally": "global random state of random",

@@ -59,6 +59,17 @@ def test_lwf_is_li_and_hoiems_sum(temperature: float) -> None:
     torch.testing.assert_close(losses, torch.tensor(expected, dtype=torch.float64))
 
 
+def test_lwf_distils_nothing_where_every_old_class_is_taught_again() -> None:
+    logits = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    y, none = torch.tensor([[0, 1, 2], [3, 0, 1]]), torch.zeros(4, dtype=torch.bool)
+    batch = Batch(y, torch.zeros(4), ~none, none, taught=torch.randn(2, 3, 4, dtype=torch.float64))
+    losses = LwF()(logits, batch)
+    expected = LwF()(logits, batch._replace(taught=None))
+    torch.testing.assert_close(losses, expected, rtol=0, atol=0)
+    found, wanted = (torch.autograd.grad(each.sum(), logits, retain_graph=True)[0] for each in (losses, expected))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
 def test_lwf_keeps_what_training_alone_forgets() -> None:
     """Without an exemplar, in multi-head evaluation, where it was meant."""
     digits = split(datasets.load("digits"), classes_per_task=2)

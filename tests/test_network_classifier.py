@@ -158,7 +158,8 @@ def test_scikit_learn_has_no_complaint(memory: int | None) -> None:
 
 @pytest.mark.parametrize(
     ("name", "memory"),
-    [("vanilla", None), ("rwalk", None), ("ewc", None), ("ewc++", None), ("pi", None)]
+    [("vanilla", None), ("rwalk", None), ("ewc", None), ("ewc++", None), ("pi", None), ("lwf", None)]
+    + [("lwf", 10)]
     + [(name, 10) for name in ("vanilla", "rwalk", "ewc", "icarl", "icarl-hb1", "gem", "a-gem")],
 )
 def test_equals_a_fleet_on_the_whole_stream(name: str, memory: int | None, digits: Stream) -> None:

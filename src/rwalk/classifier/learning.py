@@ -74,7 +74,8 @@ def _trained(
     stream, exemplars = stream_of(call)
     training = settings.training_on(len(call.x) + sum(len(kept) for kept in call.past.exemplars.values()))
     seeds, gone = [call.past.seed] * len(recipes), call.past.tasks - (len(stream) - 1)
-    fleet = Fleet(stream, settings.network, recipes, seeds, training, settings.device, past=gone)
+    known = [column for column, task in enumerate(call.past.last_seen) if task >= 0]
+    fleet = Fleet(stream, settings.network, recipes, seeds, training, settings.device, past=gone, known=known)
     if so_far is not None:
         take_up(fleet, call.past, so_far.layout, so_far.moves, exemplars)
     news: list[Progress] = []

@@ -79,8 +79,8 @@ class Fleet:
 
     `measures` asks for more than the accuracies at every task's end; `measured` holds it.
 
-    A stream may be the rest of a longer one: `past` counts the tasks before its first, whose examples are gone.
-    Random draws continue where those tasks left off.
+    A stream may be the rest of a longer one: `past` counts the tasks before its first, whose examples are gone;
+    `known` are the classes that they taught. Random draws continue where those tasks left off.
     """
 
     lesson: Lesson  # what is fixed while the current task is learned
@@ -96,6 +96,7 @@ class Fleet:
         dtype: torch.dtype = torch.float32,
         autocast: bool = False,
         past: int = 0,
+        known: Sequence[int] = (),
         fuse: bool | None = None,
         measures: evaluation.Measures = evaluation.Measures(),  # noqa: B008 - frozen
     ) -> None:
@@ -107,6 +108,7 @@ class Fleet:
         self.stream = stream.to(device, dtype)
         self.seeds = list(seeds)
         self.past = past
+        self.known = tuple(known)
         self.training = training
         self.augmentation = augmentations.find(training.augment) if training.augment else None
         if self.augmentation:

@@ -65,7 +65,7 @@ def lesson_of(fleet: Fleet) -> Lesson:
         # All classes seen, if the batches contain examples of the old ones; otherwise the task's classes alone.
         head=head,
         new=new,
-        old=(mask_of(fleet, seen) == 0) & ~new,
+        old=(mask_of(fleet, (*fleet.known, *seen)) == 0) & ~new,
         rivals=None if stream.groups is None else _rivals(fleet),
     )
 

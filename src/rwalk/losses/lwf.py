@@ -49,7 +49,8 @@ class LwF(Taught):
     def _distilled(self, logits: Tensor, taught: Tensor, among: Tensor) -> Tensor:
         """T² times the cross entropy to what was taught, among some classes [C]."""
         soft = spread(self.temperature, logits)
-        mask = torch.where(among, 0.0, -torch.inf).to(logits.dtype)
+        # Among no classes at all the cross entropy is 0, not NaN.
+        mask = torch.where(among | ~among.any(), 0.0, -torch.inf).to(logits.dtype)
         said = (taught / soft + mask).softmax(-1)
         says = (logits / soft + mask).log_softmax(-1).masked_fill(~among, 0.0)
         return -(self.temperature**2) * (said * says).sum(-1).mean(-1)

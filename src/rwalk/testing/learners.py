@@ -14,6 +14,7 @@ from typing import Any
 
 from rwalk import parts
 from rwalk.data.memory import MemorySpec
+from rwalk.engine.walkers import can_be_mixed
 from rwalk.errors import InputError
 from rwalk.learners import Learner, learner
 from rwalk.losses import Loss
@@ -33,7 +34,10 @@ from rwalk.testing.trials import (
     FLEET_CHECKS,
     Trial,
     a_fleet_equals_its_runs_alone,
+    an_interrupted_fleet_ends_as_if_it_had_not_been,
     an_interrupted_run_ends_as_if_it_had_not_been,
+    two_calls_of_an_estimator_may_have_a_file_between_them,
+    what_is_unpickled_trains_the_same,
 )
 from rwalk.training import Training
 
@@ -92,10 +96,16 @@ def checks_of_learner(subject: Subject) -> Iterator[Check]:
     elif isinstance(part, Projector):
         yield from listed(part, subject.name, *PROJECTOR_CHECKS)
     yield from listed(trial, subject.name, *(LOSS_CHECKS if isinstance(part, Loss) else ()), *FLEET_CHECKS)
-    for what, form in _forms(subject):
-        twice = (a_fleet_equals_its_runs_alone, an_interrupted_run_ends_as_if_it_had_not_been)
-        for name, check in listed(form.trial, f"{subject.name} with {what}", *twice):
+    twice = (a_fleet_equals_its_runs_alone, an_interrupted_run_ends_as_if_it_had_not_been)
+    several = [(what, form.trial, twice) for what, form in _forms(subject)]
+    if isinstance(part, Method) and can_be_mixed(part):
+        together = (a_fleet_equals_its_runs_alone, an_interrupted_fleet_ends_as_if_it_had_not_been)
+        several.append(("other methods", _mixed(subject), together))
+    for what, each, checks in several:
+        for name, check in listed(each, f"{subject.name} with {what}", *checks):
             yield f"{name} with {what}", check
+    calls = (what_is_unpickled_trains_the_same, two_calls_of_an_estimator_may_have_a_file_between_them)
+    yield from listed(trial, subject.name, *calls)
     yield from listed(subject, subject.name, every_hyper_parameter_can_be_swept, it_can_be_pickled)
     if subject.by_name:
         yield from listed(subject, subject.name, another_process_finds_it)
@@ -170,6 +180,14 @@ def _forms(subject: Subject) -> Iterator[tuple[str, Subject]]:
         if subject.part.data_pass or "square" in subject.part.wants:
             yield "fisher=example", replace(subject, part=replace(subject.part, fisher="example"))
         yield "memory", replace(subject, memory=MEMORY)
+
+
+def _mixed(subject: Subject) -> Trial:
+    """Runs of other methods before, between and after its own, as where methods share a fleet on a GPU."""
+    one, two, three = subject.trial.learners
+    others = [learner(name, subject.memory) for name in ("pi", "ewc++", "vanilla")]
+    before, between = [each for each in others if type(each.method) is not type(subject.part)][:2]
+    return Trial((before, one, two, between, three))
 
 
 def _uses_memory(part: Loss | Projector) -> bool:

@@ -124,12 +124,31 @@ def many_pieces_at_once_are_each_of_them(method: Method) -> None:
             claim_close(together.tensors[number], alone, near, "many parameters at once differ from each")
 
 
+def every_type_of_numbers_stays_what_it_is(method: Method) -> None:
+    """As in a Guard around a model in bfloat16."""
+    for dtype in (torch.float32, torch.bfloat16):
+        theta = draws(RUNS, sum(SIZES), seed=0).to(dtype)
+        state = method.start(theta)
+        for task in range(2):
+            for step in range(3):
+                grad = draws(RUNS, sum(SIZES), seed=10 * task + step).to(dtype)
+                method.observe(state, grad, -LR * grad, grad.square())
+            if method.window:
+                method.score(state, theta)
+            method.consolidate(state, theta, grad.square() if method.data_pass else None)
+        pulled = method.pull(state, theta + 1, grad)
+        claim(pulled.dtype == dtype, f"the pull on {dtype} is {pulled.dtype}")
+        for name, vector in state.items():
+            claim(vector.dtype == dtype, f"its vector {name!r} of a network in {dtype} is {vector.dtype}")
+
+
 METHOD_CHECKS = (
     nothing_is_held_before_the_first_task_has_ended,
     the_pull_is_the_slope_of_the_cost,
     the_proximal_step_is_the_best_compromise,
     a_network_in_pieces_is_the_whole,
     many_pieces_at_once_are_each_of_them,
+    every_type_of_numbers_stays_what_it_is,
 )
 
 

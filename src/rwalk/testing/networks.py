@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from rwalk.engine import teachers
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.networks import Factory
 from rwalk.learners import Learner, learner
@@ -44,7 +45,34 @@ def an_example_is_judged_by_itself_once_it_is_trained(built: Built) -> None:
     claim(apart < 1e-9, "in evaluation mode, an example's outputs depend on the others in its batch")
 
 
-NETWORK_CHECKS = (a_seed_decides_how_it_begins, an_example_is_judged_by_itself_once_it_is_trained)
+def a_teacher_says_the_same_while_its_student_learns(built: Built) -> None:
+    """Batch norm's running statistics belong to a network, as its parameters do: a teacher keeps its own."""
+    trial = replace(built.trial, learners=[learner("lwf")] * 2)
+    for runs in ([0], None):
+        fleet = trial.fleet(runs)
+        fleet.begin_task()
+        fleet.train_task()
+        fleet.end_task()
+        fleet.task, fleet.step = 1, 0
+        x = draws(fleet.runs, 4, *trial.stream.shape, seed=3)
+        with torch.no_grad():
+            before = fleet.net.forward(x, train=False)
+        fleet.begin_task()
+        fleet.train_task()
+        theta, buffers = fleet.loss_state[teachers.THETA], teachers.buffers(fleet.loss_state)
+        with torch.no_grad():
+            after = fleet.net.forward(x, theta=theta, buffers=buffers, train=False)
+        apart = float((after - before).abs().max()) / (1 + float(before.abs().max()))
+        claim(
+            apart < 1e-9, "a copy of its parameters and buffers is not the network: it depends on something else"
+        )
+
+
+NETWORK_CHECKS = (
+    a_seed_decides_how_it_begins,
+    an_example_is_judged_by_itself_once_it_is_trained,
+    a_teacher_says_the_same_while_its_student_learns,
+)
 
 
 def checks_of_network(given: str | Factory, shape: tuple[int, ...] = (1, 8, 8)) -> Iterator[Check]:

@@ -6,9 +6,10 @@ import json
 import pickle
 import random
 import tempfile
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rwalk.classifier import IncrementalClassifier
 from rwalk.data.splits import from_arrays
 from rwalk.data.streams import Stream
 from rwalk.engine import networks, snapshots
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.lessons import batches_of
 from rwalk.engine.snapshots import Snapshot
+from rwalk.errors import InputError
 from rwalk.learners import Learner
 from rwalk.studies.checkpoint import Checkpointer
 from rwalk.testing.claims import claim, claim_close
@@ -106,6 +109,12 @@ def a_fleet_equals_its_runs_alone(trial: Trial) -> None:
                 claim_close(together.net.buffers[name][run], buffer[0], near, f"{who}; see its buffer {name}")
             else:
                 claim(together.net.buffers[name][run].equal(buffer[0]), f"{who}; see its buffer {name}")
+        ours, theirs = together.state_of(run), alone.state
+        claim(ours.keys() == theirs.keys(), f"{who}; it knows {sorted(ours)} there, and {sorted(theirs)} alone")
+        for name, vector in theirs.items():
+            claim_close(
+                ours[name], vector, 1e-4 * (1 + float(vector.abs().max())), f"{who}; see its vector {name}"
+            )
         if alone.memory and together.memory:
             kept = zip(alone.memory.groups, together.memory.groups, strict=True)
             same = all(one.examples[0].equal(both.examples[run]) for one, both in kept)
@@ -114,17 +123,25 @@ def a_fleet_equals_its_runs_alone(trial: Trial) -> None:
 
 def an_interrupted_run_ends_as_if_it_had_not_been(trial: Trial) -> None:
     """Bit for bit, through checkpoint files, of a run alone and of a fleet."""
-    for runs in ([0], None):
-        whole = snapshots.take(trial.trained(runs))
-        for task, step in INTERRUPTIONS:
-            where = f"task {task + 1}, step {step}" if step else f"the end of task {task}"
-            rest = snapshots.take(_interrupted(trial, runs, (task, step), where))
-            different = _first_difference(rest, whole)
-            claim(
-                different is None,
-                f"a run interrupted at {where} ends differently: {different} differs, so it depends on something "
-                "that is not in the state",
-            )
+    _claim_it_resumes(trial, [0])
+    _claim_it_resumes(trial, None)
+
+
+def an_interrupted_fleet_ends_as_if_it_had_not_been(trial: Trial) -> None:
+    _claim_it_resumes(trial, None)
+
+
+def _claim_it_resumes(trial: Trial, runs: Sequence[int] | None) -> None:
+    whole = snapshots.take(trial.trained(runs))
+    for task, step in INTERRUPTIONS:
+        where = f"task {task + 1}, step {step}" if step else f"the end of task {task}"
+        rest = snapshots.take(_interrupted(trial, runs, (task, step), where))
+        different = _first_difference(rest, whole)
+        claim(
+            different is None,
+            f"a run interrupted at {where} ends differently: {different} differs, so it depends on something "
+            "that is not in the state",
+        )
 
 
 def _interrupted(trial: Trial, runs: Sequence[int] | None, at: tuple[int, int], where: str) -> Fleet:
@@ -196,6 +213,61 @@ def its_state_goes_through_a_snapshot_unchanged(trial: Trial) -> None:
     claim(different is None, f"{different} does not come back from a snapshot's tensors and counters")
 
 
+def other_types_of_numbers_stay_what_they_are(trial: Trial) -> None:
+    """Checks elsewhere compute in float64; most training is in float32."""
+    fleet = trial.trained(dtype=torch.float32)
+    states = (fleet.state, fleet.loss_state, fleet.optimizer.state, fleet.net.buffers)
+    for name, tensor in (item for state in states for item in state.items()):
+        claim(tensor.dtype != torch.float64, f"{name!r} is in float64 where the network is in float32")
+    claim(fleet.theta.dtype == torch.float32, f"the network becomes {fleet.theta.dtype}")
+
+
+def what_is_unpickled_trains_the_same(trial: Trial) -> None:
+    """As in a worker process, or in a classifier that was pickled."""
+    learners: Sequence[Learner] = pickle.loads(pickle.dumps(list(trial.learners)))
+    runs = [0, min(1, len(learners) - 1)][: len(learners)]
+    again = replace(trial, learners=learners).trained(runs)
+    different = _first_difference(snapshots.take(again), snapshots.take(trial.trained(runs)))
+    claim(different is None, f"it trains differently after it was pickled: {different} differs")
+
+
+def two_calls_of_an_estimator_may_have_a_file_between_them(trial: Trial) -> None:
+    """New classes arrive in the second call. Between the calls nothing happens, or it is pickled, or saved."""
+    first = trial.learners[0]
+    part = next((each for each in (first.projector, first.loss) if each is not None and each.name), first.method)
+    memory = first.memory.per_class if first.memory else None
+    x, y, half = trial.stream.x.numpy(), trial.stream.y.numpy(), 2
+    params: dict[str, Any] = {"method": part, "network": trial.network, "memory": memory, "sampler": "uniform"}
+    params |= {"batch_size": 8, "epochs": 1, "random_state": 3}
+
+    def pickled(classifier: IncrementalClassifier) -> IncrementalClassifier:
+        return pickle.loads(pickle.dumps(classifier))  # type: ignore[no-any-return]
+
+    def saved(classifier: IncrementalClassifier) -> IncrementalClassifier:
+        with tempfile.TemporaryDirectory() as folder:
+            classifier.save(Path(folder, "file"))
+            return IncrementalClassifier.load(Path(folder, "file"), method=part, network=trial.network)
+
+    answers = []
+    for between in (lambda classifier: classifier, pickled, saved):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that learning without exemplars is hard
+            classifier = IncrementalClassifier(**params)
+            try:
+                classifier.partial_fit(x[y < half], y[y < half])
+            except InputError:  # not everything can be learned one call at a time, and the estimator says so
+                return
+            classifier = between(classifier)
+            classifier.partial_fit(x[y >= half], y[y >= half])
+        answers.append(classifier.predict_proba(x))
+    for answer, what in zip(answers[1:], ("pickled", "saved"), strict=True):
+        claim(
+            np.array_equal(answer, answers[0]),
+            f"a classifier that was {what} between two calls goes on differently: it depends on something that is "
+            "not in the state",
+        )
+
+
 def it_learns(trial: Trial) -> None:
     """The first task, which is easy: the loss falls, and the classes are distinguished."""
     longer = Training(steps=40, batch=16, lr=0.01, augment=trial.training.augment)
@@ -219,5 +291,6 @@ FLEET_CHECKS = (
     its_state_goes_through_a_snapshot_unchanged,
     a_fleet_equals_its_runs_alone,
     an_interrupted_run_ends_as_if_it_had_not_been,
+    other_types_of_numbers_stay_what_they_are,
     it_learns,
 )
