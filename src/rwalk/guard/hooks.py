@@ -36,7 +36,7 @@ Moving = tuple[ParameterState, Tensor]  # a parameter that takes part in a step,
 
 
 class Around(NamedTuple):
-    """What happens around a step: the guard's state, gradients to add before it, and what follows it."""
+    """A guard's part in a step: its state, the gradients to add before, and a function to call after."""
 
     learned: GuardState
     pulls: Callable[[nn.Module, Optimizer], Pulls]
@@ -44,10 +44,10 @@ class Around(NamedTuple):
 
 
 class OptimizerHooks:
-    """What happens around each step of an optimizer.
+    """The hooks of one optimizer, which run before and after each of its steps.
 
     owner   the guard, as errors name it
-    around  what is to be done before and after
+    around  the guard's work before and after a step
     match   finds the parameter states again when the optimizer has new parameters
     """
 
@@ -68,7 +68,7 @@ class OptimizerHooks:
         self._closure_is_checked = self._late_is_checked = False
         self._aside = not _leaves_gradients(optimizer)
         self._rosters: dict[int, Roster] = {}  # by group of the optimizer's
-        self._step: Step | None = None  # under way, or failed without anybody saying so
+        self._step: Step | None = None  # in progress, or failed unnoticed
         self._release: list[Callable[[], None]] = []
 
     def begin(self, hooks: bool) -> None:
@@ -97,7 +97,7 @@ class OptimizerHooks:
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def before_step(self) -> None:
-        """Of a loop that calls this itself: twice without `after_step`, and the step in between was skipped."""
+        """For a loop that calls this itself; twice without `after_step`, and the step in between was skipped."""
         self.forget_failed_step(at_once=False)
         self._before_step(Step())
 
@@ -185,7 +185,7 @@ class OptimizerHooks:
         try:
             try:
                 moving = self._moving()
-            except KeyError:  # a parameter that nobody has seen yet
+            except KeyError:  # a new parameter
                 self.learned.pieces = self._match()
                 moving = self._moving()
             pulls = self._around.pulls(self._model, self.optimizer)
@@ -196,7 +196,7 @@ class OptimizerHooks:
             raise
 
     def _moving(self) -> list[tuple[dict[str, Any], list[Moving]]]:
-        """By group of the optimizer's: those parameters that are guarded and take part in the step.
+        """By parameter group, the guarded parameters that take part in the step.
 
         Without a gradient the optimizer leaves a parameter alone, and so does the guard.
         """
@@ -222,7 +222,7 @@ class OptimizerHooks:
         moving: list[Moving],
         pulls: Pulls,
     ) -> None:
-        """Parameters of a group of the optimizer's take part in the step."""
+        """Add the parameters of one parameter group to the step."""
         method = self.learned.method
         size = step_size(self.optimizer, group)
         lr = group.get("lr")
@@ -272,7 +272,7 @@ class Step:
         self.batches: list[AnyBatch] = []
 
     def is_under_way(self) -> bool:
-        """Whether its call has neither returned nor raised yet; asked from within a step, so rarely."""
+        """Whether its call has neither returned nor raised yet."""
         if self.call is None:
             return True
         frame: FrameType | None = sys._getframe()
@@ -288,7 +288,7 @@ class Step:
 
 
 def contain(optimizer: Optimizer, on_failure: Callable[[], None]) -> Callable[[], None]:
-    """Call `on_failure` as soon as this optimizer's step raises; what is returned undoes this.
+    """Call `on_failure` as soon as this optimizer's step raises; the returned function undoes this.
 
     torch's schedulers replace an optimizer's step in the same way, and either may come first.
     """
@@ -308,7 +308,7 @@ def contain(optimizer: Optimizer, on_failure: Callable[[], None]) -> Callable[[]
 
     def release() -> None:
         if vars(optimizer).get("step") is not bound:
-            return  # somebody has wrapped it since; it does no harm there
+            return  # it was wrapped since, and does no harm there
         if own is None:
             del optimizer.step
         else:
@@ -342,7 +342,7 @@ class Uninterrupted:
 
 
 class Roster:
-    """Which parameters of a group of the optimizer's are guarded: asked in every step, nearly always the same."""
+    """The guarded parameters of one parameter group, which are nearly always the same as in the last step."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], pieces: ParameterStates) -> None:
         self._parameters, self._pieces = list(parameters), pieces
@@ -366,8 +366,8 @@ def _comes_first(piece: ParameterState, adapted: set[ParameterState]) -> bool:
 def _will_step(optimizer: Any) -> bool:
     """Whether GradScaler lets this step happen; if so, the gradients are unscaled from here on.
 
-    Of most optimizers it does not even call the step otherwise. To those that are fused it hands the scale and the
-    verdict, to be used inside the kernel, where nobody can see the gradient.
+    GradScaler does not call the step of most optimizers if gradients are not finite. Fused optimizers get the
+    scale and the flag instead, and use them inside their kernel, where the unscaled gradient is out of reach.
     """
     found_inf = getattr(optimizer, "found_inf", None)
     if found_inf is not None and found_inf.item():
@@ -383,7 +383,7 @@ def _will_step(optimizer: Any) -> bool:
 
 
 def _leaves_gradients(optimizer: Optimizer) -> bool:
-    """Whether a step leaves gradients as they are: torch's own optimizers do; of others nobody knows."""
+    """Whether a step leaves gradients as they are: torch's own optimizers do; others may not."""
     return type(optimizer).__module__.startswith("torch.optim.")
 
 
@@ -421,7 +421,7 @@ def _warn_of_copies(optimizer: Optimizer) -> None:
     if keeps_copies(optimizer):
         watch.warn(
             f"{type(optimizer).__name__} keeps weights of its own and writes them over the parameters in a step, "
-            "so what the penalty changes after a step is lost: use penalty='gradient' and a smaller lam"
+            "so a penalty that acts after a step is lost: use penalty='gradient' and a smaller lam"
         )
 
 
@@ -433,10 +433,10 @@ _AT_WORK: WeakSet[OptimizerHooks] = WeakSet()
 def check_is_alone(owner: object, pieces: ParameterStates) -> None:
     """Two guards of one parameter would both pull, or each miss what the other's optimizer does."""
     if _rivals(owner, pieces):
-        gc.collect()  # a guard and its optimizer hold each other: nobody else may hold them any more
+        gc.collect()  # a guard and its optimizer refer to each other, and may be garbage
     for other in _rivals(owner, pieces):
         raise InputError(
-            f"{other.owner} guards these parameters already, and both would pull: go on with that one, or "
+            f"{other.owner} guards these parameters already, and both would pull: continue with that one, or "
             "detach() it before"
         )
 

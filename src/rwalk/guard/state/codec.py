@@ -1,9 +1,9 @@
 """Codes of 8 and 16 bits for a guard's vectors, block by block: from [blocks, BLOCK] float32, and back.
 
-What a vector is used for says how it may be rounded. Importances span decades and are only ever multiplied with
+The use of a vector decides how it may be rounded. Importances span decades and are only ever multiplied with
 something: 8 bits, a fixed share of each number's size. Sums to which every step adds a little, of either sign,
-take 16 bits of the same kind. Places in parameter space are subtracted from where the parameters are now, and what
-is left must be right: 16 bits, equally spaced over a block.
+take 16 bits of the same kind. Places in parameter space are subtracted from the parameters, and the difference
+must be right: 16 bits, equally spaced over a block.
 
 A number that lies on a level is coded as that level, whatever the rest of its block does: what is read and written
 back unchanged is unchanged, so that files need not know of codes. Between two levels a draw decides, in proportion
@@ -60,8 +60,8 @@ class Plain:
 class Floats:
     """A float32's exponent and its first `mantissa` bits, counted from the largest of the block downwards.
 
-    Of what a code has room for, the largest numbers of a block take the upper end; smaller ones than there is room
-    for are 0. Without a sign, there are no negative numbers.
+    The largest numbers of a block take the upper end of the code; numbers too small for the lower end are 0.
+    Without a sign, there are no negative numbers.
 
     >>> code = Floats(torch.uint8, mantissa=3, signed=False)
     >>> code.decode(*code.encode(torch.tensor([[0.0, 1e-12, 1e-6, 1.0, 1.1]])))
@@ -144,7 +144,7 @@ BY_NAME: dict[str, Code] = {
 
 
 def code_of(name: str) -> Code:
-    """By what our methods call their vectors ("anchor.3" is an anchor); of others nobody knows what they stand."""
+    """The code for a vector of this name ("anchor.3" is an anchor); unknown vectors stay float32."""
     return BY_NAME.get(name.partition(".")[0], Plain(torch.float32))
 
 

@@ -56,9 +56,9 @@ class Product:
     # ── gradients ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def gradient(self, gradients: Sequence[Tensor | None], dtype: torch.dtype) -> Tensor:
-        """Of W, as far as the gradients of its factors tell: its projection on all that they can change in W.
+        """The gradient of W, projected on all changes of W that its factors can make.
 
-        That does not depend on how W is factored, and is all of the gradient that a step of theirs can follow.
+        The projection does not depend on how W is factored, and a step of the factors can follow no more of it.
         """
         known = [
             torch.zeros_like(factor) if each is None else each
@@ -91,9 +91,9 @@ class Product:
         beyond: Tensor | None = None,
         moment: int = 0,
     ) -> None:
-        """(A, B) ← argmin  penalty + ‖their change‖²/(2η), of what the springs' stiffness exceeds `beyond` by.
+        """(A, B) ← argmin  penalty + ‖their change‖²/(2η), for the part of the springs' stiffness beyond `beyond`.
 
-        Of one factor after the other, each exactly: no λ is too large, and none moves factors more than it needs.
+        One factor after the other is solved exactly: no λ is too large.
         """
         stiffness = [2.0 * float(strength) * importance for strength, importance, _ in springs]
         total = torch.stack(stiffness).sum(0) if len(stiffness) > 1 else stiffness[0]
@@ -132,7 +132,7 @@ class Product:
         return (a if is_left == self._transposed else b).requires_grad
 
 
-Target = nn.Parameter | Product  # what a guard may hold under a name
+Target = nn.Parameter | Product  # a guard holds one of these under a name
 
 
 def _solved(gram: Tensor, right_side: Tensor, at_least: float = 0.0) -> Tensor:
@@ -165,7 +165,7 @@ def in_place_of_factors(model: nn.Module, chosen: Mapping[str, nn.Parameter]) ->
 
 
 def _product(layer: Any) -> Product | None:
-    """Of a layer made like PEFT's, with one adapter in use, a plain one, on a matrix; of all others nothing."""
+    """The product of a layer like PEFT's with one plain adapter in use on a matrix; None for all other layers."""
     factors = getattr(layer, "lora_A", None), getattr(layer, "lora_B", None)
     if not all(isinstance(each, nn.ModuleDict) for each in factors) or getattr(layer, "merged", True):
         return None

@@ -1,4 +1,4 @@
-"""One parameter of somebody else's model, and the state that a method keeps for it.
+"""One parameter of a user's model, and the state that a method keeps for it.
 
 The methods work on [R, P], elementwise. Here all vectors are [1, *shape]: the one row of a network, cut at a
 parameter's borders. A parameter may be the shard of a larger one (FSDP2, `sharded`), lie on another device than
@@ -59,7 +59,7 @@ class Storage:
         self.name = name
         self.form = form
         self.state: State = {}
-        self.mark = object()  # another one whenever vectors of the state are replaced
+        self.mark = object()  # replaced whenever vectors of the state are
 
     def of(self, target: Target) -> Storage:
         """An empty one, of the same kind, for another parameter."""
@@ -85,7 +85,7 @@ class Storage:
     rounding = 0.0  # the error of a place in parameter space, by the largest around it
 
     def wide(self, tensor: Tensor) -> Tensor:
-        """The tensor itself where it already is as the equations want it."""
+        """In the dtype and on the device of the equations; the tensor itself, if it is already."""
         return tensor.to(self.home, self.worked_in)
 
     def theta(self) -> Tensor:
@@ -105,7 +105,7 @@ class Storage:
         self.touched()
 
     def touched(self) -> None:
-        """Whoever has remembered vectors of the state has to look again."""
+        """Vectors of the state were replaced: batches that refer to them are stale."""
         self.mark = object()
 
     def follow(self) -> None:
@@ -115,7 +115,7 @@ class Storage:
             self.keep(self.state)
 
     def borrowed(self, write: bool = False) -> AbstractContextManager[State]:
-        """The state as the equations want it; with `write`, what they change is kept, once they are done."""
+        """The state in the dtype of the equations; with `write`, changes are kept."""
         if self.stored_as == self.worked_in:
             if write:
                 self.touched()
@@ -123,13 +123,13 @@ class Storage:
         return _copied_state(self, write)
 
     def parts(self, write: bool = False) -> Iterator[Part]:
-        """All of it, in as many parts as there have to be; with `write`, what is changed in states is kept."""
+        """The whole state in one or more parts; with `write`, changes are kept."""
         self.follow()
         with self.borrowed(write=write) as state:
             yield Part(state, self.wide(self.theta()), lambda tensor: tensor)
 
     def read(self) -> State:
-        """All vectors, whole; those themselves that are kept, if they are kept so."""
+        """All vectors, whole; not copied, if they are kept so."""
         return self.state
 
     @property
@@ -182,12 +182,12 @@ class ParameterState:
 
     @contextmanager
     def whole(self, write: bool = False) -> Iterator[tuple[State, Tensor]]:
-        """The state and θ as the equations want them; with `write`, what they change in the state is kept."""
+        """The state and θ in the dtype of the equations; with `write`, changes of the state are kept."""
         self.storage.follow()
         with self.storage.borrowed(write=write) as state:
             yield state, self.storage.wide(self.storage.theta())
 
-    # ── what a method does with it ────────────────────────────────────────────────────────────────────────────
+    # ── the method's equations ────────────────────────────────────────────────────────────────────────────
 
     def start(self, method: Method) -> None:
         for part in self.storage.parts(write=True):
@@ -217,7 +217,7 @@ class ParameterState:
     def stiffest(self, method: Method) -> float:
         """The largest second derivative of the penalty, which is linear in λ; looked for once per task.
 
-        0 of a method that pulls in a way of its own: nobody knows how stiff that is.
+        0 for a method with a `pull` of its own, whose stiffness is unknown.
         """
         if type(method).pull is not Method.pull:
             return 0.0
@@ -261,7 +261,7 @@ def restored(
 ) -> ParameterState:
     """A piece for a parameter, with state vectors of its shape, or of a smaller one if it has grown since.
 
-    What is new starts free: as `start` begins it, and with zeros (no importance) in all other vectors. The piece
+    New numbers start free: as `start` begins them, and with zeros (no importance) in all other vectors. The piece
     that it follows stays as it is.
     """
     new = ParameterState(piece.name, piece.storage.of(target))

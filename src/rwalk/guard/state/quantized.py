@@ -24,15 +24,15 @@ from rwalk.guard.state.parameter import Precision as Precision
 from rwalk.guard.state.sharded import local
 from rwalk.methods.base import State
 
-MOST = {"cpu": 2**16}  # numbers of a chunk: what a cache has room for
-MOST_ELSEWHERE = 2**22  # so many that launching kernels takes less time than running them
+MOST = {"cpu": 2**16}  # numbers of a chunk that fit into a cache
+MOST_ELSEWHERE = 2**22  # enough that running kernels takes longer than launching them
 SHARE, LEAST = 64, 2**14  # the part of all numbers that a chunk may be, and what it may be anyway
-OUTLINE = torch.empty(1, 0, dtype=torch.uint8)  # of a vector: no numbers, and not in full precision
-Encoded = tuple[Tensor, ...]  # a vector, as its code keeps it: tensors with a row per block
+OUTLINE = torch.empty(1, 0, dtype=torch.uint8)  # stands for an encoded vector
+Encoded = tuple[Tensor, ...]  # an encoded vector: tensors with a row per block
 
 
 class Lazy(MutableMapping[str, Tensor]):
-    """Columns or a state, decoded when they are looked at, and compared afterwards to find what was changed.
+    """Columns or a state, decoded when they are read, and compared afterwards to find the changed ones.
 
     >>> state = Lazy(("path", "anchor"), lambda name: torch.zeros(2))
     >>> state["path"].add_(1), "anchor" in state, list(state.changed()), sorted(state.asked)
@@ -390,7 +390,7 @@ class Streams(Transfer):
             each.record_stream(self._back)
 
     def end(self) -> None:
-        self._main.wait_stream(self._back)  # the next reader reads what was kept
+        self._main.wait_stream(self._back)  # the next reader needs the new numbers
 
 
 def transfer_of(storage: ChunkedStorage) -> Transfer:

@@ -94,7 +94,7 @@ def take_out(plan: Plan, at: Columns, state: State) -> None:
 
 
 def after_step(plan: Plan, at: Columns, state: State) -> None:
-    """Take the late step, and let the method observe the gradient, the move and the squares that it asks for.
+    """Take the late step, and let the method observe the gradient, the move and the squares that it `wants`.
 
     `before` and `given` are free by now.
     """

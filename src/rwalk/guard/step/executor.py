@@ -234,7 +234,7 @@ class Batch:
         self._done = 0
         self._eager(phase, plan, columns, len(self) if only is None else only)
 
-    # ── what the backends do in their own ways ────────────────────────────────────────────────────────────────
+    # ── backends ────────────────────────────────────────────────────────────────
 
     def __len__(self) -> int:
         """The number of units or chunks."""
@@ -250,7 +250,7 @@ class Batch:
     def _goes_in_place(self, method: Method, own: Sequence[Tensor]) -> bool:
         return False
 
-    # ── what all of them need ─────────────────────────────────────────────────────────────────────────────────
+    # ── shared by the backends ─────────────────────────────────────────────────────────────────────────────────
 
     def _look(self) -> None:
         """Find the parameters' numbers, which may have been moved, or replaced by the optimizer."""
@@ -381,7 +381,7 @@ class PlainBatch(Batch):
 class ChunkedBatch(Batch):
     """A state that is decoded and encoded chunk by chunk.
 
-    Where θ before the step is remembered anyway, the pull is added to the task's own gradients and subtracted
+    If θ before the step is remembered anyway, the pull is added to the task's own gradients and subtracted
     again after the step: that needs one vector less, and changes gradients by no more than rounding. Gradients
     that are views into a bucket are never written to.
     """

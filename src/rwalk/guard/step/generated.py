@@ -2,7 +2,7 @@
 
 The equations are traced with symbolic tensors (`trace`), and the trace becomes a Triton kernel over all tensors of
 a batch. A program of the kernel takes a few blocks of one tensor. It finds their numbers by a table of addresses,
-and decodes on the way what is quantized (`codec`): a state of 8 bits is never there in full.
+and decodes a quantized state (`codec`) on the way: it is never there in full.
 """
 
 from __future__ import annotations

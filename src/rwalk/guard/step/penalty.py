@@ -21,7 +21,7 @@ FOLLOWED = 0.1  # step × stiffness that is left to the optimizer: room enough f
 
 
 def step_size(optimizer: Optimizer, group: Mapping[str, Any]) -> float | None:
-    """How far a steady unit gradient moves a parameter per step; None of an optimizer without a learning rate.
+    """How far a steady unit gradient moves a parameter per step; None for an optimizer without a learning rate.
 
     SGD's momentum adds up to 1 / (1 − μ) steps. Adam's steps depend on the gradients' history, but not their size.
     """
@@ -35,7 +35,7 @@ def step_size(optimizer: Optimizer, group: Mapping[str, Any]) -> float | None:
 
 
 def followed(step: float | None, stiffest: float) -> float | None:
-    """The stiffness that an optimizer's steps can follow; None where no spring is stiffer, or nobody knows."""
+    """The stiffness that an optimizer's steps can follow; None if no spring is stiffer, or without a step size."""
     if not step or step * stiffest <= FOLLOWED:
         return None
     return FOLLOWED / step

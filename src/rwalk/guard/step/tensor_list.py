@@ -32,7 +32,7 @@ KERNELS = {
 
 
 class Operand:
-    """What the equations may be given instead of a tensor: a tensor list, or a symbolic tensor (`trace`).
+    """A stand-in for a tensor in the equations: a tensor list, or a symbolic tensor (`trace`).
 
     It takes part in torch's functions, in tensors' methods and in arithmetic; each operation is `done` in its way.
     """

@@ -28,7 +28,7 @@ class Script:
         return Term(self, name, column=name)
 
     def write(self, expression: str) -> str:
-        """The word for what is worked out here."""
+        """Append an expression; returns the word for its result."""
         word = f"v{len(self.lines)}"
         self.lines.append(f"{word} = {expression}")
         return word
@@ -129,4 +129,4 @@ EXPRESSIONS: dict[str, Callable[..., str]] = {
     "zeros_like": _all("0.0"),
     "ones_like": _all("1.0"),
 }
-ANEW = {"copy", "zero", "zeros_like", "ones_like"}  # what stood there before is not looked at
+ANEW = {"copy", "zero", "zeros_like", "ones_like"}  # the old numbers are not read
