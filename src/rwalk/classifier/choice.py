@@ -129,7 +129,7 @@ class AutoClassifier(Stored, Parameters):
         kind = ClosedFormClassifier if name == CLOSED else NetworkClassifier
         params = {each: getattr(self, each) for each in kind._get_param_names()} | {"method": name}
         if name == CLOSED:
-            params |= {"network": None, "backbone": "frozen"}
+            params |= {"network": None, "encoder": None, "backbone": "frozen"}
         elif name not in WITH_LAM:
             params["lam"] = None
         return params

@@ -15,18 +15,31 @@ from torch import Tensor
 
 from rwalk.classifier import closed_form_files as files
 from rwalk.classifier import closed_form_settings as settings
-from rwalk.classifier import records
+from rwalk.classifier import encoders, records
 from rwalk.classifier.arrays import ArrayEstimator, Summable
 from rwalk.classifier.parameters import Takes
 from rwalk.classifier.stored import Contents, Stored
+from rwalk.classifier.texts import texts_of
 from rwalk.closed_form.ledger import Ledger
 from rwalk.closed_form.model import Model
 from rwalk.errors import InputError
+from rwalk.sealed import shown
 
-TAKES = ("network", "backbone", "features", "size", "ridge", "half_life", "ledger", "standardize", "mirror",
-         "warm_up", "dtype", "device", "random_state")  # fmt: skip
+TAKES = ("network", "encoder", "backbone", "features", "size", "ridge", "half_life", "ledger", "standardize",
+         "mirror", "warm_up", "dtype", "device", "random_state", "verbose")  # fmt: skip
 
-FIXED = ("network", "backbone", "features", "size", "standardize", "mirror", "dtype", "random_state", "ledger")
+FIXED = (
+    "network",
+    "encoder",
+    "backbone",
+    "features",
+    "size",
+    "standardize",
+    "mirror",
+    "dtype",
+    "random_state",
+    "ledger",
+)
 
 
 class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
@@ -37,6 +50,24 @@ class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
     _model: Model
     _ledger: Ledger | None = None
     _fixed: Mapping[str, Any] = MappingProxyType({})  # parameters that later calls cannot change
+
+    # ── inputs ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    _encodes_texts = False
+
+    def _inputs(self, X: Any) -> Tensor:
+        return super()._inputs(self._encoded(X))
+
+    def _examples(
+        self, X: Any, y: Any, sample_weight: Any, afresh: bool, **checks: Any
+    ) -> tuple[Tensor, Any, Tensor]:
+        return super()._examples(self._encoded(X), y, sample_weight, afresh, **checks)
+
+    def _encoded(self, X: Any) -> Any:
+        if self.encoder is None:
+            return X
+        self._encodes_texts = texts_of(X) is not None
+        return encoders.encoded(self.encoder, X, bool(self.verbose))
 
     # ── sums of what was learned ──────────────────────────────────────────────────────────────────────────────
 
@@ -119,9 +150,20 @@ class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
 
     def _to_record(self) -> dict[str, Any]:
         names = [*getattr(self, "feature_names_in_", [])]
-        return {"shape": list(self.input_shape_), "feature_names": names}
+        encoder = None if self.encoder is None else encoders.about(self.encoder, self._encodes_texts)
+        return {"encoder": encoder, "shape": list(self.input_shape_), "feature_names": names}
 
     def _from_record(self, record: dict[str, Any]) -> None:
+        stored = record.get("encoder")
+        if (stored is None) != (self.encoder is None):
+            which = "was learned without an encoder: leave it out"
+            if stored is not None:
+                name = shown(stored["name"])
+                which = f"needs its encoder {name!r}, which no file holds: pass it again, load(path, encoder=…)"
+            raise InputError(f"it {which}")
+        if stored is not None:
+            encoders.check_same(self.encoder, stored)
+            self._encodes_texts = stored["probe"] is not None
         shape = self.input_shape_ = records.checked_shape(record["shape"])
         self.n_features_in_ = shape[0]
         if names := records.checked_feature_names(record["feature_names"], shape):

@@ -115,6 +115,7 @@ def _params_to_json(params: Mapping[str, Any]) -> dict[str, Any]:
     network = params["network"]
     if not (network is None or (isinstance(network, str) and network in NETWORKS)):
         del stored["network"]
+    del stored["encoder"]
     return stored
 
 

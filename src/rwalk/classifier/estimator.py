@@ -40,6 +40,9 @@ class IncrementalClassifier(Summable, Parameters):
     network        for closed form, a trained nn.Module whose last layer's inputs are the features; None for
                    features of rwalk's own. For networks "mlp", "cnn", "resnet18", "package.module:factory", or a
                    function (input_shape, classes) that makes an nn.Module; None for "mlp"
+    encoder        for closed form, makes a vector of every input before anything else: a function of a batch, an
+                   object with `encode`, `embed` or `transform`, an nn.Module, or the name of a pretrained model
+                   ("wordllama", "timm:NAME", or one of sentence-transformers)
     backbone       for closed form, "frozen", or "first call" to train the network on the first examples and freeze
                    it then; it may be named or made by a function, as for networks
     device         "cpu", "cuda" …, or "auto"
@@ -68,7 +71,7 @@ class IncrementalClassifier(Summable, Parameters):
     epochs         passes over a call's data; None for as many as pay
     batch_size     examples in a step
     learning_rate  of Adam
-    verbose        one line per call
+    verbose        one line per call; with an encoder, its progress
 
     Inputs are [n, features] or images [n, channels, height, width], in any units, sparse matrices, or texts (a
     list or a column of strings, learned from hashed words and character n-grams). Labels are of any one type.

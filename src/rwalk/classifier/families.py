@@ -45,7 +45,10 @@ def kind_of(method: Any) -> type[Family]:
 def made(estimator: BaseEstimator, X: Any) -> Family:
     """A new one, of the family that the method and the inputs need; parameters it does not use are named once."""
     kind = kind_of(estimator.method)
-    if is_sparse(X) or texts_of(X) is not None:
+    if estimator.encoder is not None:
+        if kind is not ClosedFormClassifier:
+            raise InputError(f"method={estimator.method!r} takes no encoder: set method='closed-form'")
+    elif is_sparse(X) or texts_of(X) is not None:
         if kind is not ClosedFormClassifier:
             raise InputError(f"method={estimator.method!r} takes no texts: set method='closed-form'")
         kind = TextClassifier

@@ -25,6 +25,7 @@ class Parameters(ArrayClassifier):
         *,
         method: str | Method | Loss | Projector | None = "closed-form",
         network: str | Factory | nn.Module | None = None,
+        encoder: Any = None,
         backbone: str = "frozen",
         features: str = "auto",
         size: int | None = None,
@@ -49,6 +50,7 @@ class Parameters(ArrayClassifier):
     ) -> None:
         self.method = method
         self.network = network
+        self.encoder = encoder
         self.backbone = backbone
         self.features = features
         self.size = size
