@@ -1,0 +1,83 @@
+"""Random streams of calls: learning never breaks predicting, and forgetting undoes learning."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rwalk import IncrementalClassifier
+
+WEIGHTS = (None, 1.0, 1e-6, 1e6, "mixed")
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Any, Any, Any]]]:
+    """Parameters, and calls with duplicates, constant and offset columns, any weights, and few examples."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    image = draw(st.sampled_from([False, False, False, True]))
+    dtype = draw(st.sampled_from([np.float32, np.float64]))
+    shape = (1, 16, 16) if image else (draw(st.integers(1, 6)),)
+    classes = draw(st.integers(1, 4))
+    offset, spread = draw(st.sampled_from([0.0, 10.0, 1e4, -1e6])), draw(st.sampled_from([1.0, 1e-3, 1e3]))
+    params = {
+        "size": draw(st.integers(1, 8 if image else 40)),
+        "warm_up": draw(st.sampled_from([1, 20, 100])),
+        "dtype": draw(st.sampled_from([None, "float32", "float64"])),
+        "method": draw(st.sampled_from(["closed-form", "closed-form", "lda"])),
+    }
+    calls = []
+    for _ in range(draw(st.integers(1, 4))):
+        n = draw(st.sampled_from([1, 2, 7, 60]))
+        x = offset + spread * rng.normal(size=(n, *shape))
+        if draw(st.booleans()):
+            x[:, 0] = offset
+        if draw(st.booleans()):
+            x[:] = x[:1]
+        kind = draw(st.sampled_from(WEIGHTS))
+        weight = 10 ** rng.uniform(-6, 6, n) if kind == "mixed" else None if kind is None else np.full(n, kind)
+        calls.append((x.astype(dtype), rng.integers(0, classes, n), weight))
+    return params, calls
+
+
+def check_stream(stream: tuple[dict[str, Any], list[tuple[Any, Any, Any]]]) -> None:
+    params, calls = stream
+    clf = IncrementalClassifier(**params)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for x, y, weight in calls:
+            clf.partial_fit(x, y, sample_weight=weight)
+            probability = clf.predict_proba(x)
+            assert np.isfinite(probability).all() and np.allclose(probability.sum(1), 1)
+            assert set(clf.predict(x)) <= set(clf.classes_)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(streams())
+def test_learning_never_breaks_predicting(stream: Any) -> None:
+    check_stream(stream)
+
+
+@pytest.mark.slow
+@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@given(streams())
+def test_learning_never_breaks_predicting_in_500_streams(stream: Any) -> None:
+    check_stream(stream)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 150), st.sampled_from([1.0, 1e-3, 1e3]))
+def test_learn_forget_learn_returns_to_the_same_scores(seed: int, gone: int, weight: float) -> None:
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(200, 4)), np.arange(200) % 3
+    clf = IncrementalClassifier(size=30, ridge=1e-2).fit(x, y, sample_weight=np.full(200, weight))
+    before = clf.coef_
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        weights = np.full(gone, weight)
+        clf.forget(x[:gone], y[:gone], weights).partial_fit(x[:gone], y[:gone], sample_weight=weights)
+    np.testing.assert_allclose(clf.coef_, before, rtol=0, atol=1e-6 * np.abs(before).max())
