@@ -21,10 +21,10 @@ from torch.optim import SGD, Adam
 
 from rwalk import sealed
 from rwalk.errors import InputError
-from rwalk.guard import Guard
+from rwalk.guard import Guard, Probes
 from rwalk.guard import io as files
 from rwalk.methods import EWC, METHODS, PI, Method, RWalk, State
-from test_guard import EVERY_METHOD, RWALK, assert_same, data, made, plain_step, saved, walk
+from test_guard import EVERY_METHOD, RWALK, assert_same, data, made, network, plain_step, saved, walk
 
 Saved = dict[str, Any]
 Change = Callable[[Saved], object]
@@ -394,3 +394,38 @@ def test_no_record_makes_loading_fail_otherwise(
         Guard.load(forged(path, change), sound[1], SGD(sound[1].parameters(), lr=0.02)).detach()
     except InputError as error:
         assert "\n" not in str(error)
+
+
+def test_state_in_a_checkpoint_is_read_by_torch_with_weights_only(tmp_path: Path) -> None:
+    """A default λ is a float of a kind of its own, which torch.load refuses."""
+    model, optimizer, guard = made(RWalk())
+    walk(model, optimizer, guard)
+    torch.save({"guard": guard.state_dict()}, tmp_path / "checkpoint.pt")
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["guard"]
+    guard.load_state_dict(state)
+
+
+def test_load_takes_a_state_dict_with_its_options() -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), 0.1)
+    probes = data(1)[0][0]
+    guard = Guard(model, optimizer, probes=probes, budget=0.02, params="0.*")
+    state = guard.state_dict()
+    guard.detach()
+    again = Guard.load(state, model, optimizer, probes=probes)
+    assert (again.budget, again.names, again.steps) == (0.02, guard.names, 0)
+    again.detach()
+    with pytest.raises(InputError, match="this state cannot be loaded: its probes were left out"):
+        Guard.load(state, model, optimizer)
+
+
+def test_load_with_probes_that_say_how_outputs_are_compared_takes_them(tmp_path: Path) -> None:
+    """The file has divergence= beside probes=; it must not be read as given beside rwalk.Probes."""
+    model = network()
+    optimizer = SGD(model.parameters(), 0.1)
+    inputs = data(1)[0][0]
+    guard = Guard(model, optimizer, probes=inputs, divergence="mse")
+    guard.save(tmp_path / "guard.safetensors")
+    guard.detach()
+    probes = Probes(inputs, divergence="mse")
+    assert Guard.load(tmp_path / "guard.safetensors", model, optimizer, probes=probes).drift() == 0

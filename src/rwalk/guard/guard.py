@@ -141,6 +141,11 @@ class Guard:
         return self._learned.tasks
 
     @property
+    def steps(self) -> int:
+        """The number of steps observed in the current task."""
+        return self._learned.steps
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The parameters guarded, under the names they have in the model without wrappers."""
         return tuple(piece.name for piece in self._learned.guarded)
@@ -420,13 +425,14 @@ class Guard:
         return Report(method.name, weight, *counts, sets, self._controller.history)
 
     def log(self) -> dict[str, float]:
-        """A few numbers for a tracker: weight and drift, or λ and penalty."""
+        """A few numbers for a tracker: weight and drift at the last pull, or λ and penalty now."""
         if self._anchor is None:
             found = {"guard/lam": float(self._learned.method.lam), "guard/penalty": self.penalty()}
             return {**found, "guard/drift": self.drift()} if self._sets else found
         history = self._controller.history
-        found = {"guard/weight": self.method.weight}  # type: ignore[union-attr]
-        return {**found, "guard/drift": history[-1].drift} if history else found
+        if not history:
+            return {"guard/weight": self._anchor.weight}
+        return {"guard/weight": history[-1].weight, "guard/drift": history[-1].drift}
 
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -491,7 +497,7 @@ class Guard:
     @classmethod
     def load(
         cls,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Mapping[str, Any],
         model: nn.Module,
         optimizer: Optimizer,
         method: Method | Anchor | str | None = None,
@@ -502,7 +508,7 @@ class Guard:
         """A guard that continues from a file, with all options it had; those given here replace them.
 
         Args:
-            path: what `save` wrote.
+            path: what `save` wrote, or a `state_dict` from a checkpoint of your own.
             model: with the weights it had then.
             optimizer: of its parameters.
             method: to change hyper-parameters, or if it is one of your own, which no file describes.
@@ -510,7 +516,7 @@ class Guard:
         """
         guard = None
         try:
-            state = io.current(io.read(Path(path)))
+            state = io.current(path if isinstance(path, Mapping) else io.read(Path(path)))
             old = {name: given.pop(name) for name in list(given) if name in options.OLD}
             asked = options.restored(state, method, probes, given)
             guard = cls.__new__(cls)
@@ -522,7 +528,8 @@ class Guard:
             if guard is not None and getattr(guard, "_following", None) is not None:
                 guard.detach()
             if isinstance(error, InputError):
-                raise InputError(f"{os.fspath(path)} cannot be loaded: {error}") from None
+                what = "this state" if isinstance(path, Mapping) else os.fspath(path)
+                raise InputError(f"{what} cannot be loaded: {error}") from None
             raise
         return guard
 

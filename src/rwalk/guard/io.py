@@ -109,7 +109,10 @@ def description(method: Method | Anchor) -> dict[str, Any]:
         return {"name": method.name, "weight": method.weight, "every": method.every, "batch": method.batch}
     kind = type(method)
     if METHODS.get(getattr(method, "name", "")) is kind:
-        return {"name": method.name, **asdict(method)}
+        values = {
+            key: float(value) if isinstance(value, float) else value for key, value in asdict(method).items()
+        }
+        return {"name": method.name, **values}  # plain, or torch.load(weights_only=True) refuses a checkpoint
     return {"name": f"{kind.__module__}:{kind.__qualname__}"}
 
 

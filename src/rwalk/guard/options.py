@@ -12,7 +12,7 @@ import torch
 from rwalk.errors import InputError
 from rwalk.guard.drift.anchor import Anchor
 from rwalk.guard.drift.divergences import DIVERGENCES
-from rwalk.guard.drift.probes import Call
+from rwalk.guard.drift.probes import Call, Probes
 from rwalk.guard.io import method_in
 from rwalk.guard.select import Params
 from rwalk.methods import Method
@@ -134,6 +134,8 @@ def restored(
     for name in given.keys() - names:
         raise InputError(f"Guard.load has no option {name!r}: it has method, probes, {', '.join(sorted(names))}")
     found = dict(_checked(state.get("options")))
+    if isinstance(probes, Probes):  # which say themselves what is compared, and how
+        found.update(divergence=None, outputs=None)
     found.update(given)
     method = method_in(state) if method is None else method
     return Given(method, probes, **{"hooks": True, **found}, loading=True)
