@@ -1,36 +1,64 @@
-"""Guard in Hugging Face's Trainer: `Trainer(callbacks=[guarding])`, one `train` per task."""
+"""Guard in Hugging Face's Trainer, and in TRL's: `Trainer(callbacks=[guarding])`, one `train` per task."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+from torch import nn
+
 from rwalk.errors import InputError
-from rwalk.integrations.tasks import TaskGuard
+from rwalk.integrations.tasks import FILE, TaskGuard
 
 try:
-    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
     raise InputError("this callback is for Hugging Face's Trainer: pip install 'rwalk[huggingface]'") from error
 
-FILE = "guard.safetensors"  # beside a checkpoint's other files
-
 
 class GuardCallback(TaskGuard, TrainerCallback):
-    """Keep it from task to task, with a new Trainer each::
+    """Guard a model in `Trainer`, or in TRL's trainers.
 
-        guarding = GuardCallback(RWalk(lam=1.0), params="*lora_*")
-        for task in tasks:
-            Trainer(model, args, train_dataset=task, callbacks=[guarding]).train()
-        guarding.guard.save("skills.safetensors")
+    It takes the options of `rwalk.Guard`::
 
-    Every checkpoint gets a `guard.safetensors`; give it as `load=` where training resumes from that checkpoint.
+        guarding = GuardCallback(probes="own-samples")
+        Trainer(model, args, train_dataset=data, callbacks=[guarding]).train()
+        print(guarding.guard.last_report)
+
+    Every checkpoint gets a `guard.safetensors`, and `train(resume_from_checkpoint=True)` continues with it. At the
+    end of training another one is written into `output_dir`: with `GuardCallback(load=output_dir)` the next task
+    continues from there. Within one process the same callback serves one task after another, with a new Trainer
+    each.
     """
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **trained: Any
     ) -> None:
-        self.begin_task(trained["model"], trained["optimizer"])
+        trainer, checkpoint = _caller()
+        model = trained["model"]
+        if trainer is not None:
+            callbacks = trainer.callback_handler.callbacks  # in this order: trackers must come after this one
+            callbacks.remove(self)
+            callbacks.insert(0, self)
+            if isinstance(trainer.model_wrapped, nn.parallel.DistributedDataParallel):
+                model = trainer.model_wrapped
+        saved = self._saved(args, state, checkpoint) if state.global_step else None
+        self.begin_task(model, trained["optimizer"], saved, trained.get("processing_class"))
+
+    def _saved(self, args: TrainingArguments, state: TrainerState, checkpoint: str | None) -> Path:
+        """The guard's file in the checkpoint that training resumes from."""
+        folder = Path(checkpoint) if checkpoint else _folder(args, state)
+        if (folder / FILE).is_file():
+            return folder / FILE
+        if self._file is not None:
+            return self._file
+        raise InputError(
+            f"training resumes at step {state.global_step}, and {folder} has no {FILE}: the model that was to be "
+            "held is not known. Resume from a checkpoint that has one, or give load=; to hold the model as it is "
+            "now, load its weights and train without resume_from_checkpoint"
+        )
 
     def on_log(
         self,
@@ -40,19 +68,39 @@ class GuardCallback(TaskGuard, TrainerCallback):
         logs: dict[str, float] | None = None,
         **trained: Any,
     ) -> None:
-        """λ, penalty and drift beside the loss; trackers that Trainer sets up itself have logged by then."""
-        if logs is not None and "loss" in logs and self.guard is not None and self.guard.tasks:
-            logs.update(self.guard.log())
-            if state.log_history:
-                state.log_history[-1].update(self.guard.log())
+        """Add weight and drift, or λ and penalty, to each report of the loss."""
+        if logs is not None and "loss" in logs and self.guard is not None:
+            found = self.guard.log()
+            logs.update(found)
+            state.log_history[-1].update(found)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **trained: Any
     ) -> None:
-        assert self.guard is not None and args.output_dir is not None
-        self.guard.save(Path(args.output_dir) / f"checkpoint-{state.global_step}" / FILE)
+        assert self.guard is not None
+        if not state.is_hyper_param_search:  # whose runs are not resumed
+            self.guard.save(_folder(args, state) / FILE)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **trained: Any
     ) -> None:
         self.end_task(trained["model"])
+        assert self.guard is not None and args.output_dir is not None
+        if args.save_strategy != "no" and not state.is_hyper_param_search:
+            self.guard.save(Path(args.output_dir) / FILE)
+
+
+def _folder(args: TrainingArguments, state: TrainerState) -> Path:
+    assert args.output_dir is not None
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+
+def _caller() -> tuple[Trainer | None, str | None]:
+    """The trainer at work and the checkpoint it resumes from, which callbacks are not given."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        found = frame.f_locals
+        if "resume_from_checkpoint" in found and isinstance(found.get("self"), Trainer):
+            return found["self"], found["resume_from_checkpoint"]
+        frame = frame.f_back
+    return None, None
