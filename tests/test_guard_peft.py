@@ -1,4 +1,4 @@
-"""Guard with adapters (PEFT) and in TRL's trainer, through the same callback as in Hugging Face's own."""
+"""Guard with adapters (PEFT) and in TRL's trainers, through the same callback as in Hugging Face's own."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import rwalk
+from test_guard_resume import quick_garbage_collection, tokenizer  # noqa: F401 - a fixture
 
-pytestmark = pytest.mark.slow  # for what these libraries take to be imported
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
+
+from rwalk.integrations.huggingface import GuardCallback  # noqa: E402
 
 
 def tiny_model() -> Any:
@@ -21,73 +24,115 @@ def tiny_model() -> Any:
         vocab_size=128, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, pad_token_id=2,
     )  # fmt: skip
-    return transformers.LlamaForCausalLM(config)
+    model = transformers.LlamaForCausalLM(config)
+    model.lm_head.weight.data *= 20  # so that its predictions are not all alike
+    return model
+
+
+LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 
 
 def adapted(model: Any) -> Any:
-    return peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"))
+    return peft.get_peft_model(model, peft.LoraConfig(**LORA))
 
 
-def tokenizer() -> Any:
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-
-    words = Tokenizer(models.WordLevel({chr(n): n for n in range(128)}, unk_token=chr(0)))
-    words.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    marks = {"bos_token": chr(1), "eos_token": chr(2), "pad_token": chr(2)}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, **marks)
+def known() -> dict[str, Tensor]:
+    return {"input_ids": torch.randint(3, 100, (16, 12), generator=torch.Generator().manual_seed(0))}
 
 
-def trained(model: Any, guarded: Any) -> rwalk.Guard:
-    """Adapters learn to count, from a random base; the guard is that of their optimizer."""
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-2)
-    guard: rwalk.Guard = guarded(optimizer)
+def trained(model: Any, guard: rwalk.Guard) -> rwalk.Guard:
+    """Adapters learn to count, from a random base."""
     ids = 5 + torch.arange(12).repeat(4, 1)
-    for _ in range(60):
+    for _ in range(40):
         model(input_ids=ids, labels=ids).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        guard.optimizer.step()
+        guard.optimizer.zero_grad()
     return guard
 
 
-def test_a_budget_is_held_by_adapters_alone() -> None:
-    """The base is frozen: what the guard holds, and what drifts, is the adapters' doing."""
-    probes = torch.randint(3, 100, (16, 12), generator=torch.Generator().manual_seed(0))
-    base = tiny_model()
-    base.lm_head.weight.data *= 20  # so that it has something to say
-    model = adapted(base)
+def guarded(model: Any, *args: Any, **options: Any) -> rwalk.Guard:
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-2)
+    return rwalk.Guard(model, optimizer, *args, **options)
+
+
+def test_adapters_take_state_of_their_own_size_by_default() -> None:
+    """RWalk keeps six vectors per parameter at most: here of the factors, not of the weights that they adapt."""
+    model = adapted(tiny_model())
+    adapter = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    guard = trained(model, guarded(model, "rwalk", params="*lora_*"))
+    guard.consolidate()
+    assert len(guard.names) == 28 and all("lora_" in name for name in guard.names)  # seven pairs in two layers
+    assert guard.nbytes <= 6 * adapter
+    guard.detach()
+    products = guarded(model, "rwalk", params="*lora_*", state=rwalk.StateOptions(lora="product"))
+    trained(model, products).consolidate()
+    assert len(products.names) == 14 and products.nbytes > 12 * adapter
+    products.detach()
+
+
+def test_budget_is_kept_by_adapters_alone() -> None:
+    model = adapted(tiny_model())
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    options: dict[str, Any] = {"probes": probes, "params": "*lora_*", "every": 1}
-    free = trained(model, lambda optimizer: rwalk.Guard(model, optimizer, "vanilla", **options))
-    assert free.drift() > 0.02
+    free = trained(model, guarded(model, "vanilla", probes=known()))
     free.detach()
-    for method in ("ewc", "anchor"):
-        model.load_state_dict(start, strict=False)
-        held = trained(model, lambda optimizer, m=method: rwalk.Guard(model, optimizer, m, budget=0.01, **options))
-        assert len(held.names) == {"ewc": 14, "anchor": 28}[method]  # seven matrices, or factors, in two layers
-        assert 0.8 * 0.01 <= held.drift() <= 1.2 * 0.01
-        held.detach()
-    moved = [name for name, p in model.named_parameters() if not torch.equal(p, start[name])]
+    assert free.drift() > 0.1
+    model.load_state_dict(start, strict=False)
+    held = guarded(model, probes=known(), budget=0.05)
+    old = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    assert held._reference is not None and held._reference.nbytes == old  # the base is frozen, and not copied
+    report = trained(model, held).finish()
+    assert report.drift is not None and 0 < report.drift <= 0.05
+    moved = {name for name, p in model.named_parameters() if not torch.equal(p, start[name])}
     assert moved and all("lora_" in name for name in moved)
 
 
-def test_trls_trainer_guards_adapters_and_logs_what_is_held(tmp_path: Path) -> None:
+# TRL
+
+
+def settings(kind: Any, folder: Path, **options: Any) -> Any:
+    return kind(
+        output_dir=str(folder), per_device_train_batch_size=4, use_cpu=True, logging_steps=4, report_to=[],
+        save_strategy="no", bf16=False, disable_tqdm=True, max_length=32, **options,
+    )  # fmt: skip
+
+
+def test_trls_supervised_trainer_holds_adapters_and_logs_drift(tmp_path: Path) -> None:
+    """Its fused head makes no logits while training; the probes' pass does."""
     trl = pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")
-    from rwalk.integrations.huggingface import GuardCallback
+    drifts = {}
+    for weight in (1e-6, 1.0):
+        guarding = GuardCallback(rwalk.Anchor(weight, every=2), probes=known())
+        words = datasets.Dataset.from_dict({"text": ["le chien et le chat"] * 16})
+        trainer = trl.SFTTrainer(
+            tiny_model(), settings(trl.SFTConfig, tmp_path, max_steps=16, learning_rate=2e-2),
+            train_dataset=words, processing_class=tokenizer(), callbacks=[guarding],
+            peft_config=peft.LoraConfig(**LORA),
+        )  # fmt: skip
+        trainer.train()
+        logged = [entry for entry in trainer.state.log_history if "guard/drift" in entry]
+        assert len(logged) == 4 and logged[-1]["loss"] < logged[0]["loss"]
+        assert guarding.guard is not None and guarding.guard.last_report is not None
+        drifts[weight] = guarding.guard.last_report.drift
+    assert drifts[1.0] < drifts[1e-6] / 2
 
-    model = tiny_model()
-    probes = rwalk.own_samples(model, 1, 8, tokens=8)
-    guarding = GuardCallback(rwalk.Anchor(), params="*lora_*", budget=0.01, probes=probes, every=1)
-    words = datasets.Dataset.from_dict({"text": ["le chien et le chat vont dans la maison"] * 64})
-    options = trl.SFTConfig(
-        output_dir=str(tmp_path), max_steps=40, per_device_train_batch_size=4, learning_rate=1e-2, use_cpu=True,
-        logging_steps=5, report_to=[], save_strategy="no", max_length=32, bf16=False,
-    )  # fmt: skip
-    trainer = trl.SFTTrainer(
-        model, options, train_dataset=words, processing_class=tokenizer(), callbacks=[guarding],
-        peft_config=peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"),
-    )  # fmt: skip
-    trainer.train()
-    logged = [entry for entry in trainer.state.log_history if "guard/drift" in entry]
-    assert len(logged) == 8
-    assert logged[-1]["loss"] < logged[0]["loss"] and logged[-1]["guard/drift"] <= 1.2 * 0.01
+
+@pytest.mark.parametrize(("adapters", "rate"), [(True, 1e-2), (False, 1e-3)])
+def test_trls_preference_trainer_holds_the_model(adapters: bool, rate: float, tmp_path: Path) -> None:
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    drifts = {}
+    for weight in (1e-6, 1.0):
+        guarding = GuardCallback(rwalk.Anchor(weight, every=2), probes=known())
+        pairs = {"prompt": ["le chien "] * 16, "chosen": ["et le chat"] * 16, "rejected": ["dort bien"] * 16}
+        trainer = trl.DPOTrainer(
+            tiny_model(), ref_model=None if adapters else tiny_model(), args=settings(trl.DPOConfig, tmp_path, max_steps=8, learning_rate=rate),
+            train_dataset=datasets.Dataset.from_dict(pairs), processing_class=tokenizer(), callbacks=[guarding],
+            peft_config=peft.LoraConfig(**LORA) if adapters else None,
+        )  # fmt: skip
+        trainer.train()
+        logged = [entry for entry in trainer.state.log_history if "guard/drift" in entry]
+        assert len(logged) == 2 and logged[-1]["loss"] < logged[0]["loss"]
+        assert guarding.guard is not None and guarding.guard.last_report is not None
+        drifts[weight] = guarding.guard.last_report.drift
+    assert drifts[1.0] < drifts[1e-6] / 2

@@ -46,7 +46,9 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         logits = self.net(x)
-        return {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
+        return (
+            {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
+        )
 
 
 def rows() -> TensorDataset:
