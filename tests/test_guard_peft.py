@@ -43,7 +43,7 @@ def known() -> dict[str, Tensor]:
 def trained(model: Any, guard: rwalk.Guard) -> rwalk.Guard:
     """Adapters learn to count, from a random base."""
     ids = 5 + torch.arange(12).repeat(4, 1)
-    for _ in range(40):
+    for _ in range(16):
         model(input_ids=ids, labels=ids).loss.backward()
         guard.optimizer.step()
         guard.optimizer.zero_grad()
@@ -86,6 +86,42 @@ def test_budget_is_kept_by_adapters_alone() -> None:
     assert moved and all("lora_" in name for name in moved)
 
 
+def merged_and_adapted_anew(model: Any) -> Any:
+    return adapted(model.merge_and_unload())
+
+
+def test_adapter_that_was_merged_leaves_the_way_back_to_the_next() -> None:
+    """The old weights are now in the base, and the new adapter adds nothing: that is where rewind must lead."""
+    model = adapted(tiny_model())
+    guard = trained(model, guarded(model, probes=known(), budget=0.05))
+    guard.consolidate()
+    model = merged_and_adapted_anew(model)
+    guard.attach(torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-2), model)
+    assert guard.drift() < 1e-6
+    report = trained(model, guard).finish()
+    assert report.drift is not None and 0 < report.drift <= 0.05
+
+
+def test_adapter_that_was_thrown_away_is_told() -> None:
+    model = adapted(tiny_model())
+    guard = trained(model, guarded(model, "anchor", probes=known()))
+    guard.consolidate()
+    model = adapted(tiny_model())
+    with pytest.warns(UserWarning, match="not where its last task left it .*merge an adapter"):
+        guard.attach(torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-2), model)
+    guard.detach()
+
+
+def test_factors_held_by_a_method_on_parameters_cannot_follow_a_merged_adapter() -> None:
+    model = adapted(tiny_model())
+    guard = trained(model, guarded(model, "rwalk", params="*lora_*"))
+    guard.consolidate()
+    model = merged_and_adapted_anew(model)
+    with pytest.warns(UserWarning, match="adapters one after another need lora='product'"):
+        guard.attach(torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-2), model)
+    guard.detach()
+
+
 # TRL
 
 
@@ -126,7 +162,8 @@ def test_trls_preference_trainer_holds_the_model(adapters: bool, rate: float, tm
         guarding = GuardCallback(rwalk.Anchor(weight, every=2), probes=known())
         pairs = {"prompt": ["le chien "] * 16, "chosen": ["et le chat"] * 16, "rejected": ["dort bien"] * 16}
         trainer = trl.DPOTrainer(
-            tiny_model(), ref_model=None if adapters else tiny_model(), args=settings(trl.DPOConfig, tmp_path, max_steps=8, learning_rate=rate),
+            tiny_model(), ref_model=None if adapters else tiny_model(),
+            args=settings(trl.DPOConfig, tmp_path, max_steps=8, learning_rate=rate),
             train_dataset=datasets.Dataset.from_dict(pairs), processing_class=tokenizer(), callbacks=[guarding],
             peft_config=peft.LoraConfig(**LORA) if adapters else None,
         )  # fmt: skip

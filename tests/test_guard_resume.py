@@ -1,4 +1,4 @@
-"""Training that is killed at random steps and resumed ends with the same bits: weights and guard, in each trainer."""
+"""Training killed at random steps and resumed ends with the same bits: weights and guard, in each trainer."""
 
 from __future__ import annotations
 

@@ -32,9 +32,11 @@ from rwalk.guard.options import StateOptions
 from rwalk.guard.report import Point, ProbeReport, Report
 from rwalk.guard.select import Params
 from rwalk.guard.state import lora as products
-from rwalk.guard.state.guard_state import GuardState, ParameterStates
+from rwalk.guard.state.guard_state import GuardState, ParameterStates, warn_if_moved
 from rwalk.guard.state.sharded import groups
 from rwalk.methods import METHODS, Method, Vanilla
+
+MOVED = 0.01  # drift beyond which a model is not the one that a task ended with; merging an adapter costs rounding
 
 
 class Guard:
@@ -175,6 +177,7 @@ class Guard:
             targets = products.in_place_of_factors(model, chosen) if lora == "product" else chosen
             return learned.matched(targets, optimizer)
 
+        before = set(self._parameters)
         pieces = match()
         check_is_alone(self, pieces)
         anew = learned.follow(pieces)
@@ -185,8 +188,19 @@ class Guard:
         self._following.begin(self._given.hooks)
         if self._anchor is not None:
             self._autocast.watch(model)
-        if anew and self._reference is not None:  # the model computes the same with other parameters
-            self._reference = Reference.of(model, self._parameters)
+        if before and not learned.steps and (anew or before != set(self._parameters)):
+            self._follow_replaced(anew)
+
+    def _follow_replaced(self, products: bool) -> None:
+        """Between two tasks parameters were replaced: an adapter was merged and another made, a head has grown."""
+        otherwise = "merge an adapter (merge_and_unload) before you make another, and load weights before attach()"
+        if self._reference is None:
+            if not products:  # which were checked already
+                warn_if_moved(self._learned, f"{otherwise}; adapters one after another need lora='product'")
+            return
+        self._reference = Reference.of(self.model, self._parameters)
+        if (drift := self.drift()) > MOVED:
+            watch.warn(f"the model is not where its last task left it (drift {drift:.3g}): {otherwise}")
 
     def detach(self) -> None:
         """Stop guarding and remove every hook; `attach` continues."""
