@@ -61,7 +61,12 @@ maximum_signature_line_length = 90
 add_module_names = False
 
 # ── the gallery: every example is run, and shown with what it printed and drew ──
-EXTRAS = {"guard_lightning": "lightning", "guard_huggingface": "transformers"}
+EXTRAS = {
+    "guard_lightning": "lightning",
+    "guard_huggingface": "transformers",
+    "guard_accelerate": "accelerate",
+    "guard_trl": "trl",
+}
 MISSING = [example for example, package in EXTRAS.items() if find_spec(package) is None]
 for example in MISSING:
     print(f"examples/{example}.py is shown but not run: {EXTRAS[example]} is not installed")

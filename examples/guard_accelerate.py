@@ -2,7 +2,7 @@
 Guard with Accelerate
 =====================
 
-A network knows the digits 0 to 4 and learns 5 to 9, in a loop of one's own that Accelerate prepares: two batches are
+A network knows the digits 0 to 4 and learns 5 to 9, in a plain loop that Accelerate prepares. Two batches are
 accumulated for each step, and checkpoints hold the guard.
 
 .. code-block:: console

@@ -2,8 +2,8 @@
 A budget for drift
 ==================
 
-A network knows the digits 0 to 4 and learns 5 to 9, told apart by the same ten outputs. How far may its outputs on old
-digits move? Without a guard, with one, and with three budgets.
+A network knows the digits 0 to 4 and learns 5 to 9, told apart by the same ten outputs. How far may its outputs on
+old digits move? Without a guard, with one, and with three budgets.
 
 .. code-block:: console
 

@@ -2,8 +2,8 @@
 Guard in the Hugging Face Trainer
 =================================
 
-A network knows the digits 0 to 4 and learns 5 to 9. The callback is all that is new; a run that was stopped resumes
-with the same lines.
+A network knows the digits 0 to 4 and learns 5 to 9. The callback is all that is new, and a run that was stopped
+resumes with the same lines.
 
 .. code-block:: console
 
@@ -38,7 +38,9 @@ class Module(nn.Module):
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         logits = self.model(x)
-        return {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
 
 rows = [{"x": image, "labels": label} for image, label in zip(*new, strict=True)]
@@ -63,8 +65,8 @@ def train(folder: str, guarded: bool, resume: bool = False) -> tuple[Module, lis
 # %%
 # Without a guard, with one, and resumed
 # --------------------------------------
-# Every checkpoint has a ``guard.safetensors``. With the last checkpoint gone, the resumed run starts at step 200 and
-# ends with the same weights, bit for bit.
+# Every checkpoint has a ``guard.safetensors``. With the last checkpoint gone, the resumed run starts at step 200
+# and ends with the same weights, bit for bit.
 
 
 def compare() -> dict[str, tuple[float, float]]:

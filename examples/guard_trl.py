@@ -2,8 +2,8 @@
 Guard in TRL's SFTTrainer, with adapters
 ========================================
 
-A tiny language model knows one kind of text, and its adapter learns another. The probes are texts that the model writes
-itself when training begins: no old data are needed.
+A tiny language model knows one kind of text, and its adapter learns another. The probes are texts that the model
+writes itself when training begins: no old data are needed.
 
 .. code-block:: console
 
@@ -32,9 +32,7 @@ from rwalk.integrations.huggingface import GuardCallback
 
 words = Tokenizer(models.WordLevel({chr(n): n for n in range(128)}, unk_token=chr(0)))
 words.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-tokenizer = PreTrainedTokenizerFast(
-    tokenizer_object=words, bos_token=chr(1), eos_token=chr(2), pad_token=chr(2)
-)
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token=chr(1), eos_token=chr(2), pad_token=chr(2))
 old_texts = [chr(1) + "0123456789" * 3] * 16
 new_texts = ["9876543210" * 3] * 64
 

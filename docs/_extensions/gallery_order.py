@@ -6,8 +6,9 @@ from typing import Any
 
 ORDER = (
     *("classifier", "unlearn"),
-    *("guard_plain", "guard_budget", "guard_one_head", "guard_lightning", "guard_huggingface"),
-    *("compare_methods", "digits"),
+    *("guard_plain", "guard_budget", "guard_one_head"),
+    *("guard_huggingface", "guard_trl", "guard_lightning", "guard_accelerate"),
+    *("compare_methods", "digits", "old_and_new"),
 )
 
 
