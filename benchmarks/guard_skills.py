@@ -156,24 +156,24 @@ class Run:
         optimizer = task.optimizer(model.parameters(), way.rate)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: task.schedule(step / task.steps))
         generator = torch.Generator().manual_seed(self.seed + 1)
-        with task.context():
-            guard = _guard(task, way, model, optimizer)
-            start = _now(model)
-            for _ in range(task.steps):
+        guard = _guard(task, way, model, optimizer)
+        start = _now(model)
+        for _ in range(task.steps):
+            with task.context():  # anew in every step: autocast keeps rounded weights until it ends
                 loss = task.loss(model, task.new(generator))
                 if way.method == "replay":
                     share = way.share or 0.0
                     old = task.replayed(max(1, round(task.batch * share)), generator)
                     loss = (1 - share) * loss + share * task.loss(model, old)
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                schedule.step()
-            seconds = _now(model) - start
-            if guard is not None:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # a budget that could not be met is visible in the row
-                    guard.finish()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        seconds = _now(model) - start
+        if guard is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a budget that could not be met is visible in the row
+                guard.finish()
         self._trained = {way: (model, seconds)}
         return model, seconds
 

@@ -49,7 +49,7 @@ class Task:
         loss_is_score: Scores are losses, lower is better; otherwise they are percentages.
         divergence: How drift is measured: "kl" or "cosine".
         schedule: The learning rate as a share of the first, by the share of steps done.
-        context: Everything runs in this context, for example autocast.
+        context: Passes through the model run in this context, for example autocast.
         rows: Examples per pass when outputs are measured.
     """
 
