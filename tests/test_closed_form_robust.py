@@ -55,6 +55,12 @@ def test_predict_works_after_the_same_images_are_learned_twice() -> None:
     assert clf.score(x, y) > 0.95
 
 
+def test_predict_works_with_copies_of_one_image() -> None:
+    x, y = images()
+    clf = IncrementalClassifier(size=8).fit(np.repeat(x[:1], 120, axis=0), y)
+    assert np.isfinite(clf.predict_proba(x)).all()
+
+
 def test_predict_works_with_large_weights_on_images() -> None:
     x, y = images()
     clf = IncrementalClassifier(size=40).fit(x, y, sample_weight=np.full(len(x), 100.0))

@@ -109,7 +109,8 @@ def looks_mirrored(features: PatchFeatures, x: Tensor) -> bool:
     halves = difference[::2], difference[1::2]
     right = 0
     for learned, asked in (halves, halves[::-1]):
-        scale = learned.std(0).clamp(min=1e-12)
+        # Copies of one image do not vary at all.
+        scale = learned.std(0).clamp(min=max(1e-12, 1e-6 * float(learned.square().mean().sqrt())))
         learned, asked = learned / scale, asked / scale
         kernel = learned @ learned.T / learned.shape[1]
         kernel.diagonal().add_(0.1)
