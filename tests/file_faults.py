@@ -60,7 +60,7 @@ def attempt(work: Callable[[], object], folder: Path, kind: str = "", number: in
         except SystemExit as error:
             code = int(error.code or 0)
         except (InputError, OSError) as error:  # what the library raises, as its callers see it
-            print(error, file=sys.stderr)
+            print(f"rwalk: {error}", file=sys.stderr)
             code = 2
         except BaseException as error:
             print(f"Traceback: {type(error).__name__}: {error}", file=sys.stderr)
@@ -240,8 +240,8 @@ def main(base: Path, command: str, step: int) -> None:
             wrong = ""
             if done.code not in (0, 1, 2) or any("Traceback" in line for line in lines):
                 wrong = f"exit code {done.code}: {' | '.join(lines[-3:])}"
-            elif done.code and len(lines) != 1:
-                wrong = f"{len(lines)} lines: {' | '.join(lines)}"
+            elif done.code and not (lines and all(line.startswith("rwalk: ") for line in lines)):
+                wrong = f"{len(lines)} lines: {' | '.join(lines)}"  # each of ours: remarks, and what went wrong
             wrong = wrong or subject.fault(folder, before, done)
             faults += [f"{kind} {number}: {wrong}"] if wrong else []
         seconds = round(time.monotonic() - begun)

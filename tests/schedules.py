@@ -123,6 +123,8 @@ def schedule(folder: Path, chance: random.Random, expected: bytes) -> Counter[st
         counts[kind] += 1
         time.sleep(chance.uniform(0, 0.4))
         check()
+    for each in processes:  # all of them: one that is stopped may hold the lock that another waits for
+        each.signal(signal.SIGCONT)
     for each in processes:
         code = each.end()
         said = each.log.read_text()

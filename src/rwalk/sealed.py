@@ -57,10 +57,14 @@ def forms(file: Any) -> dict[str, Form]:
 
 def write(path: Path, kind: str, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """All of it or nothing, and on the disk when this returns."""
+    _save(path, tensors, metadata(kind, json.dumps(record), tensors))
+
+
+def _save(path: Path, tensors: Mapping[str, Tensor], about: dict[str, str]) -> None:
     try:
         with replacing(path) as beside:
             rights = beside.stat().st_mode  # safetensors makes a file that only its owner may read
-            save_file(dict(tensors), beside, metadata(kind, json.dumps(record), tensors))
+            save_file(dict(tensors), beside, about)
             beside.chmod(rights)
     except SafetensorError as error:
         raise InputError(f"cannot write {path}: {first_line(error)}") from error
@@ -91,10 +95,7 @@ def annotate(path: Path, note: Mapping[str, Any]) -> None:
     """Write a note into a file that is there already; whoever does not ask for it does not see it."""
     found, tensors = read(path)
     text = json.dumps(note)
-    with replacing(path) as beside:
-        rights = beside.stat().st_mode
-        save_file(tensors, beside, {**found, NOTE: text, f"{NOTE}.sha256": _checksum(text, {})})
-        beside.chmod(rights)
+    _save(path, tensors, {**found, NOTE: text, f"{NOTE}.sha256": _checksum(text, {})})
 
 
 def note_of(path: Path) -> dict[str, Any] | None:
