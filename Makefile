@@ -68,7 +68,7 @@ test-faults: $(READY)
 
 # Every loader for so many seconds; atheris is installed for this alone.
 SECONDS ?= 60
-LOADERS := record tensors guard classifier rows study npz table pickle idx
+LOADERS := record tensors guard classifier sums rows study npz table packed parquet image form pickle idx
 fuzz: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
 	@set -e; for loader in $(LOADERS); do echo "── $$loader"; \

@@ -8,6 +8,7 @@ leaves the bytes that led there in a file called crash-….
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import atheris
@@ -23,19 +25,27 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 with atheris.instrument_imports(include=["rwalk"]):
     import little
     from rwalk import Fleet, InputError, MemorySpec, Training, learner, sealed
-    from rwalk.classifier import IncrementalClassifier
+    from rwalk.classifier import IncrementalClassifier, closed_form_files
     from rwalk.classifier import network_files as classifier_files
     from rwalk.data import datasets
+    from rwalk.data.datasets.columns import every_row
+    from rwalk.data.datasets.images import FORMATS, form_of, read_image
     from rwalk.data.datasets.mnist import read_idx
     from rwalk.data.datasets.pickles import unpickled
+    from rwalk.data.datasets.survey import survey
+    from rwalk.data.portions import form_from_json
+    from rwalk.files import parse_json
     from rwalk.guard import Guard
     from rwalk.guard import io as guard_files
     from rwalk.studies import Study, checkpoint
     from rwalk.studies.store import Store, read_rows
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import safetensors.torch
 import torch
+from PIL import Image
 from torch import nn
 
 FOLDER = Path(tempfile.mkdtemp())
@@ -172,10 +182,49 @@ def npz(data: bytes) -> None:
 
 
 def table(data: bytes) -> None:
-    """A CSV file."""
+    """A CSV file, as it is learned and as it is read again by a model of other files."""
     path = FOLDER / "table.csv"
     path.write_bytes(data)
+    with warnings.catch_warnings(action="ignore"):
+        for _ in every_row(FORM, [path], labelled=True):
+            pass
+        datasets.load(str(path))
+
+
+def packed(data: bytes) -> None:
+    """A compressed CSV file."""
+    path = FOLDER / "table.csv.gz"
+    path.write_bytes(data)
+    with warnings.catch_warnings(action="ignore"):
+        datasets.load(str(path))
+
+
+def parquet(data: bytes) -> None:
+    """A Parquet file."""
+    path = FOLDER / "table.parquet"
+    path.write_bytes(data)
     datasets.load(str(path))
+
+
+def image(data: bytes) -> None:
+    """An image of any kind."""
+    for suffix in FORMATS:
+        path = FOLDER / f"image{suffix}"
+        path.write_bytes(data)
+        with suppress(InputError):
+            form_of([path])
+            read_image(path)
+
+
+def form(data: bytes) -> None:
+    """How files become inputs, as a model's note says."""
+    with suppress(ValueError, LookupError, TypeError, ArithmeticError, AttributeError):
+        form_from_json(parse_json(data))
+
+
+def sums(data: bytes) -> None:
+    """A classifier in closed form."""
+    IncrementalClassifier.load(sealed_again(closed_form_files.FORMAT, data))
 
 
 def pickle(data: bytes) -> None:
@@ -189,6 +238,37 @@ def pickle(data: bytes) -> None:
 def idx(data: bytes) -> None:
     """MNIST's files, after their checksum."""
     read_idx(data, "train-images")
+
+
+TABLE = b"age,colour,price,label\n1,red,$2,a\n2,blue,$3,b\n3,red,$1,a\n4,,$4,b\n"
+(FOLDER / "first.csv").write_bytes(TABLE)
+FORM = survey([FOLDER / "first.csv"], datasets.Reading(missing="fill"))
+
+
+def closed_forms() -> list[bytes]:
+    x = np.random.default_rng(0).normal(size=(12, 2))
+    seeds = []
+    for warm_up in (4, 100):
+        learned = IncrementalClassifier(size=4, warm_up=warm_up).fit(x, ["a", "b"] * 6)
+        learned.save(FOLDER / "sums.safetensors")
+        seeds += taken_apart(FOLDER / "sums.safetensors")
+    return seeds
+
+
+def images() -> list[bytes]:
+    pixels, seeds = Image.new("RGBA", (3, 2), (1, 2, 3, 4)), []
+    for kind, mode in (("PNG", "RGBA"), ("PNG", "P"), ("GIF", "P"), ("TIFF", "L"), ("BMP", "RGB"), ("PPM", "RGB")):
+        file = io.BytesIO()
+        pixels.convert(mode).save(file, kind)
+        seeds.append(file.getvalue())
+    return seeds
+
+
+def tables() -> bytes:
+    file = io.BytesIO()
+    columns = {"x": [1.0, 2.0, 3.0, 4.0], "label": ["a", "b", "a", "b"]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), file)
+    return file.getvalue()
 
 
 def arrays() -> bytes:
@@ -205,7 +285,20 @@ LOADERS: dict[str, tuple[Callable[[bytes], None], list[bytes]]] = {
     "rows": (rows, [b'{"hash": "x", "method": "pi", "lam": 1.0, "seed": 0}\n']),
     "study": (study, [json.dumps(little.study(seeds=1).describe()).encode()]),
     "npz": (npz, [arrays()]),
-    "table": (table, [b"age,colour,label\n1,red,a\n2,blue,b\n3,red,a\n4,,b\n"]),
+    "table": (
+        table,
+        [
+            TABLE,
+            TABLE.replace(b",", b";").replace(b"$", b"1.000,"),
+            TABLE.replace(b"$", b"1%").decode().encode("utf-16"),
+            b",x,class\n0,\xe4,a\n1,5,b\n2,1e9,a\n",
+        ],
+    ),
+    "packed": (packed, [gzip.compress(TABLE)]),
+    "parquet": (parquet, [tables()]),
+    "image": (image, images()),
+    "form": (form, [json.dumps(FORM.to_json()).encode(), b'{"kind": "images", "shape": [3, 8, 8], "size": null}']),
+    "sums": (sums, closed_forms()),
     "pickle": (pickle, [b"\x80\x02}q\x00U\x04dataq\x01]s."]),
     "idx": (idx, [b"\x00\x00\x08\x01\x00\x00\x00\x02ab"]),
 }
