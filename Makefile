@@ -4,11 +4,15 @@
 # make release-check  build, check and try out what would be published
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Three kinds of pins. `make run` and `make test` install files whose hashes are known (HASHED), and torch, whose build
+# depends on the machine, by its version alone. Targets that need more install versions of constraints.txt (INSTALL).
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation
+INSTALL := $(PIP) -c constraints.txt
+HASHED := $(PIP) --require-hashes --no-deps -r
 RUNNABLE := .venv/.runnable
 READY := .venv/.ready
 
-.PHONY: run test test-slow test-report test-trackers test-kernels test-ray test-everywhere test-faults docs fuzz bench release-check clean
+.PHONY: run test test-slow test-report test-trackers test-kernels test-ray test-everywhere test-faults docs fuzz bench release-check pins clean
 
 run: $(RUNNABLE)
 	$(BIN)/rwalk run
@@ -24,13 +28,13 @@ test-slow: $(READY)
 
 # The report in Chromium with axe-core, which npm brings for this alone: no violation, wide and narrow, light and dark.
 test-report: $(READY)
-	npm install --silent --no-save --prefix build/axe axe-core@4
+	npm install --silent --no-save --prefix build/axe axe-core@4.14.0
 	AXE=build/axe/node_modules/axe-core/axe.min.js $(BIN)/python -m pytest tests/test_report_page.py
 
-# TensorBoard's event reader, an MLflow client on a real server, W&B's offline files; installed for this alone. Without
-# our pins, because MLflow wants older versions of pandas and pyarrow: `make clean` goes back to ours.
+# TensorBoard's event reader, an MLflow client on a real server, W&B's offline files; installed for this alone, with pins
+# of their own, because MLflow wants an older version of pyarrow: `make clean` goes back to ours.
 test-trackers: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[tensorboard,mlflow,wandb]'
+	$(PIP) -c requirements/trackers.txt -e '.[tensorboard,mlflow,wandb]'
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/test_trackers.py
 
 # The site; a warning is an error. Sphinx and what the examples need are installed for this alone.
@@ -70,7 +74,7 @@ test-faults: $(READY)
 SECONDS ?= 60
 LOADERS := record tensors guard classifier sums rows study npz table packed parquet image form pickle idx
 fuzz: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
+	$(INSTALL) atheris
 	@set -e; for loader in $(LOADERS); do echo "── $$loader"; \
 		$(BIN)/python tests/fuzz/loaders.py $$loader -max_total_time=$(SECONDS) -verbosity=0; done
 
@@ -81,19 +85,35 @@ bench: $(READY)
 release-check: $(READY)
 	$(INSTALL) build twine
 	rm -rf dist
-	$(BIN)/python -m build --quiet
+	$(BIN)/python -m build --quiet --no-isolation
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/python tests/wheel_smoke.py dist/*.whl
 
+# The hashes of everything but torch and the libraries of NVIDIA that some of its builds need: again, after a change of
+# pyproject.toml or constraints.txt. tests/test_pins.py compares the three.
+UNHASHED := torch triton cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix nvidia-,cublas cuda-cupti cuda-nvrtc \
+	cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
+LOCK := $(BIN)/uv pip compile --quiet pyproject.toml --universal --python-version 3.11 --no-header --no-annotate
+pins: $(READY)
+	$(INSTALL) uv
+	mkdir -p build && grep -v '^triton' constraints.txt > build/pins.txt && printf 'hatchling\neditables\n' > build/build.in
+	$(LOCK) build/build.in --extra report --generate-hashes -c build/pins.txt \
+		$(addprefix --no-emit-package ,$(UNHASHED)) -o requirements/run.txt
+	$(LOCK) build/build.in --extra dev --generate-hashes -c build/pins.txt \
+		$(addprefix --no-emit-package ,$(UNHASHED)) -o requirements/dev.txt
+	$(LOCK) --extra dev --extra mlflow --extra wandb --no-emit-package torch -o requirements/trackers.txt
+
 # Installed once; again only when what to install has changed. First what the demonstration needs, then the rest.
-$(RUNNABLE): pyproject.toml constraints.txt
+$(RUNNABLE): pyproject.toml constraints.txt requirements/run.txt requirements/dev.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rwalk needs Python 3.11 or newer; set PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(INSTALL) -e '.[report]'
+	$(HASHED) requirements/run.txt
+	$(INSTALL) torch
+	$(PIP) --no-deps -e .
 	touch $@
 
 $(READY): $(RUNNABLE)
-	$(INSTALL) -e '.[dev]'
+	$(HASHED) requirements/dev.txt
 	touch $@
 
 clean:
