@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -279,6 +280,40 @@ def test_names_that_the_terminal_cannot_show_are_escaped(surroundings: Path) -> 
     done = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert (done.returncode, b"Traceback" in done.stderr) == (0, False), done.stderr
     assert b"caf\\udce9, na\\xefve" in done.stdout
+
+
+def test_a_folder_learned_twice_still_predicts(rwalk: Rwalk, surroundings: Path, quiet: None) -> None:
+    digits(surroundings / "week", slice(0, 60))
+    assert rwalk("fit", "week", "--size=8", "--out=clf.safetensors").code == 0
+    again = rwalk("fit", "week", "--continue=clf.safetensors")
+    assert again.code == 0 and "60 examples learned, 120 in all" in again.out
+    scored = rwalk("predict", "clf.safetensors", "week", "--score", "--out=p.csv")
+    assert scored.code == 0 and len(table("p.csv")) == 60
+    assert np.mean([Path(row["file"]).parent.name == row["label"] for row in table("p.csv")]) > 0.9
+
+
+def test_a_terminal_shows_at_once_what_is_read(surroundings: Path) -> None:
+    """The first characters come before torch, which takes seconds, is imported; nothing of them is left."""
+    wine("train.csv", slice(0, 60))
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-X", "importtime", "-m", "rwalk", "fit", "train.csv", "--out=clf.safetensors"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            part = os.read(ours, 1 << 16)
+        except OSError:  # the process has closed the terminal
+            break
+        if not part:
+            break
+        shown += part
+    os.close(ours)
+    assert process.wait() == 0
+    imported = re.search(rb"\|\s+torch\r", shown)
+    assert imported is not None and -1 < shown.find(b"rwalk: reading train.csv") < imported.start()
+    assert b"rwalk: numbers: alcohol" in shown
 
 
 def test_arrays_that_are_no_examples_are_refused(rwalk: Rwalk) -> None:

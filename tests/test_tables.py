@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_iris, load_wine
 
-from rwalk import Dataset
+from rwalk import Dataset, IncrementalClassifier
 from rwalk.data.datasets import Reading, columns, load
 from rwalk.data.datasets.columns import TableForm, every_row
 from rwalk.data.datasets.survey import look_at, survey
@@ -514,6 +514,56 @@ def test_parquet_of_many_types(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
     with refused(str(path), "cannot be read as a table"):
         load(str(path))
+
+
+# ── DataFrames ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda pd: ["red", "blue"] * 4, "column 'odd' holds 'red', which is no number"),
+        (lambda pd: pd.Categorical(["red", "blue"] * 4), "column 'odd' holds 'red', which is no number"),
+        (lambda pd: pd.date_range("2024-01-01", periods=8), "column 'odd' holds dates"),
+        (lambda pd: pd.to_timedelta(range(8), unit="s"), "column 'odd' holds durations"),
+        (lambda pd: np.arange(8) * 1j, "column 'odd' holds complex numbers"),
+        (lambda pd: [0.5, np.nan] * 4, "row 2 has no value in column 'odd'"),
+        (lambda pd: pd.array([1, None] * 4, dtype="Int64"), "row 2 has no value in column 'odd'"),
+        (lambda pd: [None, "red"] * 4, "row 1 has no value in column 'odd'"),
+    ],
+)
+def test_a_frames_column_that_is_not_numbers_is_named(make, message: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"x": np.arange(8.0), "odd": make(pandas)})
+    for classifier in (IncrementalClassifier(size=4), IncrementalClassifier(method="rwalk", memory=2, epochs=1)):
+        with refused(message):
+            classifier.fit(frame, ["a", "b"] * 4)
+        assert not hasattr(classifier, "classes_")
+
+
+def test_a_frames_column_of_numbers_is_read_whatever_its_type() -> None:
+    pandas = pytest.importorskip("pandas")
+    values = [3, 1, 4, 1, 5, 9, 2, 6]
+    kinds = [values, pandas.array(values, dtype="Int64"), pandas.Categorical(values), [*map(str, values)]]
+    coefficients = []
+    for column in kinds:
+        frame = pandas.DataFrame({"x": np.arange(8.0), "n": column})
+        coefficients.append(IncrementalClassifier(size=4).fit(frame, ["a", "b"] * 4).coef_)
+    for other in coefficients[1:]:
+        np.testing.assert_array_equal(other, coefficients[0])
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.ones((4, 2)) * 1j, "Complex data not supported"),
+        (np.zeros(4, dtype=[("a", "f4"), ("b", "f4")]), "inputs are records"),
+        (np.zeros((4, 2), dtype="datetime64[s]"), "inputs are dates"),
+    ],
+)
+def test_arrays_that_are_no_numbers_are_one_line(x: Any, message: str) -> None:
+    with refused(message):
+        IncrementalClassifier(size=4).fit(x, ["a", "b"] * 2)
 
 
 # ── Hugging Face's library ────────────────────────────────────────────────────────────────────────────────

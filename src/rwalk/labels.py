@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rwalk.errors import InputError
 
+UNUSABLE = {"M": "dates", "m": "durations", "c": "complex numbers", "V": "records"}  # as inputs
 KINDS = {"U": "strings", "S": "bytes", "M": "times", "m": "durations"}  # of labels, by NumPy's letters
 
 
@@ -40,6 +41,39 @@ def array(values: Any) -> Any:
     if (kind := _extended(values)) in ("i", "u") and not values.isna().any():
         return values.to_numpy(dtype=np.int64 if kind == "i" else np.uint64)  # scikit-learn would make them floats
     return values
+
+
+def inputs(X: Any) -> Any:
+    """Inputs for scikit-learn; what no numbers can be made of is refused here, in a DataFrame by its column."""
+    if hasattr(X, "columns") and hasattr(X, "iloc"):
+        for place, name in enumerate(X.columns):
+            _check_column(name, X.iloc[:, place])
+    X = array(X)
+    if isinstance(X, np.ndarray) and X.dtype.kind in UNUSABLE:
+        if X.dtype.kind == "c":
+            raise InputError(
+                "Complex data not supported: give real numbers"
+            )  # in the words of scikit-learn's checks
+        raise InputError(f"inputs are {UNUSABLE[X.dtype.kind]}: give numbers")
+    return X
+
+
+def _check_column(name: Any, column: Any) -> None:
+    """Refuse a DataFrame's column that is not numbers, or lacks some."""
+    if (kind := getattr(column.dtype, "kind", "O")) in UNUSABLE:
+        raise InputError(f"column {name!r} holds {UNUSABLE[kind]}: turn it into numbers, or leave it out")
+    if (missing := np.asarray(column.isna())).any():
+        row = int(missing.argmax()) + 1
+        raise InputError(f"row {row} has no value in column {name!r}: fill it in, or leave the row or column out")
+    if kind not in "biuf":
+        for value in column.unique():
+            try:
+                float(value)
+            except (TypeError, ValueError):
+                raise InputError(
+                    f"column {name!r} holds {str(value)[:40]!r}, which is no number: turn its values into numbers "
+                    "(pandas.get_dummies), or leave it out"
+                ) from None
 
 
 def _extended(values: Any) -> str | None:

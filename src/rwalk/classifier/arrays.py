@@ -16,7 +16,7 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor
 
 from rwalk.errors import InputError, first_line
-from rwalk.labels import array, labels_of, merged, one_line
+from rwalk.labels import array, inputs, labels_of, merged, one_line
 
 TORCH_READS = (np.float32, np.float64, np.float16, np.uint8, np.int16, np.int32, np.int64, np.bool_)
 
@@ -140,7 +140,7 @@ class ArrayClassifier(ClassifierMixin, ArrayEstimator):  # type: ignore[misc]
 
 def _dense(X: Any) -> Any:
     """Inputs for scikit-learn's checks; sparse ones as arrays."""
-    return X.toarray() if issparse(X) else array(X)
+    return X.toarray() if issparse(X) else inputs(X)
 
 
 def _tensor(x: NDArray[Any]) -> Tensor:
