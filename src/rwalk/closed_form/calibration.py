@@ -27,6 +27,7 @@ from rwalk.closed_form.statistics import Centred
 ENOUGH = 50  # examples left out, to measure anything with
 HOLDBACK = 0.03  # λ of distances, relative to a feature's variance
 SHARPEST = 150.0
+NUMBERS = 1_000_000  # scores that are looked at, at most
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ def left_out_scores(
 
 def certainty(scores: Tensor, y: Tensor, weight: Tensor, share: Tensor) -> Certainty:
     """The t and a under which these labels are most probable, by weights that sum to 1."""
-    scores, y, weight, prior = scores.cpu(), y.cpu(), weight.cpu(), share.log().cpu()
+    some = slice(max(ENOUGH, NUMBERS // len(share)))
+    scores, y, weight, prior = scores[some].cpu(), y[some].cpu(), weight[some].cpu(), share.log().cpu()
     if prior.max() - prior.min() < 1e-9:
         prior = torch.zeros_like(prior)
     at = torch.tensor([2.0, 0.0], dtype=torch.float64, requires_grad=True)

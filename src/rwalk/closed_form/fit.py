@@ -27,6 +27,7 @@ from rwalk.closed_form.updates import SHARE, Updates
 from rwalk.errors import InputError
 
 SOLVERS = ("ridge", "lda")
+MOST_CLASSES = 1000
 MOST_LEVERAGE = 0.95  # beyond it, an approximation by the mean has no meaning
 
 
@@ -117,7 +118,8 @@ class Fit:
             self.centred.weight / total
         )
         kept = (removed < 0.999 * weights[sample.y]) & seen[sample.y]
-        if sample.seen < 0.5 * total or float(sums["targets"][drawn].sum()) < 0.9 * total:
+        covered = float(sums["targets"][drawn].sum())
+        if sample.seen < 0.5 * total or (sample.seen < 0.99 * total and covered < 0.9 * total):
             kept = torch.zeros_like(kept)
         sample = sample.rows(kept)
         return sample._replace(y=(seen.cumsum(0) - 1)[sample.y]), removed[kept]
@@ -155,6 +157,8 @@ class Fit:
     def _reckoned_sharpness(self) -> float:
         centred, solution = self.centred, self.solution
         sums, weights, seen = self.classes
+        if int(seen.sum()) > MOST_CLASSES:  # the largest ones will do
+            seen = torch.zeros_like(seen).index_fill_(0, weights.topk(MOST_CLASSES).indices, True)
         leverage = 0.0  # discriminants are no regression: what an example does to its own is not known
         if self.rule.solver == "ridge":
             own = freedom(centred, self.counted.map.blocks, solution.ridge) + 1
