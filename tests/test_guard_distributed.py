@@ -132,6 +132,22 @@ def alone(rank: int) -> Outcome:
     return {"drift": torch.tensor([reading.drift for reading in guard.report().readings])}
 
 
+def with_batch_norm(rank: int) -> Outcome:
+    """Each rank ends with statistics of its own batches, and finds another drift with them."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).double()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    guard = Guard(model, optimizer, probes=batches(9, 0, 1)[0][0], budget=0.001)
+    for x, y in batches(1, rank, 2):
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    report = guard.finish()
+    theta = torch.cat([each.flatten() for each in whole(net)])
+    return {"theta": theta, "left": torch.tensor(report.left), "drift": torch.tensor(guard.drift())}
+
+
 def other_probes(rank: int) -> Outcome:
     model = replicated(network(outputs=3))
     try:
@@ -190,6 +206,7 @@ def work(rank: int, folder: Path) -> None:
     torch.save(communication(), folder / f"communication-{rank}")
     for wrapper, wrap in WRAPPERS.items():
         torch.save(anchored(wrap, rank, folder), folder / f"anchored-{wrapper}-{rank}")
+    torch.save(with_batch_norm(rank), folder / f"batch-norm-{rank}")
     torch.save(alone(rank), folder / f"alone-{rank}")
     torch.save({**other_probes(rank), **bucket_views()}, folder / f"replicas-{rank}")
     dist.destroy_process_group()
@@ -228,6 +245,13 @@ def test_replicas_with_an_anchor_and_a_budget_stay_the_same(wrapper: str, outcom
     one, other = (torch.load(outcomes / f"anchored-{wrapper}-{rank}") for rank in range(2))
     assert torch.equal(one["theta"], other["theta"]) and bool(one["theta"].isfinite().all())
     assert 0 < one["drift"] <= 0.001
+
+
+def test_replicas_with_batch_norm_are_rewound_alike(outcomes: Path) -> None:
+    one, other = (torch.load(outcomes / f"batch-norm-{rank}") for rank in range(2))
+    assert 0 < one["left"] < 1 and one["drift"] != other["drift"]
+    assert torch.equal(one["theta"], other["theta"])
+    assert max(one["drift"], other["drift"]) <= 0.001
 
 
 def test_processes_with_models_of_their_own_do_not_mix_readings(outcomes: Path) -> None:

@@ -23,6 +23,7 @@ from rwalk.guard import io, options, select, watch
 from rwalk.guard.drift import anchor as anchors
 from rwalk.guard.drift.anchor import Anchor
 from rwalk.guard.drift.autocast import TrainingAutocast
+from rwalk.guard.drift.batches import device_of
 from rwalk.guard.drift.controller import Controller
 from rwalk.guard.drift.probes import Probes, weighted_mean
 from rwalk.guard.drift.reference import Reference
@@ -371,6 +372,15 @@ class Guard:
             [each.drift(self._inner) for each in self._sets], [each.examples for each in self._sets]
         )
 
+    def _worst_drift(self) -> float:
+        """The largest drift of all replicas, whose batch norms differ: all of them must move alike."""
+        group, ranks = anchors.replicas(self.model)
+        if ranks == 1:
+            return self.drift()
+        drift = torch.tensor(self.drift(), dtype=torch.float64, device=device_of(self.model))
+        dist.all_reduce(drift, dist.ReduceOp.MAX, group)
+        return float(drift)
+
     @torch.no_grad()
     def rewind(self, budget: float | None = None) -> float:
         """Interpolate weights towards the old ones until the drift is within a budget, no further than needed.
@@ -386,7 +396,7 @@ class Guard:
     def _rewind(self, budget: float) -> float:
         assert self._reference is not None
         with self._learned.moved():
-            left = self._reference.rewind(self.model, lambda: self.drift() <= budget)
+            left = self._reference.rewind(self.model, lambda: self._worst_drift() <= budget)
         if left is None:
             watch.warn(
                 f"the budget of {budget:g} cannot be kept: drift is {self.drift():.3g}, and beyond it even with "
