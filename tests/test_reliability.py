@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ PAGE = TESTS.parent / "docs" / "reliability.md"
 NAMED = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)+…?(?:\[[^\]]*\])?|[a-z0-9_]*…[a-z0-9_]+")
 
 
+@cache
 def known_tests() -> dict[str, set[str]]:
     found = {}
     for path in TESTS.glob("test_*.py"):
