@@ -10,6 +10,7 @@ import hashlib
 import math
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,9 +103,10 @@ def _named(name: str) -> Any:
     """A pretrained encoder by its name: "wordllama", "timm:MODEL", or a model of sentence-transformers."""
     try:
         if name == "wordllama":
-            from wordllama import WordLlama  # type: ignore[import-not-found]
+            import wordllama  # type: ignore[import-not-found]
 
-            return WordLlama.load()
+            # Its wheel has the tokenizer, but it looks for it in a cache only: nothing need be downloaded.
+            return wordllama.WordLlama.load(cache_dir=Path(wordllama.__file__).parent, disable_download=True)
         if name.startswith("timm:"):
             import timm  # type: ignore[import-not-found]
 
