@@ -21,6 +21,7 @@ from rwalk.guard.step.penalty import step_size
 from rwalk.methods.base import require
 
 LONGEST = 4.0  # a pull is at most this many times as long as the task's gradient
+FAR = 0.1  # drift from which on pulls may be longer, up to `every` times, because short ones did not hold the model
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def pulls(
         return {}
     length, pushed = _lengths(slopes)
     factor = controller.weight(anchor.weight, drift.device) * anchor.every
-    bound = bounded(drift, length, pushed, anchor.every, _step_size(optimizer))
+    bound = bounded(drift, length, pushed, anchor.every, _step_size(optimizer), controller.budget is not None)
     controller.read(step, reading, anchor.weight, bound / anchor.every)
     weight = torch.minimum(factor, bound)
     return {parameter: slope.mul_(weight.to(slope.dtype))[None] for parameter, slope in slopes.items()}
@@ -147,7 +148,9 @@ def _averaged(
     return drift, slopes
 
 
-def bounded(drift: Tensor, pull: Tensor, gradient: Tensor, every: int, step_size: float | None) -> Tensor:
+def bounded(
+    drift: Tensor, pull: Tensor, gradient: Tensor, every: int, step_size: float | None, strict: bool = False
+) -> Tensor:
     """The largest factor of a pull (weight × every) that does no harm.
 
     Args:
@@ -157,14 +160,17 @@ def bounded(drift: Tensor, pull: Tensor, gradient: Tensor, every: int, step_size
         every: steps from one pull to the next.
         step_size: how far a steady unit gradient moves a parameter per step; None for optimizers whose steps do
             not grow with the gradient.
+        strict: whether there is a budget to keep, for which a pull may be as long as all steps it stands for.
 
     >>> one = torch.tensor(1.0)
     >>> [float(bounded(one, one, one, 8, size)) for size in (None, 0.1, 1.0)]
     [32.0, 4.0, 2.0]
+    >>> [float(bounded(0.04 * one, one, one, 8, None, strict)) for strict in (False, True)]
+    [4.0, 32.0]
     """
     longest = LONGEST * gradient / pull.clamp(min=1e-30)
     if step_size is None:
-        return longest * every
+        return longest * (every if strict else (drift / FAR).clamp(1.0, every))
     # A step that is proportional to the gradient grows with the pull. It need not go beyond drift 0.
     return longest.minimum(2 * drift.clamp(min=0) / (step_size * pull.square()).clamp(min=1e-30))
 
