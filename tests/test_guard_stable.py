@@ -58,10 +58,14 @@ def old_accuracy(make: Make, method: Method | Anchor | None, seed: int) -> float
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
     optimizer = make(model.parameters())
-    guard = None if method is None else Guard(model, optimizer, method)
+    anchored = isinstance(method, Anchor)
+    guard = None if method is None or anchored else Guard(model, optimizer, method)
     old, new = task(0, seed), task(1, seed)
     train(model, optimizer, *old)
-    if guard is not None:
+    if anchored:
+        optimizer = make(model.parameters())
+        guard = Guard(model, optimizer, method, probes=old[0])
+    elif guard is not None:
         consolidate(guard, model, *old)
         optimizer = make(model.parameters())
         guard.attach(optimizer)
