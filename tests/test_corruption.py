@@ -92,7 +92,7 @@ def test_reference_out_of_range_is_trained_again(content: str, tmp_path: Path) -
     study = little.study(methods=["vanilla"], seeds=1, reference="final", cache=tmp_path)
     (spec,) = study.references()
     cache = ReferenceCache(study._context(None), tmp_path)
-    path = cache._file(spec)
+    path = cache._file(spec, without=False)
     path.parent.mkdir()
     path.write_text(content)
     assert cache.recall(spec) is None

@@ -150,7 +150,7 @@ def test_optimizers_are_told_from_their_wrappers_with_and_without_torchs_mark(
         assert not private_torch.calls_step_hooks(Alien(optimizer))
     model = torch.nn.Linear(3, 2)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert Guard(model, Around(inner)).optimizer is inner
+    assert Guard(model, Around(inner), "rwalk").optimizer is inner
     with pytest.raises(InputError, match="Alien calls no step hooks"):
-        Guard(model, Alien(inner))
+        Guard(model, Alien(inner), "rwalk")
     assert len(said(caplog)) == (0 if marked else 1)

@@ -124,7 +124,8 @@ class ArrayClassifier(ClassifierMixin, ArrayEstimator):  # type: ignore[misc]
 
     def predict_log_proba(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
         """Logarithms of `predict_proba`."""
-        probability: NDArray[np.float64] = (self._sharpness() * self._scores(X)).log_softmax(1).numpy()
+        scores = self._scores(X)
+        probability: NDArray[np.float64] = (self._sharpness() * scores).log_softmax(1).numpy()
         return probability
 
     def score(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> float:

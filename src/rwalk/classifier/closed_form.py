@@ -75,8 +75,8 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
             model.warn_outside(x, [*getattr(self, "feature_names_in_", [])])
         model.learn(Examples(x, columns_of(labels, every), weight))
         drift = {} if model.counted is None else model.counted.drift
-        labels = every.tolist()
-        self.moved_ = {labels[column]: moved for column, moved in drift.items()}
+        names = every.tolist()
+        self.moved_ = {names[column]: moved for column, moved in drift.items()}
         self._model, self.classes_, self.input_shape_ = model, every, model.shape
         self._note(afresh, x, labels, weight)
         return self

@@ -39,6 +39,7 @@ class Store:
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         self.study_file = self.folder / "study.json"
+        self._begun = False  # whether study.json was there, so that its absence means that it was removed
         self.rows_file = self.folder / "runs.jsonl"
         self.checkpoints = self.folder / "checkpoints"
 
@@ -51,6 +52,7 @@ class Store:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 held.enter_context(self._alone())
                 self._check_is_ours(study)
+                self._begun = True
                 if not self.study_file.exists() or self.study()["hash"] != study["hash"]:
                     self._complete_rows()
                     self._describe(study)
@@ -68,7 +70,7 @@ class Store:
     def _adding(self) -> Iterator[None]:
         """Rows are only written into the folder that the study was begun in."""
         with self._writing():
-            if not self.study_file.exists():
+            if self._begun and not self.study_file.exists():
                 raise InputError(
                     f"{self.folder} was removed, or its study.json, while its runs were trained: their results "
                     "cannot be kept; the same command begins again"
@@ -241,6 +243,7 @@ class SharedStore(Store):
         with self._writing():
             self._check_is_ours(study)
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._begun = True
             with self._locked(patience=10.0):  # no process has it exclusively
                 if not self.study_file.exists():
                     self._describe(study)

@@ -105,8 +105,8 @@ def checks_of_learner(subject: Subject) -> Iterator[Check]:
         for name, check in listed(each, f"{subject.name} with {what}", *checks):
             yield f"{name} with {what}", check
     calls = (what_is_unpickled_trains_the_same, two_calls_of_an_estimator_may_have_a_file_between_them)
-    yield from listed(trial, subject.name, *calls)
     yield from listed(subject, subject.name, every_hyper_parameter_can_be_swept, it_can_be_pickled)
+    yield from listed(trial, subject.name, *calls)
     if subject.by_name:
         yield from listed(subject, subject.name, another_process_finds_it)
     if isinstance(part, Loss):

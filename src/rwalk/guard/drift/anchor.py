@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rwalk import private_torch
 from rwalk.errors import InputError
 from rwalk.guard.drift.controller import Controller
 from rwalk.guard.drift.eval_mode import eval_mode
@@ -21,7 +22,7 @@ from rwalk.guard.step.penalty import step_size
 from rwalk.methods.base import require
 
 LONGEST = 4.0  # a pull is at most this many times as long as the task's gradient
-FAR = 0.1  # drift from which on pulls may be longer, up to `every` times, because short ones did not hold the model
+FAR = 0.05  # drift beyond which pulls may be longer, up to `every` times: short ones did not hold the model
 
 
 @dataclass(frozen=True)
@@ -193,5 +194,6 @@ def _lengths(slopes: Mapping[nn.Parameter, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _square(tensors: Iterable[Tensor]) -> Tensor:
-    norms = torch._foreach_norm(list(tensors))
+    kernel, found = private_torch.foreach("norm"), list(tensors)
+    norms = [each.norm() for each in found] if kernel is None else kernel(found)
     return torch.stack([norm.float() for norm in norms]).square().sum()
