@@ -94,7 +94,8 @@ class Controller:
         """All readings; the device is waited for."""
         if not self._readings:
             return ()
-        numbers = torch.stack([reading.cpu() for reading in self._readings]).tolist()
+        device = self._raised.device
+        numbers = torch.stack([reading.to(device) for reading in self._readings]).tolist()
         return tuple(Reading(*at, *each) for at, each in zip(self._steps, numbers, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
