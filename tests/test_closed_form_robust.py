@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from sklearn.datasets import load_digits
 from torch import nn
 
 from rwalk import IncrementalClassifier, IncrementalRegressor, InputError
@@ -235,3 +236,13 @@ def test_files_of_version_0_2_0_open_and_go_on(name: str) -> None:
     np.testing.assert_allclose(clf.decision_function(expected["x"]), expected["scores"], atol=1e-9)
     clf.partial_fit(expected["x"], expected["y"])
     assert clf.score(expected["x"], expected["y"]) > 0.9
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (1, 8, 8), (2, 4, 8), (4, 2, 2, 4)])
+def test_inputs_of_every_shape_are_learned_in_two_calls(shape: tuple[int, ...]) -> None:
+    x, y = load_digits(return_X_y=True)
+    x = x.reshape(-1, *shape)
+    clf = IncrementalClassifier(size=100)
+    for part in (slice(0, 300), slice(300, 600), slice(300, 600)):
+        clf.partial_fit(x[part], y[part])
+    assert clf.score(x[600:], y[600:]) > 0.5

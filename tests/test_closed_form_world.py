@@ -56,6 +56,8 @@ def test_predict_unknown_rejects_the_promised_share(digits: Arrays, six_digits: 
         predicted = six_digits.predict(x, unknown=-1, at=at)
         assert np.mean(predicted[y < 7] == -1) == pytest.approx(at, abs=0.035)  # three deviations of 550 examples
     assert np.mean(six_digits.predict(x, unknown=-1)[y >= 7] == -1) > 0.6
+    named = six_digits.predict(x, unknown="other")  # numbers stay numbers beside it
+    assert {type(label) for label in named} == {int, str} and np.mean(named[y >= 7] == "other") > 0.6
     kept = predicted != -1
     np.testing.assert_array_equal(predicted[kept], six_digits.predict(x)[kept])
 
@@ -82,8 +84,6 @@ def test_novelty_needs_examples_and_says_so() -> None:
         clf.novelty([[0.0]])
     with pytest.raises(InputError, match="no share"):
         clf.predict([[0.0]], unknown=9, at=5)
-    with pytest.raises(InputError, match="labels of one type"):
-        clf.predict([[0.0]], unknown="other")
 
 
 def test_sample_is_the_same_in_any_order_and_any_portions() -> None:

@@ -24,7 +24,7 @@ from rwalk.classifier.closed_form import ClosedFormClassifier
 from rwalk.classifier.families import Family
 from rwalk.classifier.parameters import Parameters
 from rwalk.errors import InputError
-from rwalk.labels import array, merged
+from rwalk.labels import array
 
 
 class IncrementalClassifier(Summable, Parameters):
@@ -161,7 +161,8 @@ class IncrementalClassifier(Summable, Parameters):
 
         Args:
             X: inputs.
-            unknown: a label for inputs that are unlike everything learned; None to name a class in any case.
+            unknown: a label for inputs that are unlike everything learned, of any type; None to name a class in
+                any case.
             at: the share of inputs of known classes that may be called unknown.
         """
         predicted = super().predict(X)
@@ -169,8 +170,10 @@ class IncrementalClassifier(Summable, Parameters):
             return predicted
         if not 0 < at < 1:
             raise InputError(f"at={at!r} is no share: give a number between 0 and 1, such as 0.05")
-        labels = merged(self.classes_, np.array([unknown]))  # 1 is not "1": mixing them is an error
-        return np.where(self.novelty(X) > 1 - at, np.array(unknown, dtype=labels.dtype), predicted)
+        kind = np.array(unknown).dtype
+        alike = (kind.kind in "US") == (predicted.dtype.kind in "US")
+        labels = np.promote_types(kind, predicted.dtype) if alike else np.dtype(object)  # 1 is not "1"
+        return np.where(self.novelty(X) > 1 - at, np.array(unknown, dtype=labels), predicted.astype(labels))
 
     def novelty(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
         """How unlike everything learned these inputs are, between 0 and 1.

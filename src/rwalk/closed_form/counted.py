@@ -218,7 +218,9 @@ class Counted:
         low, high = (each.to(torch.float64) for each in self.range)
         middle = columns_of(x).to(torch.float64).median(dim=0).values.cpu()
         scale = getattr(self.map, "scale", None)
-        unit, far = (high - low, 1.0) if scale is None else (scale.double().cpu(), 4.0)
+        unit, far = high - low, 1.0
+        if scale is not None and scale.shape == middle.shape:  # it has others if images are learned as columns
+            unit, far = scale.double().cpu(), 4.0
         beyond = torch.maximum(middle - high, low - middle) / unit.clamp(min=1e-300)
         return int(beyond.argmax()) if float(beyond.max()) > far else None
 
@@ -342,8 +344,8 @@ def check_inputs(x: Tensor, dtype: torch.dtype) -> None:
 
 
 def columns_of(x: Tensor) -> Tensor:
-    """[m, columns] of vectors, or [m, channels] of anything else."""
-    return x.flatten(2).movedim(1, 2).flatten(0, 1) if x.ndim > 2 else x
+    """[m, columns] of vectors and matrices, [m, channels] of images."""
+    return x.flatten(2).movedim(1, 2).flatten(0, 1) if x.ndim > 3 else x.flatten(1)
 
 
 def range_of(x: Tensor) -> tuple[Tensor, Tensor]:
