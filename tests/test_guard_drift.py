@@ -230,10 +230,12 @@ def test_finish_removes_every_hook_and_the_model_can_be_saved_and_copied() -> No
     assert not model._forward_pre_hooks and not model._forward_hooks
     guard.finish()
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
-    before = copy.deepcopy(model)
-    train(model, optimizer, *task(1), steps=9)
-    plain, again = copy.deepcopy(before), AdamW(before.parameters(), lr=2e-3)
-    assert worst(model, plain) > 0 and again is not None
+    plain = copy.deepcopy(model)
+    unguarded_optimizer = AdamW(plain.parameters(), lr=2e-3)
+    unguarded_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for each, its_optimizer in ((model, optimizer), (plain, unguarded_optimizer)):
+        train(each, its_optimizer, *task(1), steps=9)
+    assert worst(model, plain) == 0.0, "after finish, steps are those of a loop without a guard"
 
 
 def test_copies_of_a_guard_are_refused_in_one_line() -> None:
@@ -332,7 +334,7 @@ def test_a_grown_head_keeps_old_outputs_and_learns_new_ones(budget: float | None
     x, y = task(1)
     train(model, optimizer, x, 4 + y % 2, steps=100)
     guard.finish(0.02)
-    assert guard.drift() <= 0.02 and accuracy(model, 0) < 1.1
+    assert guard.drift() <= 0.02
     with eval_mode(model), torch.no_grad():
         old, _ = task(0)
         assert float((model(old)[:, :4].argmax(1) == task(0)[1]).float().mean()) > 0.8

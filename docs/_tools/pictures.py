@@ -182,23 +182,19 @@ def _trained(x: torch.Tensor, y: torch.Tensor) -> torch.nn.Module:
 
 
 def _learned(
-    model: torch.nn.Module,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    which: torch.Tensor,
-    probes: torch.Tensor,
-    budget: Any,
+    model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, probes: torch.Tensor, budget: float | None
 ) -> list[float]:
     """Train on what is new; the drift after every step."""
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     before = model(probes).detach().log_softmax(-1)
-    if budget is not None:
-        rwalk.Guard(model, optimizer, budget=budget, probes=probes)
+    guard = None if budget is None else rwalk.Guard(model, optimizer, budget=budget, probes=probes)
     found = []
     for _ in range(100):
         _step(model, optimizer, x, y)
         now = model(probes).detach().log_softmax(-1)
         found.append(F.kl_div(now, before, log_target=True, reduction="batchmean").item())
+    if guard is not None:
+        guard.finish()
     return found
 
 

@@ -83,7 +83,7 @@ def _first(loader: Iterable[Batch]) -> list[Batch]:
     return found
 
 
-def accepted(model: nn.Module, found: list[Batch], call: Callable[[nn.Module, Batch], Any]) -> list[Batch]:
+def accepted(model: nn.Module, found: list[Batch]) -> list[Batch]:
     """The batches without what the model does not take: labels beside inputs, and unknown keywords."""
     if isinstance(found[0], Mapping):
         takes = signature(model.forward).parameters

@@ -94,7 +94,7 @@ class Probes:
             if self.own:
                 given = own_samples(model, self.tokenizer, OWN, OWN_TOKENS)
             found = batches.of(given, self.batch, self.tokenizer, self.collate)
-            self.batches = batches.accepted(model, found, self._call)
+            self.batches = batches.accepted(model, found)
             self.given = None
         self.batches = [batches.to(batch, device_of(model)) for batch in self.batches]
 
