@@ -1,84 +1,81 @@
-"""The layers of the house: imports point one way, and folders are the layers."""
+"""Imports inside the package point one way: down the table `LAYERS`."""
 
 from __future__ import annotations
 
 import ast
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 import rwalk
 
 ROOT = Path(rwalk.__file__).parent
-# From the ground up; what stands in one line knows nothing of its neighbours there.
-LAYERS = (
-    ("garbage", "showing"),
-    ("errors",),
-    ("catalogue", "files", "metrics", "private_torch", "registry", "seeds", "threads", "training"),
-    ("sealed", "closed_form", "programs"),
-    ("methods", "data", "augmentations", "classifiers"),
-    ("losses", "projectors", "solvers", "guard"),
-    ("parts", "integrations"),
-    ("learners",),
-    ("engine",),
-    ("labels",),
-    ("studies", "classifier"),
-    ("report", "models"),
-    ("paper", "demonstration"),
-    ("yardsticks",),
-    ("cli", "testing"),
-    ("__main__",),
-)
-LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
-FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+# From the bottom up. A module imports from lower lines only, never from its own line or above.
+LAYERS = """
+garbage showing
+errors
+catalogue files metrics private_torch registry seeds threads training
+sealed closed_form programs
+methods data augmentations classifiers
+losses projectors solvers guard
+parts integrations
+learners
+engine
+labels
+studies classifier
+report models
+paper demonstration
+yardsticks
+cli testing
+__main__
+"""
+LEVEL = {name: level for level, line in enumerate(LAYERS.split("\n")) for name in line.split()}
+CORE = "engine"  # this layer and those below it import torch, numpy and safetensors only
+ALLOWED = {"torch", "numpy", "safetensors", "rwalk", *sys.stdlib_module_names}
+# Adapters to other libraries: a user who imports one has the library.
+ADAPTERS = {"integrations"}
 
 
-def room_of(path: Path) -> str:
-    """The folder, or the file, right under the package."""
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+def sources() -> Iterator[tuple[str, str, ast.Module]]:
+    """Every module of the package: its path, the name directly under `rwalk`, and its syntax tree."""
+    for path in sorted(ROOT.rglob("*.py")):
+        relative = path.relative_to(ROOT)
+        if str(relative) != "__init__.py":
+            yield str(relative), relative.parts[0].removesuffix(".py"), ast.parse(path.read_text(encoding="utf-8"))
 
 
-def imported(path: Path) -> set[str]:
-    """The rooms that a file imports from, wherever in it."""
-    rooms = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module == "rwalk":
-            names = [f"rwalk.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports are absolute here"
-            names = [node.module or ""]
-        else:
+def imports(node: ast.AST) -> list[str]:
+    """The full names of the modules that a statement imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        if node.module == "rwalk" or node.level:
+            return [f"{'.' * node.level or 'rwalk.'}{alias.name}" for alias in node.names]
+        return [node.module or ""]
+    return []
+
+
+def test_imports_of_every_module_point_down() -> None:
+    wrong = []
+    for path, here, tree in sources():
+        if here not in LEVEL:
+            wrong.append(f"{path}: add {here} to a line of LAYERS")
             continue
-        rooms |= {name.split(".")[1] for name in names if name.startswith("rwalk.")}
-    return rooms
+        for name in {name for node in ast.walk(tree) for name in imports(node)}:
+            top, _, rest = name.partition(".")
+            there = rest.partition(".")[0]
+            if not top:
+                wrong.append(f"{path}: write the import of {name} with its full name")
+            elif top == "rwalk" and there not in {"", here} and LEVEL.get(there, len(LEVEL)) >= LEVEL[here]:
+                wrong.append(f"{path} imports rwalk.{there}, which is not below {here}")
+    assert not wrong, "\n".join(sorted(wrong))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_one_way(path: Path) -> None:
-    here = room_of(path)
-    assert here in LEVEL, f"{here} is no room of the house yet: give it a level"
-    for there in imported(path) - {here}:
-        assert LEVEL[there] < LEVEL[here], f"{path.relative_to(ROOT)} imports rwalk.{there}, which stands above it"
-
-
-def test_the_core_needs_torch_numpy_and_safetensors_only() -> None:
-    allowed = {"torch", "numpy", "safetensors", "rwalk"}
-    for path in FILES:
-        if LEVEL[room_of(path)] > LEVEL["engine"] or room_of(path) == "integrations":
+def test_imports_of_the_core_are_torch_numpy_and_safetensors_only() -> None:
+    wrong = []
+    for path, here, tree in sources():
+        if LEVEL.get(here, len(LEVEL)) > LEVEL[CORE] or here in ADAPTERS:
             continue
-        for node in ast.parse(
-            path.read_text(encoding="utf-8")
-        ).body:  # at a module's top: elsewhere is where it is used
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            for name in names:
-                top = name.partition(".")[0]
-                assert top in allowed or _is_pythons(top), f"{path.relative_to(ROOT)} imports {top}"
-
-
-def _is_pythons(module: str) -> bool:
-    import sys
-
-    return module in sys.stdlib_module_names
+        for node in tree.body:  # the top level alone: a function may import others
+            wrong += [f"{path} imports {name}" for name in imports(node) if name.partition(".")[0] not in ALLOWED]
+    assert not wrong, "\n".join(wrong)
