@@ -2,6 +2,7 @@
 # make test           style, types, and the fast tests
 # make docs           the site, in build/docs: every example is run
 # make release-check  build, check and try out what would be published
+# make paper          table 1's MNIST half, and RESULTS.md again
 PYTHON ?= python3
 BIN := .venv/bin
 # Three kinds of pins. `make run` and `make test` install files whose hashes are known (HASHED), and torch, whose build
@@ -12,10 +13,15 @@ HASHED := $(PIP) --require-hashes --no-deps -r
 RUNNABLE := .venv/.runnable
 READY := .venv/.ready
 
-.PHONY: run test test-slow test-report test-trackers test-kernels test-ray test-everywhere test-faults docs fuzz bench release-check pins clean
+.PHONY: run paper test test-slow test-report test-trackers test-kernels test-ray test-everywhere test-faults docs fuzz bench release-check pins clean
 
 run: $(RUNNABLE)
 	$(BIN)/rwalk run
+
+# WHAT=all: every experiment of the paper; on a GPU an hour.
+WHAT ?= table1-mnist
+paper: $(READY)
+	$(BIN)/python -m reproduction $(WHAT)
 
 test: $(READY)
 	$(BIN)/ruff check .

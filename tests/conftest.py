@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import settings
 
-from rwalk.paper import budgets
 from rwalk.programs import compiler_works
 
 # Networks here are tiny: a second thread costs more than it brings, above all where cores are shared.
@@ -26,12 +23,3 @@ def compiler() -> None:
     """For tests of compiled programs; tried when the first of them runs, not whenever tests are collected."""
     if not compiler_works():
         pytest.skip("there is no C++ compiler that works")
-
-
-@pytest.fixture
-def ablations_not_tuned(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """As if nothing that questions wait for had been tuned yet."""
-    left = {name: budget for name, budget in budgets.read(budgets.FILE).items() if "ablation" not in name}
-    file: Path = tmp_path_factory.mktemp("untuned") / "budgets.json"
-    file.write_text(budgets.written(left))
-    monkeypatch.setattr(budgets, "FILE", file)

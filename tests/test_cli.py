@@ -100,6 +100,11 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome, Path
     return tuple(outcomes)
 
 
+def test_reproduce_prints_where_the_experiments_are(rwalk: Rwalk) -> None:
+    code, out, err = rwalk("reproduce", "table1-mnist", "--dry-run")
+    assert (code, out, err.count("\n")) == (2, "", 1) and "python -m reproduction" in err
+
+
 def test_a_study_prints_a_table_a_head_and_writes_its_folder(twice: tuple[Any, ...]) -> None:
     folder, outcome, _, _ = twice
     single, multi = outcome.out.index("Single-head"), outcome.out.index("Multi-head")

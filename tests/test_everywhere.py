@@ -17,8 +17,9 @@ import little
 # Two experiments that share a method's runs and all references, in the place of two of the paper's tables.
 TINY = """
 from dataclasses import replace
-from rwalk import cli
-from rwalk.paper.experiments import EXPERIMENTS, Entry, Experiment
+from rwalk.cli import main
+from reproduction.__main__ import app
+from reproduction.experiments import EXPERIMENTS, Entry, Experiment
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.training import Training
 
@@ -26,15 +27,17 @@ run = RunSpec(StreamSpec("digits"), training=Training(steps=3))
 for table, methods in {"tableS1": ("vanilla", "rwalk"), "tableS2-mnist": ("rwalk", "pi")}.items():
     entries = [Entry(name, replace(run, method=name), "single", "tiny") for name in methods]
     EXPERIMENTS[table] = Experiment(table, "Tiny", "seconds", lambda entries=entries: iter(entries), seeds=2)
-cli.main()
+main(app)
 """
 TABLES = ("tableS1", "tableS2-mnist")
+ROOT = Path(__file__).parent.parent
 
 
 def begun(folder: Path, program: list[str], *arguments: str, **environ: str) -> subprocess.Popen[str]:
     """rwalk in a folder, with a cache of reference models that nobody else has."""
     folder.mkdir(exist_ok=True)
-    around = {**os.environ, "RWALK_CACHE": str(folder / "cache"), **environ}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # for `reproduction`
+    around = {**os.environ, "PYTHONPATH": path, "RWALK_CACHE": str(folder / "cache"), **environ}
     pipe = subprocess.PIPE
     command = [sys.executable, *program, *arguments, "--device=cpu", "--quiet"]
     return subprocess.Popen(command, cwd=folder, env=around, stdout=pipe, stderr=pipe, text=True)
@@ -52,7 +55,7 @@ def ended(*processes: subprocess.Popen[str]) -> None:
 
 
 def tiny(folder: Path, *options: str) -> subprocess.Popen[str]:
-    return begun(folder, ["-c", TINY], "reproduce", *TABLES, *options)
+    return begun(folder, ["-c", TINY], *TABLES, *options)
 
 
 def rows(folder: Path) -> dict[str, bytes]:
@@ -87,16 +90,15 @@ def two_nodes() -> Iterator[dict[str, str]]:
 
 def by_all(folder: Path, *arguments: str) -> Iterator[Path]:
     """The folders in which local processes, a Ray cluster and three joined processes did the same."""
-    rwalk = ["-m", "rwalk"]
     for name in ("local", "ray", "join"):
         started = time.monotonic()
         if name == "local":
-            ended(begun(folder / name, rwalk, *arguments, "--workers=2"))
+            ended(begun(folder / name, ["-m"], *arguments, "--workers=2"))
         elif name == "ray":
             with two_nodes() as around:
-                ended(begun(folder / name, rwalk, *arguments, "--executor=ray", **around))
+                ended(begun(folder / name, ["-m"], *arguments, "--executor=ray", **around))
         else:
-            ended(*(begun(folder / name, rwalk, *arguments, "--join") for _ in range(3)))
+            ended(*(begun(folder / name, ["-m"], *arguments, "--join") for _ in range(3)))
         print(f"{' '.join(arguments)}, {name}: {time.monotonic() - started:.0f} s")
         yield folder / name
 
@@ -112,12 +114,12 @@ def test_the_demonstration_everywhere(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     from rwalk.demonstration.runs import runs
 
-    same_rows(by_all(tmp_path, "run", "--out=study"), "study/runs.jsonl", len(runs()))
+    same_rows(by_all(tmp_path, "rwalk", "run", "--out=study"), "study/runs.jsonl", len(runs()))
 
 
 @pytest.mark.slow
 def test_table_1_everywhere(tmp_path: Path) -> None:
     """The MNIST half, two seeds; RWALK_DATA says where the files are, if they cannot be downloaded."""
     pytest.importorskip("ray")
-    folders = by_all(tmp_path, "reproduce", "table1-mnist", "--seeds=2")
+    folders = by_all(tmp_path, "reproduction", "table1-mnist", "--seeds=2")
     same_rows(folders, "results/table1-mnist-2-seeds/runs.jsonl", 22)

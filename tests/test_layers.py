@@ -24,8 +24,7 @@ engine
 labels
 studies classifier
 report models
-paper demonstration
-yardsticks
+demonstration
 cli testing
 __main__
 """
@@ -69,6 +68,14 @@ def test_imports_of_every_module_point_down() -> None:
             elif top == "rwalk" and there not in {"", here} and LEVEL.get(there, len(LEVEL)) >= LEVEL[here]:
                 wrong.append(f"{path} imports rwalk.{there}, which is not below {here}")
     assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_imports_of_the_reproduction_are_nowhere_in_the_package() -> None:
+    named = {
+        path: {name.partition(".")[0] for node in ast.walk(tree) for name in imports(node)}
+        for path, _, tree in sources()
+    }
+    assert not [path for path, names in named.items() if "reproduction" in names]
 
 
 def test_imports_of_the_core_are_torch_numpy_and_safetensors_only() -> None:

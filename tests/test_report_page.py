@@ -18,8 +18,8 @@ import pytest
 from scipy import stats
 
 from reports import HEADS, HOSTILE, hostile_page, made_row, made_rows, write_rows, write_study
+from reproduction.experiments import published_values
 from rwalk.data.memory import MemorySpec
-from rwalk.paper.experiments import published_values
 from rwalk.report.html import write_report
 from rwalk.report.watch import Watched, serve
 from rwalk.studies.specs import RunSpec, StreamSpec

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 import little
+from reproduction.reproduce import _steps_per_second
 from rwalk import InputError, Training, threads
 from rwalk.classifier import IncrementalClassifier
-from rwalk.paper.reproduce import _steps_per_second
 from rwalk.studies import Study
 from rwalk.threads import few_threads, flushes_denormals
 

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": "index.md",
     "RESULTS.md": "reproduction.md",
+    "reproduction/notes.md": "notes.md",
     "benchmarks/README.md": "speed.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from rwalk.cli import check, export, listing, models, reading, reproduce, resume, run, status
+from rwalk.cli import check, export, listing, models, reading, resume, run, status
 from rwalk.cli.options import to_stderr
 from rwalk.cli.run import DEFAULT_METHODS
 
@@ -38,20 +38,30 @@ app.command()(status.status)
 app.command()(reading.diff)
 app.command()(reading.report)
 app.command()(export.export)
-app.command()(reproduce.reproduce)
 app.command()(check.check)
 app.command()(listing.methods)
 app.command()(listing.datasets)
 
 
-def main() -> None:
-    """The entry point `rwalk`."""
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def reproduce() -> None:
+    """Print where the paper's experiments are: in a clone of the repository, `python -m reproduction`."""
+    from rwalk.errors import InputError
+
+    raise InputError(
+        "the paper's experiments are not part of the installed package: run `python -m reproduction NAME` in a "
+        "clone of rwalk's repository"
+    )
+
+
+def main(commands: typer.Typer = app, name: str = "rwalk") -> None:
+    """The entry point `rwalk`; other commands, such as the reproduction's, fail in one line too if run by it."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal of few characters gets the others escaped
             stream.reconfigure(errors="backslashreplace")
     logging.getLogger("rwalk").addHandler(_OneLine(logging.WARNING))
     with _friendly_errors():
-        code = app(prog_name="rwalk", standalone_mode=False)
+        code = commands(prog_name=name, standalone_mode=False)
         sys.stdout.flush()  # here, where it may fail in one line
         raise SystemExit(code)
 

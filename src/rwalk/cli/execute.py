@@ -170,9 +170,12 @@ def execute(
 
 
 def as_typed() -> str:
-    """The command that rwalk was begun with; nothing where it is called from other code."""
-    program, *words = sys.argv
-    return shlex.join(["rwalk", *words]) if Path(program).stem in {"rwalk", "__main__"} else ""
+    """The command that a program was started with: `rwalk`, or `python -m MODULE`; nothing for other code."""
+    program, *words = Path(sys.argv[0]), *sys.argv[1:]
+    if program.stem != "rwalk" and program.name != "__main__.py":
+        return ""
+    is_ours = "rwalk" in (program.stem, program.parent.name)
+    return shlex.join([*(["rwalk"] if is_ours else ["python", "-m", program.parent.name]), *words])
 
 
 def resume_command(study: Study, store: Store) -> str:

@@ -46,10 +46,9 @@ def named(names: str, folder: Path, record: Mapping[str, Any]) -> list[Tracker]:
 
 def report_page(folder: Path) -> Path | None:
     """The report of a study, made anew; None if it cannot be made, as its packages are not installed."""
-    from rwalk.paper.experiments import published_values
     from rwalk.report.html import write_report
 
     try:
-        return write_report([folder], None, published_values())
+        return write_report([folder])
     except InputError:
         return None

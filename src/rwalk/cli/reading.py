@@ -52,7 +52,6 @@ def report(
     With --watch nothing is written: the page is served at http://127.0.0.1 and follows the study, until Ctrl-C.
     """
     from rwalk.errors import InputError
-    from rwalk.paper.experiments import published_values
     from rwalk.report.html import write_report
 
     if watch:
@@ -62,7 +61,7 @@ def report(
         return
     if port is not None:
         raise InputError("--port is where --watch serves: add --watch, or drop it")
-    page = write_report(folders, out, published_values(), title)
+    page = write_report(folders, out, title=title)
     say(f"{page}: {page.stat().st_size / 1e6:.1f} MB, opens in any browser")
 
 
@@ -71,10 +70,9 @@ def _serve(folders: list[Path], title: str, port: int) -> None:
     import signal
     import threading
 
-    from rwalk.paper.experiments import published_values
     from rwalk.report.watch import Watched, serve
 
-    server = serve(Watched(folders, title, published_values()), port)
+    server = serve(Watched(folders, title), port)
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda *_: threading.Thread(target=server.shutdown).start())
     with server:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rwalk.paper.settings import METHODS
+from reproduction.settings import METHODS
 from rwalk.report.statistics import Mean
 
 NAMES = {"ewc": "EWC", "ewc++": "EWC++", "pi": "PI", "rwalk": "RWalk", "icarl": "iCaRL", "gem": "GEM"}

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from rwalk import cli
+from reproduction.__main__ import app
+from reproduction.experiments import runs_of
+from reproduction.reproduce import find
+from reproduction.yardsticks.experiments import EXPERIMENTS, ORDERS, Cell, check_parts, experiments, spelled_out
+from reproduction.yardsticks.explanations import EXPLANATIONS, explanation_of
+from reproduction.yardsticks.page import Result, lines_of, results_of, write_page
+from reproduction.yardsticks.published import DER_MNIST, SPLIT_MNIST, Value
+from rwalk.cli import main
 from rwalk.errors import InputError
-from rwalk.paper.experiments import runs_of
-from rwalk.paper.reproduce import find
 from rwalk.studies.specs import RunSpec
-from rwalk.yardsticks.experiments import EXPERIMENTS, ORDERS, Cell, check_parts, experiments, spelled_out
-from rwalk.yardsticks.explanations import EXPLANATIONS, explanation_of
-from rwalk.yardsticks.page import Result, lines_of, results_of, write_page
-from rwalk.yardsticks.published import DER_MNIST, SPLIT_MNIST, Value
 
 CELLS = [cell for experiment in EXPERIMENTS.values() for cell in experiment.entries() if isinstance(cell, Cell)]
 
@@ -108,7 +109,7 @@ def test_the_page_shows_every_cell_what_is_unchecked_and_what_was_missed(tmp_pat
     assert "30 of 36 cells reproduced. The others:" in text
     assert "- Unexplained: er (class, 200), er (class, 500)" in text
     assert "| class, 200 | der++ | 85.6 ± 0.4 † | 85.6 ± 0.0 | +0.0 | yes | 10 |" in text
-    assert "Not run yet: `rwalk reproduce permuted-mnist`." in text
+    assert "Not run yet: `python -m reproduction permuted-mnist`." in text
     (tmp_path / "results").mkdir()
     assert write_page(tmp_path / "results") == tmp_path / "yardsticks.md"
     (tmp_path / "docs").mkdir()
@@ -144,9 +145,9 @@ def test_a_published_icarl_is_what_was_run_and_the_mended_one_stands_beside_it()
 
 
 def test_a_scenario_is_of_yardsticks_alone(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    monkeypatch.setattr("sys.argv", ["rwalk", "reproduce", "table1", "--scenario", "class", "--dry-run"])
+    monkeypatch.setattr("sys.argv", ["reproduction", "table1", "--scenario", "class", "--dry-run"])
     with pytest.raises(SystemExit):
-        cli.main()
+        main(app)
     assert "--scenario and --buffer are of yardsticks only" in capsys.readouterr().err
 
 

@@ -8,22 +8,22 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from reproduction import answers, budgets, chosen, figures
+from reproduction.claims import CLAIMS, DATASETS, Claim
+from reproduction.experiments import EXPERIMENTS, Entry, Experiment
+from reproduction.markdown import row
+from reproduction.measured import Measured
+from reproduction.published import BETTER, Published
+from reproduction.questions import QUESTIONS
+from reproduction.verdicts import MOST_SEEDS, NO, UNDECIDED, YES, Evidence, seeds_to_decide, verdict
+from reproduction.words import NEAR
 from rwalk.files import write_atomically
-from rwalk.paper import answers, budgets, chosen, figures
-from rwalk.paper.claims import CLAIMS, DATASETS, Claim
-from rwalk.paper.experiments import EXPERIMENTS, Entry, Experiment
-from rwalk.paper.markdown import row
-from rwalk.paper.measured import Measured
-from rwalk.paper.published import BETTER, Published
-from rwalk.paper.questions import QUESTIONS
-from rwalk.paper.verdicts import MOST_SEEDS, NO, UNDECIDED, YES, Evidence, seeds_to_decide, verdict
-from rwalk.paper.words import NEAR
 from rwalk.report.summary import Summary, mean_and_deviation
 
 OPENING = """
 # The paper, reproduced
 
-Made by `rwalk reproduce`; do not edit.
+Made by `python -m reproduction`; do not edit.
 """.strip()
 NOT_RUN = "not run yet"
 HOW_JUDGED = """
@@ -195,7 +195,7 @@ def _section(experiment: Experiment, measured: Measured, machine: str) -> Iterat
         yield said
         yield ""
     if not _has_rows(measured, experiment):
-        yield f"Not run yet: `rwalk reproduce {experiment.name}`."
+        yield f"Not run yet: `python -m reproduction {experiment.name}`."
         return
     yield from _table(measured.entries(experiment.name))
 

@@ -25,8 +25,8 @@ those with which the methods, each at its best, are best on average. Vanilla is 
 that: it has nothing to tune, and what suits it best is to train little. No choice rests on fewer than three seeds,
 unless a tuning was cut short: the table says how many each rests on.
 
-The result is `budgets.json` in `src/rwalk/paper`, with the validation scores of everything tried. Tuning again
-writes another file, which `rwalk reproduce --budgets` reads.
+The result is `budgets.json` in `reproduction`, with the validation scores of everything tried. Tuning again
+writes another file, which `python -m reproduction --budgets` reads.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from reproduction import race
+from reproduction.settings import SETTINGS, TUNED_AS, Setting, base
 from rwalk.errors import InputError
 from rwalk.files import parse_json, write_atomically
-from rwalk.paper import race
-from rwalk.paper.settings import SETTINGS, TUNED_AS, Setting, base
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.store import Row
 from rwalk.training import Training
@@ -168,7 +168,9 @@ def read(file: Path) -> dict[str, Any]:
         raise InputError(f"{file} cannot be read ({error.strerror}): give the file that --tune wrote") from None
     except (AttributeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"{file} holds no budgets ({reason}): write it with `rwalk reproduce --tune`") from None
+        raise InputError(
+            f"{file} holds no budgets ({reason}): write it with `python -m reproduction --tune`"
+        ) from None
     return dict(chosen)
 
 
@@ -192,6 +194,6 @@ def budgeted(dataset: str, method: str, block: str, exemplars: int | None = None
 def under_budget(setting: str, run: RunSpec) -> RunSpec:
     chosen = load().get(setting)
     if chosen is None:
-        raise InputError(f"no budget has been chosen for {setting}: run `rwalk reproduce --tune {setting}`")
+        raise InputError(f"no budget has been chosen for {setting}: run `python -m reproduction --tune {setting}`")
     numbers, network = chosen["numbers"].get(run.method, {}), chosen.get("network", run.network)
     return replace(run, network=network, numbers=numbers, training=Training(**chosen["training"]))

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rwalk.paper import budgets
-from rwalk.paper.markdown import row
-from rwalk.paper.settings import SETTINGS, Numbers
+from reproduction import budgets
+from reproduction.markdown import row
+from reproduction.settings import SETTINGS, Numbers
 
 EARLIER = """
 A setting marked † was tuned by an earlier rule, from every combination of a narrower grid: RWalk with α = 0.9 and
 ε = 1e-3 only; CIFAR-100 in the proximal form and with α = 0.01 for EWC++, with three seeds (one with samples and
 with ResNet-18), over decades of λ found in a first trial, and widened three times, by longer trainings, more
 decades and more seeds, after results on the test set were known (the choice from them was made by validation
-alone). `rwalk reproduce --tune SETTING` tunes it again.
+alone). `python -m reproduction --tune SETTING` tunes it again.
 """.strip()
 
 

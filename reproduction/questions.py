@@ -12,10 +12,10 @@ from functools import partial
 from itertools import product
 from typing import NamedTuple
 
+from reproduction.budgets import budgeted, under_budget
+from reproduction.experiments import Entry, Experiment
+from reproduction.settings import ABLATIONS, BLOCKS, EXEMPLARS, HELD_OUT, RWALKS_BLOCKS, base, decades, resnet
 from rwalk.data.batches import Replay
-from rwalk.paper.budgets import budgeted, under_budget
-from rwalk.paper.experiments import Entry, Experiment
-from rwalk.paper.settings import ABLATIONS, BLOCKS, EXEMPLARS, HELD_OUT, RWALKS_BLOCKS, base, decades, resnet
 from rwalk.studies.specs import RunSpec
 from rwalk.training import Training
 

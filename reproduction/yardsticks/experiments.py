@@ -10,15 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rwalk.data.memory import MemorySpec
-from rwalk.data.splits import check_scenario
-from rwalk.errors import InputError
-from rwalk.paper import budgets, settings
-from rwalk.paper.experiments import Entry, Experiment
-from rwalk.paper.published import TABLE1
-from rwalk.studies.specs import RunSpec, StreamSpec
-from rwalk.training import Training
-from rwalk.yardsticks.published import (
+from reproduction import budgets, settings
+from reproduction.experiments import Entry, Experiment
+from reproduction.published import TABLE1
+from reproduction.yardsticks.published import (
     DER_MNIST,
     PERMUTED_MNIST,
     PERMUTED_MNIST_AVALANCHE,
@@ -26,6 +21,11 @@ from rwalk.yardsticks.published import (
     SPLIT_MNIST,
     Value,
 )
+from rwalk.data.memory import MemorySpec
+from rwalk.data.splits import check_scenario
+from rwalk.errors import InputError
+from rwalk.studies.specs import RunSpec, StreamSpec
+from rwalk.training import Training
 
 ORDERS = 5  # of the classes, so that the seeds of one order are one fleet
 

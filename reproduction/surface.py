@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from reproduction.markdown import row
+from reproduction.measured import Measured, NotRun
+from reproduction.questions import FACTORS, SURFACE_LAMBDAS, SURFACE_STEPS, SURFACES, surface_label
 from rwalk.data.batches import REPLAYS
-from rwalk.paper.markdown import row
-from rwalk.paper.measured import Measured, NotRun
-from rwalk.paper.questions import FACTORS, SURFACE_LAMBDAS, SURFACE_STEPS, SURFACES, surface_label
 from rwalk.parts import defaults
 
 FLAT = 3.0  # points between the best and the worst λ

@@ -1,6 +1,6 @@
 """What the methods are worth, on real data: the figures that earlier trials found, found again by one command.
 
-    python -m pytest -m slow -s tests/test_results.py        # some minutes on two cores
+    python -m pytest -m slow -s tests/reproduction/test_results.py        # some minutes on two cores
 
 MNIST's official files are looked for in ../shared/data, or in the folder RWALK_TEST_DATA names.
 """
@@ -17,7 +17,7 @@ from statistics import mean, stdev
 
 import pytest
 
-DATA = Path(os.environ.get("RWALK_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
+DATA = Path(os.environ.get("RWALK_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
 pytestmark = [
     pytest.mark.slow,
@@ -66,7 +66,7 @@ def test_without_memory_rwalk_forgets_little_within_tasks_and_half_between(tmp_p
 
 
 def test_with_ten_exemplars_a_class_rwalk_tells_all_classes_apart(tmp_path: Path) -> None:
-    # λ = 10 is what the held-out tenth of the training data chooses (rwalk.paper.budgets).
+    # λ = 10 is what the held-out tenth of the training data chooses (reproduction.budgets).
     budget = ("--methods", "vanilla,rwalk", "--lam", "10", "--epochs", "1", "--memory", "10")
     herded = measured(tmp_path / "mof", *budget, "--sampler", "mof")
     uniform = measured(tmp_path / "uniform", *budget, "--sampler", "uniform")

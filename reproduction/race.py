@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from reproduction.settings import Numbers, Setting
 from rwalk import parts
 from rwalk.errors import InputError
-from rwalk.paper.settings import Numbers, Setting
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.store import Row
 from rwalk.training import Training

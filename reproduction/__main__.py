@@ -1,4 +1,4 @@
-"""`rwalk reproduce`: the paper's tables and figures, and other published comparisons (yardsticks)."""
+"""`python -m reproduction`: the paper's tables and figures, and other published comparisons (yardsticks)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rwalk.cli import main
 from rwalk.cli.execute import SAME_COMMAND, execute, placed
 from rwalk.cli.options import (
     Data,
@@ -23,7 +24,10 @@ from rwalk.cli.options import (
     to_stderr,
 )
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
+
+@app.command()
 def reproduce(
     names: Annotated[
         list[str] | None,
@@ -72,21 +76,30 @@ def reproduce(
     join: Join = False,
     executor: ExecutorName = "local",
     quiet: Quiet = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="only write OUT/report.html, with the published values beside ours")
+    ] = False,
 ) -> None:
     """Regenerate the paper's tables and figures, or other published comparisons, beside the published values.
 
     Only what is missing runs. On a GPU all of it is trained as one study, whatever is longest first.
     """
+    from reproduction import budgets, race, together
+    from reproduction import reproduce as paper
+    from reproduction.clock import Clock
+    from reproduction.results import write_results
+    from reproduction.yardsticks import experiments as yardsticks
+    from reproduction.yardsticks.page import write_page
     from rwalk.errors import InputError, unknown
-    from rwalk.paper import budgets, race, together
-    from rwalk.paper import reproduce as paper
-    from rwalk.paper.clock import Clock
-    from rwalk.paper.results import write_results
     from rwalk.studies.provenance import machine_here
     from rwalk.studies.store import Row
-    from rwalk.yardsticks import experiments as yardsticks
-    from rwalk.yardsticks.page import write_page
 
+    if report:
+        from reproduction.experiments import published_values
+        from rwalk.report.html import write_report
+
+        say(write_report([out], published=published_values()))
+        return
     check_seeds(seeds)
     check_join(join, workers=workers, executor=executor)
     where: dict[str, Any] = {
@@ -160,7 +173,7 @@ def reproduce(
         if pool:
             together.dissolve(pool, plan)
         if tune:
-            say(f"to use {chosen}: rwalk reproduce --budgets {shlex.quote(str(chosen))}")
+            say(f"to use {chosen}: python -m reproduction --budgets {shlex.quote(str(chosen))}")
         else:
             try:
                 pages = [] if theirs_alone else write_results(out)
@@ -173,6 +186,10 @@ def reproduce(
                 ) from error
             for path in pages:
                 say(path)
-            say(f"interactive, in one page: rwalk report {out}")
+            say(f"interactive, in one page: python -m reproduction --report --out {out}")
         for line in clock.lines(machine_here(where["device"])):
             say(line)
+
+
+if __name__ == "__main__":
+    main(app, "python -m reproduction")

@@ -8,16 +8,16 @@ from itertools import product
 
 import numpy as np
 
-from rwalk.paper import budgets, factorial
-from rwalk.paper.experiments import Experiment
-from rwalk.paper.markdown import row
-from rwalk.paper.measured import Measured, NotRun
-from rwalk.paper.questions import FACTORS_OF, IN_BOTH_PRECISIONS, QUESTIONS
-from rwalk.paper.settings import ABLATIONS, RWALKS_BLOCKS
-from rwalk.paper.surface import Surface
-from rwalk.paper.surface import lines_of as lines_of_surfaces
-from rwalk.paper.verdicts import UNDECIDED, seeds_to_decide, verdict
-from rwalk.paper.words import NAMES, listed
+from reproduction import budgets, factorial
+from reproduction.experiments import Experiment
+from reproduction.markdown import row
+from reproduction.measured import Measured, NotRun
+from reproduction.questions import FACTORS_OF, IN_BOTH_PRECISIONS, QUESTIONS
+from reproduction.settings import ABLATIONS, RWALKS_BLOCKS
+from reproduction.surface import Surface
+from reproduction.surface import lines_of as lines_of_surfaces
+from reproduction.verdicts import UNDECIDED, seeds_to_decide, verdict
+from reproduction.words import NAMES, listed
 from rwalk.report.statistics import Mean
 
 DRAWN = ("surface-mnist",)  # as a figure: its table would be long
@@ -46,9 +46,9 @@ def lines_of(measured: Measured) -> Iterator[str]:
 def command_for(experiment: Experiment) -> str:
     """What to run, after what has to be tuned first."""
     if not experiment.awaits:
-        return f"`rwalk reproduce {experiment.name}`"
-    tuning = f"`rwalk reproduce --tune {','.join(experiment.awaits)}`"
-    return f"{tuning}, then `rwalk reproduce {experiment.name} --budgets results/tuning/budgets.json`"
+        return f"`python -m reproduction {experiment.name}`"
+    tuning = f"`python -m reproduction --tune {','.join(experiment.awaits)}`"
+    return f"{tuning}, then `python -m reproduction {experiment.name} --budgets results/tuning/budgets.json`"
 
 
 def _signed(mean: Mean, digits: int = 1) -> str:

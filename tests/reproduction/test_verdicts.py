@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rwalk.paper.verdicts import LEVEL, decided, seeds_to_decide, verdict
+from reproduction.verdicts import LEVEL, decided, seeds_to_decide, verdict
 from rwalk.report.statistics import Mean
 
 

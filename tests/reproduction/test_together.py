@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from rwalk import cli
+from reproduction import together
+from reproduction.__main__ import app
+from reproduction.experiments import EXPERIMENTS, Entry, Experiment
+from reproduction.reproduce import plan
+from rwalk.cli import main
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
-from rwalk.paper import together
-from rwalk.paper.experiments import EXPERIMENTS, Entry, Experiment
-from rwalk.paper.reproduce import plan
 from rwalk.studies import Study
 from rwalk.studies.costs import Costs
 from rwalk.studies.specs import RunSpec, StreamSpec
@@ -43,9 +44,9 @@ def tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[str, str]:
 
 def reproduce(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     flags = ["--workers=1", f"--device={DEVICE}", "--quiet"]
-    monkeypatch.setattr(sys, "argv", ["rwalk", "reproduce", *arguments, *flags])
+    monkeypatch.setattr(sys, "argv", ["reproduction", *arguments, *flags])
     try:
-        cli.main()
+        main(app)
     except SystemExit as error:
         return int(error.code or 0)
     return 0

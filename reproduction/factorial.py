@@ -9,11 +9,11 @@ from itertools import permutations, product
 import numpy as np
 from numpy.typing import NDArray
 
-from rwalk.paper.budgets import load
-from rwalk.paper.markdown import row
-from rwalk.paper.measured import Measured
-from rwalk.paper.published import TABLE1, Published
-from rwalk.paper.questions import FACTORS, FACTORS_OF, VARIANTS, combinations, factor_label
+from reproduction.budgets import load
+from reproduction.markdown import row
+from reproduction.measured import Measured
+from reproduction.published import TABLE1, Published
+from reproduction.questions import FACTORS, FACTORS_OF, VARIANTS, combinations, factor_label
 from rwalk.report.statistics import Mean
 from rwalk.report.summary import Summary
 

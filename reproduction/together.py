@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from rwalk.paper.reproduce import Planned
+from reproduction.reproduce import Planned
 from rwalk.studies import commands, costs, curves
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.store import Store

@@ -8,25 +8,26 @@ from pathlib import Path
 
 import numpy as np
 
+from reproduction.experiments import Experiment, runs_of
+from reproduction.reproduce import known_rows
+from reproduction.verdicts import verdict
+from reproduction.yardsticks.experiments import EXPERIMENTS, Cell
+from reproduction.yardsticks.explanations import explanation_of
+from reproduction.yardsticks.published import Value
 from rwalk.files import write_atomically
-from rwalk.paper.experiments import Experiment, runs_of
-from rwalk.paper.reproduce import known_rows
-from rwalk.paper.verdicts import verdict
 from rwalk.report.statistics import Mean
 from rwalk.report.summary import mean_and_deviation
 from rwalk.studies import provenance
 from rwalk.studies.store import Row
-from rwalk.yardsticks.experiments import EXPERIMENTS, Cell
-from rwalk.yardsticks.explanations import explanation_of
-from rwalk.yardsticks.published import Value
 
 NEAR = 1.5  # points: how close a cell is to be to what is published
 OPENING = """
 # The field's yardsticks
 
-Made by `rwalk reproduce`; do not edit. Final average accuracies in percent. Published values are means ± standard
-errors; one marked † could not be checked against its source and is quoted from memory. Ours is mean ± standard
-deviation over the seeds (over orders, where the classes come in several); Δ is ours less the published value.
+Made by `python -m reproduction`; do not edit. Final average accuracies in percent. Published values are means ±
+standard errors; one marked † could not be checked against its source and is quoted from memory. Ours is mean ±
+standard deviation over the seeds (over orders, where the classes come in several); Δ is ours minus the published
+value.
 
 Held: the two are within 1.5 points of each other, yes or no with 95 % confidence over our seeds (Welch's t-test);
 what lies between is undecided. A cell counts as reproduced if Δ is at most 1.5 points or two standard errors.
@@ -116,7 +117,7 @@ def _section(experiment: Experiment, results: Sequence[Result], rows: dict[str, 
     ours = {run.hash() for run in runs_of(experiment)}
     made_here = [row for row in rows.values() if row["hash"] in ours]
     if not made_here:
-        yield f"Not run yet: `rwalk reproduce {experiment.name}`."
+        yield f"Not run yet: `python -m reproduction {experiment.name}`."
         yield ""
         return
     yield experiment.note

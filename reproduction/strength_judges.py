@@ -8,14 +8,14 @@ from itertools import permutations
 
 import numpy as np
 
-from rwalk.paper.budgets import load
-from rwalk.paper.experiments import LAMBDA_DECADES
-from rwalk.paper.measured import Measured, NotRun
-from rwalk.paper.published import TABLE_S2
-from rwalk.paper.questions import FISHER_LAMBDAS, FISHER_STEPS, TASKS, decades_of
-from rwalk.paper.settings import SWEEPS
-from rwalk.paper.verdicts import Evidence
-from rwalk.paper.words import INSENSITIVE, NAMES, NEAR, REGULARISED, listed, ranged, spread
+from reproduction.budgets import load
+from reproduction.experiments import LAMBDA_DECADES
+from reproduction.measured import Measured, NotRun
+from reproduction.published import TABLE_S2
+from reproduction.questions import FISHER_LAMBDAS, FISHER_STEPS, TASKS, decades_of
+from reproduction.settings import SWEEPS
+from reproduction.verdicts import Evidence
+from reproduction.words import INSENSITIVE, NAMES, NEAR, REGULARISED, listed, ranged, spread
 from rwalk.report.statistics import Mean
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rwalk.paper.experiments import EXPERIMENTS, Entry
-from rwalk.paper.questions import QUESTIONS
+from reproduction.experiments import EXPERIMENTS, Entry
+from reproduction.questions import QUESTIONS
 from rwalk.report.statistics import Mean
 from rwalk.report.summary import Summary, summarise
 from rwalk.studies import provenance

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from reproduction.experiments import SAMPLE_SIZES, SAMPLERS, Entry
+from reproduction.measured import Measured, NotRun
+from reproduction.questions import SURFACE_LAMBDAS, SURFACE_STEPS
+from reproduction.settings import BLOCKS, METHODS
+from reproduction.surface import Surface, decade
 from rwalk import metrics
-from rwalk.paper.experiments import SAMPLE_SIZES, SAMPLERS, Entry
-from rwalk.paper.measured import Measured, NotRun
-from rwalk.paper.questions import SURFACE_LAMBDAS, SURFACE_STEPS
-from rwalk.paper.settings import BLOCKS, METHODS
-from rwalk.paper.surface import Surface, decade
 from rwalk.report.figures import COLOURS, HEAD_NAMES, MARKERS, STYLE, Block, accuracy_over_time, save
 from rwalk.report.summary import Summary, mean_and_deviation
 

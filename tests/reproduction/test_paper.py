@@ -14,28 +14,29 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rwalk import cli
+from reproduction import budgets, figures, race
+from reproduction import reproduce as paper_reproduce
+from reproduction import settings as tuned
+from reproduction.__main__ import app
+from reproduction.claims import CLAIMS
+from reproduction.experiments import EXPERIMENTS, Entry, Experiment, runs_of
+from reproduction.measured import KNOWN, Measured, _by_run
+from reproduction.published import TABLE1, TABLE_S1
+from reproduction.questions import QUESTIONS
+from reproduction.reproduce import Planned, dry_run, find, plan, study_of
+from reproduction.results import _page
+from reproduction.settings import Setting
+from rwalk.cli import main
 from rwalk.data.datasets import verified
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
 from rwalk.files import write_atomically
-from rwalk.paper import budgets, figures, race
-from rwalk.paper import reproduce as paper_reproduce
-from rwalk.paper import settings as tuned
-from rwalk.paper.claims import CLAIMS
-from rwalk.paper.experiments import EXPERIMENTS, Entry, Experiment, runs_of
-from rwalk.paper.measured import KNOWN, Measured, _by_run
-from rwalk.paper.published import TABLE1, TABLE_S1
-from rwalk.paper.questions import QUESTIONS
-from rwalk.paper.reproduce import Planned, dry_run, find, plan, study_of
-from rwalk.paper.results import _page
-from rwalk.paper.settings import Setting
 from rwalk.report.statistics import Mean
 from rwalk.studies.specs import RunSpec, StreamSpec, passes_of
 from rwalk.studies.store import Store
 from rwalk.training import Training
 
-RESULTS = Path(__file__).parent.parent / "results"
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def setting(head: str = "single", seeds: int = 2) -> Setting:
@@ -334,7 +335,7 @@ def test_what_awaits_its_tuning_says_so_in_one_line(
     monkeypatch.chdir(tmp_path)
     assert reproduce(monkeypatch, "ablation-mnist", "--dry-run") == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "rwalk reproduce --tune mnist-multi-ablation" in said
+    assert said.count("\n") == 1 and "python -m reproduction --tune mnist-multi-ablation" in said
 
 
 def test_an_unknown_setting_is_named() -> None:
@@ -497,9 +498,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Experiment:
 
 def reproduce(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     alone = [] if "--join" in arguments else ["--workers=1"]
-    monkeypatch.setattr(sys, "argv", ["rwalk", "reproduce", *arguments, *alone, "--device=cpu", "--quiet"])
+    monkeypatch.setattr(sys, "argv", ["reproduction", *arguments, *alone, "--device=cpu", "--quiet"])
     try:
-        cli.main()
+        main(app)
     except SystemExit as error:
         return int(error.code or 0)
     return 0
@@ -659,7 +660,7 @@ def test_tuning_writes_what_the_rule_chose_and_goes_on_where_it_was(
     assert reproduce(monkeypatch, "--tune=digits") == 0 and budgets.read(own) == chosen
     assert reproduce(monkeypatch, "--tune=digits-multi", "--budgets=of my own.json") == 0
     assert budgets.read(Path("of my own.json")) == {"digits-multi": chosen["digits-multi"]}
-    assert "rwalk reproduce --budgets 'of my own.json'" in capsys.readouterr().out
+    assert "python -m reproduction --budgets 'of my own.json'" in capsys.readouterr().out
     assert budgets.FILE.read_bytes() == packaged, "what is installed is not the user's to change"
     monkeypatch.setitem(settings, "digits-single", setting("single", seeds=2))
     assert to_do()[0] == "digits-single: 0 of 6", "scouts have one seed, whatever finalists have"

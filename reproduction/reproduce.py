@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from reproduction import budgets, race, settings
+from reproduction.experiments import EXPERIMENTS, Experiment, runs_of
+from reproduction.questions import QUESTIONS
 from rwalk.data import datasets
 from rwalk.errors import InputError, unknown
-from rwalk.paper import budgets, race, settings
-from rwalk.paper.experiments import EXPERIMENTS, Experiment, runs_of
-from rwalk.paper.questions import QUESTIONS
 from rwalk.studies import Study
 from rwalk.studies.executors import fleet_of
 from rwalk.studies.specs import RunSpec, content_hash, passes_of
@@ -96,7 +96,7 @@ def left_out(names: Sequence[str], known: Mapping[str, Experiment] = EXPERIMENTS
 
 
 def _what_it_needs(experiment: Experiment) -> str:
-    return f"needs budgets: run rwalk reproduce --tune {','.join(experiment.awaits)}"
+    return f"needs budgets: run python -m reproduction --tune {','.join(experiment.awaits)}"
 
 
 def plan_tuning(name: str, folder: Path, **where: Any) -> list[Planned]:

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rwalk import cli
+from reproduction import answers, budgets, factorial, figures, questions, strength_judges, surface
+from reproduction.__main__ import app
+from reproduction.experiments import EXPERIMENTS, runs_of
+from reproduction.measured import Measured
+from reproduction.questions import FACTORS_OF, QUESTIONS
+from reproduction.surface import Surface
+from rwalk.cli import main
 from rwalk.data.memory import MemorySpec
-from rwalk.paper import answers, budgets, factorial, figures, questions, strength_judges, surface
-from rwalk.paper.experiments import EXPERIMENTS, runs_of
-from rwalk.paper.measured import Measured
-from rwalk.paper.questions import FACTORS_OF, QUESTIONS
-from rwalk.paper.surface import Surface
 from rwalk.report.statistics import Mean
 from rwalk.studies import Study
 from rwalk.studies.specs import RunSpec, StreamSpec
@@ -108,14 +109,14 @@ def test_every_question_about_mnist_is_answered_at_a_tiny_size(
 ) -> None:
     asked = [name for name in QUESTIONS if "mnist" in name]
     flags = ["--seeds=2", "--device=cpu", "--workers=1", "--quiet", "--budgets=own.json"]
-    monkeypatch.setattr(sys, "argv", ["rwalk", "reproduce", *asked, *flags])
+    monkeypatch.setattr(sys, "argv", ["reproduction", *asked, *flags])
     with pytest.raises(SystemExit):
-        cli.main()
+        main(app)
     page = Path("RESULTS.md").read_text()
     own = page.partition("## Questions of our own")[2].partition("## The numbers behind")[0]
     for name in asked:
         if not name.startswith(answers.JUDGED):
-            assert f"`rwalk reproduce {name}`" not in own, "answered, not asked for"
+            assert f"`python -m reproduction {name}`" not in own, "answered, not asked for"
     assert re.search(r"\| multi \| [+-]\d+\.\d ± \d+\.\d \| [+-]\d+\.\d ± \d+\.\d \|", own), "the ablation"
     assert re.search(r"where A is \d+\.\d( at λ|, where| to )|A is \d+\.\d to \d+\.\d", own), "the surface"
     assert own.count("| none of them |") == own.count("| all of them |") == own.count("| published |") == 2, (
@@ -231,7 +232,7 @@ def test_the_surface_is_read_as_it_is() -> None:
 def test_nothing_is_answered_without_rows(tmp_path: Path) -> None:
     said = "\n".join(answers.lines_of(Measured(tmp_path)))
     assert said.count("Not run yet") == len(answers.ANSWERS)
-    assert "--tune mnist-multi-ablation,mnist-samples-ablation`, then `rwalk" in said
+    assert "--tune mnist-multi-ablation,mnist-samples-ablation`, then `python" in said
 
 
 def test_an_ablation_that_was_tuned_less_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from rwalk.paper import judges, strength_judges
-from rwalk.paper.experiments import SAMPLE_SIZES
-from rwalk.paper.measured import Measured, NotRun
-from rwalk.paper.verdicts import Evidence
-from rwalk.paper.words import NEAR
+from reproduction import judges, strength_judges
+from reproduction.experiments import SAMPLE_SIZES
+from reproduction.measured import Measured, NotRun
+from reproduction.verdicts import Evidence
+from reproduction.words import NEAR
 
 DATASETS = {"mnist": "MNIST", "cifar100": "CIFAR-100"}
 CATCHES_UP = {"mnist": 20, "cifar100": 200}  # samples per class, by the paper's text

@@ -10,11 +10,11 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from rwalk.paper.experiments import SAMPLE_SIZES, SAMPLERS
-from rwalk.paper.measured import Measured, NotRun
-from rwalk.paper.settings import METHODS
-from rwalk.paper.verdicts import Evidence
-from rwalk.paper.words import INSENSITIVE, NAMES, NEAR, REGULARISED, extreme, listed, named, ranged, spread
+from reproduction.experiments import SAMPLE_SIZES, SAMPLERS
+from reproduction.measured import Measured, NotRun
+from reproduction.settings import METHODS
+from reproduction.verdicts import Evidence
+from reproduction.words import INSENSITIVE, NAMES, NEAR, REGULARISED, extreme, listed, named, ranged, spread
 from rwalk.report.statistics import Mean
 
 
