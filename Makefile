@@ -23,11 +23,13 @@ WHAT ?= table1-mnist
 paper: $(READY)
 	$(BIN)/python -m reproduction $(WHAT)
 
+# Types are checked beside the tests; the output of mypy is printed after theirs. One test process per core, of one thread.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=25 --durations-min=1
 test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal  # one process per core, one thread each
+	@mkdir -p build; $(BIN)/mypy > build/types.txt 2>&1 & types=$$!; \
+		$(PYTEST); failed=$$?; wait $$types || failed=1; cat build/types.txt; exit $$failed
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow -s
