@@ -12,7 +12,7 @@ from torch import Tensor
 import little
 from rwalk import Fleet, IncrementalClassifier, InputError, MemorySpec, Training, learner
 from rwalk.engine import networks
-from rwalk.engine.lessons import batches_of
+from rwalk.engine.task_plan import batches_of
 from rwalk.engine.vectors import seeded
 from rwalk.studies import Study
 from rwalk.studies.specs import RunSpec

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rwalk import Fleet, InputError, Stream, Training, from_arrays, learner
 from rwalk.augmentations.crop_flip import PAD, CropFlip
-from rwalk.engine.lessons import batches_of
+from rwalk.engine.task_plan import batches_of
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_squares_of_single_examples_are_of_the_augmented_inputs(stream: Stream) 
     x, y = fleet.stream.batch(index)
     expected = torch.zeros_like(fleet.theta)
     for image, label in zip(CropFlip().apply(x, draws)[0], y[0], strict=True):
-        logits = fleet.net.forward(image[None, None]) + fleet.lesson.head
+        logits = fleet.net.forward(image[None, None]) + fleet.task_plan.head
         loss = torch.nn.functional.cross_entropy(logits[0], label[None])
         expected += fleet.net.gradient(loss[None]).square() / len(y[0])
     fleet.train_task()

@@ -18,9 +18,10 @@ from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Dataset, Stream
 from rwalk.engine import evaluation, snapshots
 from rwalk.engine import fisher as fisher_of
-from rwalk.engine.fleet import Fleet, Progress
-from rwalk.engine.footprint import kept_by
-from rwalk.engine.lessons import batches_of
+from rwalk.engine.evaluation import kept_bytes
+from rwalk.engine.fleet import Fleet
+from rwalk.engine.progress import Progress
+from rwalk.engine.task_plan import batches_of
 from rwalk.errors import InputError
 from rwalk.garbage import uncollected
 from rwalk.learners import Learner, learner
@@ -121,7 +122,7 @@ def test_methods_share_a_fleet_and_none_sees_the_others(stream: Stream, memory: 
     seeds = list(range(len(learners)))
     together = Fleet(stream, WithBatchNorm, learners, seeds, SHORT, dtype=DOUBLE)
     together.train()
-    assert [walker.rows for walker in together.walkers] == [
+    assert [group.rows for group in together.method_groups] == [
         slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 5), slice(5, 7), slice(7, 8)
     ]  # fmt: skip
     for run, each in enumerate(learners):
@@ -130,7 +131,7 @@ def test_methods_share_a_fleet_and_none_sees_the_others(stream: Stream, memory: 
         torch.testing.assert_close(alone.theta[0], together.theta[run], rtol=0, atol=near)
         for head in ("single", "multi"):
             np.testing.assert_array_equal(alone.accuracy[head][0], together.accuracy[head][run])
-        (mine,) = (walker for walker in together.walkers if walker.rows.start <= run < walker.rows.stop)
+        (mine,) = (group for group in together.method_groups if group.rows.start <= run < group.rows.stop)
         assert mine.state.keys() == alone.state.keys()
         for name, vector in alone.state.items():
             found = mine.state[name][run - mine.rows.start]
@@ -141,7 +142,7 @@ def test_the_bytes_that_each_method_keeps_are_counted_by_run(stream: Stream) -> 
     learners = [learner(name, **numbers) for name, numbers in MIXED]
     fleet = Fleet(stream, small, learners, [0] * len(learners), SHORT)
     fleet.train()
-    vectors = [kept / (4 * fleet.theta.shape[1]) for kept in kept_by(fleet)]
+    vectors = [kept / (4 * fleet.theta.shape[1]) for kept in kept_bytes(fleet)]
     assert vectors == [0, 0, 3, 3, 4, 6, 6, 6]
 
 
@@ -281,7 +282,7 @@ def test_example_squares_are_per_example_gradients(stream: Stream) -> None:
     for run in range(2):
         total = 0
         for i in range(5):
-            logits = fleet.net.forward(x[:, i : i + 1]) + fleet.lesson.head
+            logits = fleet.net.forward(x[:, i : i + 1]) + fleet.task_plan.head
             losses = heads.cross_entropy(logits, y[:, i : i + 1])
             total = total + fleet.net.gradient(losses)[run].square()
         torch.testing.assert_close(squares[run], total / 5)
@@ -291,7 +292,7 @@ def test_ewc_takes_its_fisher_from_the_tasks_data(stream: Stream) -> None:
     fleet = Fleet(stream, small, [learner("ewc", fisher="example")], [0], SHORT, dtype=DOUBLE)
     fleet.begin_task()
     fisher = fisher_of.of_task(fleet)
-    everything = fleet.lesson.examples
+    everything = fleet.task_plan.examples
     x, y = fleet.stream.batch(everything[None])
     torch.testing.assert_close(fisher, fisher_of.of_examples(fleet, x, y))
 

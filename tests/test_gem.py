@@ -15,7 +15,7 @@ from torch import Tensor
 import little
 from rwalk import Fleet, InputError, MemorySpec, Stream, Training, learner
 from rwalk.data import datasets, splits
-from rwalk.engine.lessons import batches_of
+from rwalk.engine.task_plan import batches_of
 from rwalk.losses import heads
 from rwalk.projectors.gem import AGEM, GEM
 
@@ -221,7 +221,7 @@ def test_a_step_goes_along_the_projected_gradient_and_raises_no_old_loss(stream:
     assert fleet.learner.projector is not None
     before, old, index = fleet.theta.clone(), fleet.execution.old_gradients(), next(iter(batches_of(fleet)))[0]
     x, y = fleet.stream.batch(index)
-    grad = fleet.net.gradient(heads.cross_entropy(fleet.net.forward(x) + fleet.lesson.head, y))
+    grad = fleet.net.gradient(heads.cross_entropy(fleet.net.forward(x) + fleet.task_plan.head, y))
     projected = fleet.learner.projector.project(grad, old)
     fleet.execution.step(index)
     torch.testing.assert_close(fleet.theta, before - SGD.lr * projected, rtol=0, atol=1e-14)

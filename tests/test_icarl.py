@@ -16,8 +16,8 @@ import little
 from rwalk import Fleet, InputError, MemorySpec, Stream, Training, learner
 from rwalk.classifiers import NearestMean
 from rwalk.data import datasets, splits
-from rwalk.engine.execution import eager
-from rwalk.engine.lessons import batches_of
+from rwalk.engine import step
+from rwalk.engine.task_plan import batches_of
 from rwalk.losses import Batch
 from rwalk.losses.icarl import ICaRL
 from rwalk.losses.icarl_2020 import ICaRL2020
@@ -230,16 +230,16 @@ def test_a_teacher_with_batch_norm_is_the_whole_network_before_the_task(
     before, moved = copy.deepcopy(fleet), 0.0
     fleet.task, fleet.step = 1, 0
     taught: list[tuple[Tensor, Tensor]] = []
-    of_step = eager.losses_of
+    batch_of = step.batch_of
 
-    def noted(fleet: Fleet, logits: Tensor, inputs: dict[str, Tensor], said: Tensor) -> Tensor:
+    def noted(inputs: dict[str, Tensor], said: Tensor) -> Batch:
         taught.append((inputs["x"], said))
-        return of_step(fleet, logits, inputs, said)
+        return batch_of(inputs, said)
 
-    monkeypatch.setattr(eager, "losses_of", noted)
+    monkeypatch.setattr(step, "batch_of", noted)
     fleet.begin_task()
     fleet.train_task()
-    assert len(taught) == fleet.lesson.steps
+    assert len(taught) == fleet.task_plan.steps
     for x, said in taught:
         with torch.no_grad():
             torch.testing.assert_close(said, before.net.forward(x, train=False), rtol=0, atol=1e-9)

@@ -19,9 +19,8 @@ import torch
 import little
 from rwalk import Fleet, MemorySpec, Training, learner, seeds
 from rwalk.data import datasets, splits
-from rwalk.engine import evaluation
+from rwalk.engine import evaluation, execution
 from rwalk.engine import fisher as fisher_of
-from rwalk.engine.execution import plan
 from rwalk.files import with_checksum
 from rwalk.methods import Method
 from rwalk.parts import parts, stack
@@ -281,7 +280,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], No
             monkeypatch.setenv("CXX", "no-such-compiler")
         compiler_works.cache_clear()
 
-    monkeypatch.setattr(plan, "WORTH_COMPILING", {True: 0, False: 0})
+    monkeypatch.setattr(execution, "WORTH_COMPILING", {True: 0, False: 0})
     change(there=False)
     yield change
     compiler_works.cache_clear()
@@ -328,7 +327,7 @@ def test_a_run_that_is_resumed_without_a_compiler_says_both(
         return Fleet(little.stream(), little.Network, [learner("vanilla")], [0], Training(steps=4))
 
     with monkeypatch.context() as patch:
-        patch.setattr(plan, "WORTH_COMPILING", {True: 10**6, False: 10**6})
+        patch.setattr(execution, "WORTH_COMPILING", {True: 10**6, False: 10**6})
         first = fleet()
         with pytest.raises(KeyboardInterrupt):
             first.train(checkpoints=Checkpointer(tmp_path, "same", stop=lambda: first.step == 2))
@@ -433,7 +432,7 @@ def test_ewcs_fisher_is_that_of_shuffled_batches() -> None:
     fleet = Fleet(stream, "mlp", [learner("ewc")], [0], Training(epochs=3), dtype=torch.float64)
     fleet.begin_task()
     fleet.train_task()
-    examples = fleet.lesson.examples
+    examples = fleet.task_plan.examples
 
     def total(order: torch.Tensor) -> float:
         """The sum of F, written out."""
@@ -441,7 +440,7 @@ def test_ewcs_fisher_is_that_of_shuffled_batches() -> None:
         for index in order.split(64):
             x, y = fleet.stream.batch(index[None])
             loss = torch.nn.functional.cross_entropy(
-                (fleet.net.forward(x, train=False) + fleet.lesson.head)[0], y[0]
+                (fleet.net.forward(x, train=False) + fleet.task_plan.head)[0], y[0]
             )
             weighted += len(index) * float(fleet.net.gradient(loss[None]).square().sum())
         return weighted / len(order)

@@ -207,13 +207,13 @@ def test_new_rows_are_held_by_nothing_and_old_ones_as_before(name: str) -> None:
     wider = fleet.net.layout
     assert torch.equal(rows(fleet.theta, wider)[1], rows(fresh, wider)[1])
     assert torch.equal(rows(fleet.theta, wider)[moves], rows(past.theta, layout))
-    (walker,) = fleet.walkers
-    springs = zip(walker.method.springs(walker.state), walker.method.springs(past.method), strict=True)
+    (group,) = fleet.method_groups
+    springs = zip(group.method.springs(group.state), group.method.springs(past.method), strict=True)
     for (_, importance, anchor), (_, old_importance, old_anchor) in springs:
         assert rows(importance, wider)[1].count_nonzero() == 0
         assert torch.equal(rows(importance, wider)[moves], rows(old_importance, layout))
         assert torch.equal(rows(anchor, wider)[moves], rows(old_anchor, layout))
-    assert walker.method.cost(walker.state, fleet.theta) == 0
+    assert group.method.cost(group.state, fleet.theta) == 0
 
 
 def test_compiled_fleets_go_on_too_whose_hyper_parameters_are_columns() -> None:
@@ -223,7 +223,7 @@ def test_compiled_fleets_go_on_too_whose_hyper_parameters_are_columns() -> None:
     stream, groups = stream_of(Call(*new, past.moved(moves, 3)))
     learners = [learner_of(classifier)] * 3
     fleet = Fleet(stream, "mlp", learners, [9, 9, 9])
-    fleet.walkers[0].method = stack([each.method for each in learners], fleet.theta, columns=True)
+    fleet.method_groups[0].method = stack([each.method for each in learners], fleet.theta, columns=True)
     take_up(fleet, past.moved(moves, 3), layout, moves, groups)
     assert torch.equal(fleet.theta[0], fleet.theta[2])
 

@@ -325,7 +325,7 @@ def test_a_lone_runs_running_statistics_are_torchs_own() -> None:
         if fleet.task not in optimizers:
             optimizers[fleet.task] = torch.optim.Adam(model.parameters(), lr=training.lr)
         x, y = fleet.stream.batch(index[0])
-        loss = F.cross_entropy(model(x) + fleet.lesson.head, y)
+        loss = F.cross_entropy(model(x) + fleet.task_plan.head, y)
         optimizers[fleet.task].zero_grad()
         loss.backward()
         optimizers[fleet.task].step()

@@ -30,7 +30,7 @@ def trained(name: str, **numbers: object) -> list[tuple[Tensor, dict[str, Tensor
         fleet.train_task()
         fleet.end_task()
         draw = seeds.generator(4, "fisher", task)
-        examples = fleet.lesson.examples
+        examples = fleet.task_plan.examples
         order = examples[torch.randperm(len(examples), generator=draw)]
         found.append((fleet.theta.clone(), dict(fleet.state), [list(part) for part in order.split(BATCH)]))
         fleet.task, fleet.step = fleet.task + 1, 0

@@ -16,7 +16,7 @@ import little
 import rwalk
 from rwalk import Fleet, Guard, InputError, Training, private_torch, programs
 from rwalk.data.memory import MemorySpec
-from rwalk.engine.execution.eager import Eager
+from rwalk.engine.step import Eager
 from rwalk.learners import learner
 
 PRIVATE = re.compile(r"torch\._\w|torch\.fx\.experimental|\bhooked\"|nn\.modules\.\w+\._|functorch")

@@ -21,13 +21,13 @@ from rwalk import programs
 from rwalk.data import splits
 from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Stream
-from rwalk.engine import networks, snapshots
-from rwalk.engine.execution import executed, plan
-from rwalk.engine.execution.compiled import Compiled
-from rwalk.engine.execution.eager import Eager
-from rwalk.engine.execution.plan import NO_COMPILER, Facts, Plan, choose
+from rwalk.engine import execution, networks, snapshots
+from rwalk.engine.compiled import Compiled
+from rwalk.engine.execution import NO_COMPILER, Facts, choose, executed
+from rwalk.engine.execution import ExecutionPlan as Plan
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.snapshots import Snapshot
+from rwalk.engine.step import Eager
 from rwalk.files import is_private
 from rwalk.learners import Learner, learner
 from rwalk.programs import CompilerFailed, compiler_works, program, recording
@@ -214,7 +214,7 @@ def test_a_compiler_that_fails_within_a_run_is_told_and_recorded(
 
     monkeypatch.setattr("torch._inductor.compile", full)
     monkeypatch.setattr(programs, "_known", {})
-    monkeypatch.setattr(plan, "WORTH_COMPILING", {True: 0, False: 0})
+    monkeypatch.setattr(execution, "WORTH_COMPILING", {True: 0, False: 0})
     monkeypatch.setattr("rwalk.engine.execution.compiler_works", lambda device: True)  # when it was tried
     fleet = trained(stream, WithBuffers, learner("vanilla"), fuse=None)
     assert executed(fleet) == "eager (the compiler failed)"
@@ -296,9 +296,9 @@ SCRIPT = """
 import torch
 from rwalk import Fleet, Training
 from rwalk.data import splits
-from rwalk.engine.execution import plan
+from rwalk.engine import execution
 from rwalk.learners import learner
-plan.WORTH_COMPILING = {True: 0, False: 0}
+execution.WORTH_COMPILING = {True: 0, False: 0}
 x, y = torch.rand(80, 1, 4, 4), torch.arange(4).repeat(20)
 stream = splits.from_arrays(x, y, x, y, classes_per_task=2)
 each = Fleet(stream, "mlp", [learner("rwalk")], [0], Training(steps=2))

@@ -9,7 +9,7 @@ from torch import Tensor
 import little
 from rwalk import Fleet, InputError, MemorySpec, Training, learner, seeds
 from rwalk.data import reservoir
-from rwalk.engine.lessons import batches_of
+from rwalk.engine.task_plan import batches_of
 from rwalk.testing import checks_of
 
 BUDGET = 7

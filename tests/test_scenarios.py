@@ -15,10 +15,10 @@ from torch import Tensor
 import little
 from rwalk import Dataset, Fleet, InputError, MemorySpec, Stream, Training, from_arrays, learner
 from rwalk.data import splits
-from rwalk.engine import constraints, fisher
+from rwalk.engine import exemplars, fisher
+from rwalk.engine.fisher import squares_of_linear_layers
 from rwalk.engine.networks import MLP
 from rwalk.engine.optimizer import Adam
-from rwalk.engine.vectors import squares_of_linear_layers
 from rwalk.losses import LOSSES, Batch
 from rwalk.studies import Study
 from rwalk.studies.specs import RunSpec, StreamSpec
@@ -117,7 +117,7 @@ def test_groups_must_divide_the_classes() -> None:
 
 
 def competing(of: Fleet, label: int) -> set[int]:
-    head = of.lesson.head_of(torch.tensor(label))
+    head = of.task_plan.head_of(torch.tensor(label))
     return set((head == 0).nonzero().flatten().tolist())
 
 
@@ -137,7 +137,7 @@ def test_without_a_scenario_training_is_as_before() -> None:
     plain = fleet(stream(None))
     plain.task = 1
     plain.begin_task()
-    assert plain.lesson.head.dim() == 1 and competing(plain, 2) == {2, 3} and plain.lesson.rivals is None
+    assert plain.task_plan.head.dim() == 1 and competing(plain, 2) == {2, 3} and plain.task_plan.rivals is None
 
 
 def test_task_incremental_training_equals_a_plain_loop_with_one_head_per_task() -> None:
@@ -170,7 +170,7 @@ def test_constraints_look_at_exemplars_under_the_scenarios_head() -> None:
         trained.train()
         trained.task = 2
         trained.begin_task()
-        ((examples, heads),) = constraints.constraints_of(trained)
+        ((examples, heads),) = exemplars.constraints_of(trained)
         labels = trained.stream.labels(examples)[0]
         assert heads.shape == (1, 12, 6) and ((heads == 0).sum(-1) == width).all()
         assert all(heads[0, i, int(label)] == 0 for i, label in enumerate(labels))
@@ -200,7 +200,7 @@ def test_how_often_a_group_was_taught(scenario: str, taught: list[int]) -> None:
     trained = fleet(stream(scenario))
     trained.task = 2
     trained.begin_task()
-    assert trained.lesson.rivals is not None and trained.lesson.rivals.taught.tolist() == taught
+    assert trained.task_plan.rivals is not None and trained.task_plan.rivals.taught.tolist() == taught
 
 
 @pytest.mark.parametrize("scenario", splits.SCENARIOS)

@@ -159,7 +159,7 @@ def test_a_memory_is_of_no_use_to_them() -> None:
 
 
 def test_what_makes_no_sense_is_refused_in_one_line() -> None:
-    with pytest.raises(InputError, match="sees every example once, as it is: drop the augmentation"):
+    with pytest.raises(InputError, match="uses every example once, unchanged: drop the augmentation"):
         Fleet(stream_of((1, 16, 16)), "mlp", [learner("ridge", size=4)], [0], Training(augment="crop-flip"))
     with pytest.raises(InputError, match="trains no network: set method='closed-form'"):
         IncrementalClassifier(method="slda").fit([[0.0], [1.0]], [0, 1])

@@ -13,7 +13,8 @@ from rwalk.classifier.lessons import Call, Knowledge, stream_of, take_up
 from rwalk.classifier.network_settings import Settings
 from rwalk.classifier.trials import HeldOut, with_judges, without
 from rwalk.closed_form.features.vectors import moments
-from rwalk.engine.fleet import Fleet, Progress
+from rwalk.engine.fleet import Fleet
+from rwalk.engine.progress import Progress
 from rwalk.engine.vectors import Layout
 from rwalk.errors import InputError
 from rwalk.learners import LAMS, Learner, with_lam

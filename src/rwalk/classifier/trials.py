@@ -74,7 +74,7 @@ class HeldOut:
         """Logits [R, n, C] over the classes seen, labels [R, n], and what every example counts [n]."""
         x = self.x.to(fleet.theta)
         logits = fleet.net.forward_with_features(x.expand(fleet.runs, *x.shape), train=False)[1]
-        seen = fleet.lesson.new | fleet.lesson.old
+        seen = fleet.task_plan.new | fleet.task_plan.old
         y = self.y.to(logits.device)
         share = 1 / torch.bincount(y)[y] / len(y.unique())
         return logits.masked_fill(~seen, -torch.inf), y.expand(fleet.runs, -1), share

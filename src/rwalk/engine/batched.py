@@ -1,16 +1,14 @@
-"""The layers that vmap batches badly, in the form that a fleet computes well.
+"""Faster batching of the layers that vmap batches badly.
 
-vmap turns a layer of R networks into one operation, but not always into the fastest. Inside `BatchWell` these
-are computed differently, in any network:
+vmap turns a layer of R networks into one operation, but not always into the fastest one. Inside `BatchWell` these
+layers are computed differently, in any network:
 
-- linear layers as W xᵀ: the weights' gradients then come in the order of θ. x Wᵀ, as vmap has it, yields them
-  transposed, and transposing them back costs a pass over θ that cannot be fused;
-- convolutions, pooling and batch norm keep the runs among the channels throughout, on CUDA with channels last:
-  vmap would move the runs back and forth, and cuDNN's grouped kernels are faster this way;
-- convolutions on CUDA get zero channels added to their inputs, until every run has as many inputs as outputs:
-  for these cuDNN has one kernel, for others it slices and copies.
-
-(R convolutions side by side, each on a stream of its own, were slower than one grouped convolution.)
+- Linear layers compute W xᵀ, so that the weights' gradients come in the order of θ. vmap computes x Wᵀ; its
+  gradients must be transposed, which costs a pass over θ that cannot be fused.
+- Convolutions, pooling and batch norm keep the runs among the channels, on CUDA with channels last. vmap moves
+  the runs back and forth, and cuDNN's grouped kernels are faster this way.
+- On CUDA the inputs of convolutions get zero channels until every run has as many inputs as outputs. cuDNN has
+  one kernel for this case; otherwise it slices and copies.
 """
 
 from __future__ import annotations
@@ -24,9 +22,9 @@ from torch.overrides import TorchFunctionMode
 
 
 class BatchWell(TorchFunctionMode):
-    """Under vmap, some layers are computed in another way: the same results, faster.
+    """Computes some layers faster under vmap, with the same results up to rounding.
 
-    Up to rounding: with autocast a linear layer adds its bias in float32, where torch's own rounds first.
+    With autocast a linear layer adds its bias in float32; torch's own layer rounds first.
     """
 
     def __torch_function__(
@@ -46,45 +44,8 @@ class BatchWell(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class SquareWell(TorchFunctionMode):
-    """Linear layers whose weights' "gradients" are sums over the examples of squared gradients.
-
-    One example's gradient is an outer product, and its square that of the squares: Σᵢ (δᵢ xᵢᵀ)² = Σᵢ δᵢ² (xᵢ²)ᵀ.
-    """
-
-    layers = 0  # how many were met
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is F.linear and not kwargs and len(args) == 3 and args[0].dim() == 2:
-            self.layers += 1
-            return _SquaredLinear.apply(*args)  # type: ignore[no-untyped-call]
-        return func(*args, **(kwargs or {}))
-
-
-class _SquaredLinear(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight, bias)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, weight, bias = inputs
-        ctx.has_bias = bias is not None
-        ctx.save_for_backward(x, weight)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        x, weight = ctx.saved_tensors
-        square = grad.square()
-        return grad @ weight, square.mT @ x.square(), square.sum(0) if ctx.has_bias else None
-
-
 class _ByRule(torch.autograd.Function):
-    """A layer with its own rule under vmap; the operations in it have their own derivatives: nothing is saved."""
+    """A layer with its own rule under vmap; autograd differentiates the operations in it."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -92,7 +53,7 @@ class _ByRule(torch.autograd.Function):
 
 
 class _Conv2d(_ByRule):
-    """F.conv2d, whose rule under vmap keeps the runs among the channels."""
+    """F.conv2d with the runs among the channels."""
 
     @staticmethod
     def forward(*args: Any) -> Tensor:
@@ -124,9 +85,9 @@ class _Conv2d(_ByRule):
 
 
 def _missing_channels(weight: Tensor) -> int:
-    """How many zero channels bring the inputs of weights [R, out, in, …] up to their outputs, where that pays.
+    """The number of zero channels to add to the inputs of weights [R, out, in, …], where that is faster.
 
-    In float32 it does not pay where few channels would become many, nor for strided convolutions.
+    In float32 it is slower if few channels would become many, and for strided convolutions.
     """
     outside, inside = weight.shape[1:3]
     half = weight.dtype.itemsize == 2 or torch.is_autocast_enabled("cuda")
@@ -134,7 +95,7 @@ def _missing_channels(weight: Tensor) -> int:
 
 
 class _MaxPool2d(_ByRule):
-    """F.max_pool2d likewise, its positional and its keyword options bundled."""
+    """F.max_pool2d with the runs among the channels; its options come as one tuple and one dict."""
 
     @staticmethod
     def forward(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -159,14 +120,14 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """F.batch_norm's signature, to bring its arguments into one order."""
+    """Bring the arguments of F.batch_norm into one order."""
     statistics = (running_mean, running_var, weight, bias)
     out: Tensor = _BatchNorm.apply(x, *statistics, training, momentum, eps)  # type: ignore[no-untyped-call]
     return out
 
 
 class _BatchNorm(_ByRule):
-    """F.batch_norm likewise: every channel of every run has statistics of its own."""
+    """F.batch_norm with the runs among the channels: every channel of every run has its own statistics."""
 
     @staticmethod
     def forward(*args: Any) -> Tensor:

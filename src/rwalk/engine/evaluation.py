@@ -1,7 +1,8 @@
-"""What a fleet has learned: accuracies by both heads, and the outputs of examples."""
+"""Measurements of a fleet: accuracies by both heads, calibration, outputs of examples, and the cost of a run."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +14,6 @@ from torch import Tensor
 from rwalk import metrics
 from rwalk.classifiers import Logits
 from rwalk.data.streams import Stream
-from rwalk.engine.lessons import mask_of
 from rwalk.errors import InputError
 from rwalk.metrics import HEADS
 
@@ -24,14 +24,21 @@ AT_ONCE = 4096  # examples in a forward pass, over all runs
 
 
 class Measures(NamedTuple):
-    """What is measured in addition to the accuracies at every task's end.
+    """Measurements in addition to the accuracies at every task's end.
 
-    every        accuracies within a task, every so many steps
-    calibration  expected calibration errors, with the accuracies at every task's end
+    every        steps between two measurements of accuracies within a task; None for no such measurement
+    calibration  whether expected calibration errors are measured at every task's end
     """
 
     every: int | None = None
     calibration: bool = False
+
+
+class Cost(NamedTuple):
+    """The cost of a fleet's runs: seconds of training and evaluation per run, and bytes kept by each run."""
+
+    seconds: float
+    kept: list[int]
 
 
 def evaluate(fleet: Fleet, stream: Stream, k: int) -> dict[str, NDArray[np.float64]]:
@@ -48,22 +55,22 @@ def evaluate(fleet: Fleet, stream: Stream, k: int) -> dict[str, NDArray[np.float
 
 
 def calibration(fleet: Fleet, stream: Stream, k: int) -> dict[str, NDArray[np.float64]]:
-    """Expected calibration errors [R, k + 1] on tasks 0..k; NaN where no probabilities are predicted."""
+    """Expected calibration errors [R, k + 1] on tasks 0..k; NaN if the classifier has no probabilities."""
     if not isinstance(fleet.learner.classifier, Logits):
         return {head: np.full((fleet.runs, k + 1), np.nan) for head in HEADS}
-    said: dict[str, list[Tensor]] = {head: [] for head in HEADS}
-    right: dict[str, list[Tensor]] = {head: [] for head in HEADS}
+    confidences: dict[str, list[Tensor]] = {head: [] for head in HEADS}
+    correct: dict[str, list[Tensor]] = {head: [] for head in HEADS}
     owners = []
     for scores, y, task in _scored(fleet, stream, k):
         owners.append(task)
         for head, each in scores.items():
             confidence, guess = each.softmax(-1).max(-1)
-            said[head].append(confidence)
-            right[head].append(guess == y)
+            confidences[head].append(confidence)
+            correct[head].append(guess == y)
     owner = torch.cat(owners).cpu().numpy()
     found: dict[str, NDArray[np.float64]] = {}
     for head in HEADS:
-        sure, hit = (torch.cat(each[head], dim=1).double().cpu().numpy() for each in (said, right))
+        sure, hit = (torch.cat(each[head], dim=1).double().cpu().numpy() for each in (confidences, correct))
         errors = [metrics.calibration_error(sure[:, owner == j], hit[:, owner == j]) for j in range(k + 1)]
         found[head] = np.stack(errors, axis=-1)
     return found
@@ -71,58 +78,31 @@ def calibration(fleet: Fleet, stream: Stream, k: int) -> dict[str, NDArray[np.fl
 
 @torch.no_grad()
 def _scored(fleet: Fleet, stream: Stream, k: int) -> Iterator[tuple[dict[str, Tensor], Tensor, Tensor]]:
-    """The test data of tasks 0..k, in portions: scores [R, n, C] by head, labels [n] and tasks [n]."""
+    """The test data of tasks 0..k in portions: scores [R, n, C] by head, labels [n] and tasks [n]."""
     theta = fleet.theta
     stream = stream.to(theta.device, theta.dtype)
     tests = [task.test for task in stream.tasks[: k + 1]]
     owner = torch.repeat_interleave(torch.tensor([len(test) for test in tests])).to(theta.device)
-    own = torch.stack([mask_of(fleet, task.classes) for task in stream.tasks[: k + 1]])
-    every = mask_of(fleet, stream.seen(k))
+    own = torch.stack([fleet.mask(task.classes) for task in stream.tasks[: k + 1]])
+    every = fleet.mask(stream.seen(k))
     fitted = _fitted(fleet)
     size = max(1, AT_ONCE // fleet.runs)
     for index, task in zip(torch.cat(tests).split(size), owner.split(size), strict=True):
         x, y = stream.test_batch(index)
-        outputs = fleet.net.forward_with_features(x.expand(fleet.runs, *x.shape), train=False)
-        scores = fleet.learner.classifier.scores(*outputs, fitted)
+        both = fleet.net.forward_with_features(x.expand(fleet.runs, *x.shape), train=False)
+        scores = fleet.learner.classifier.scores(*both, fitted)
         yield {"single": scores + every, "multi": scores + own[task]}, y, task
 
 
-def room(fleet: Fleet) -> dict[str, NDArray[np.float64]]:
-    """For all measurements, NaN until made: "within.HEAD" [R, k, m, j], "calibration.HEAD" [R, k, j]."""
-    tasks, wanted = fleet.stream.tasks, fleet.measures
-    found: dict[str, NDArray[np.float64]] = {}
-    if wanted.every is not None:
-        if wanted.every < 1:
-            raise InputError(f"accuracies are measured every 1 step or more, not every {wanted.every}")
-        if fleet.learner.classifier.needs_exemplars:
-            raise InputError(
-                "within a task its classes have no exemplars yet, which the classifier needs: drop measure_every"
-            )
-        longest = max(fleet.learner.steps(fleet.training, fleet.stream, k) for k in range(len(tasks)))
-        if wanted.every > longest:
-            raise InputError(f"no task is longer than {longest} steps: measure every {longest} or more often")
-        shape = (fleet.runs, len(tasks), longest // wanted.every, len(tasks))
-        found |= {f"within.{head}": np.full(shape, np.nan) for head in HEADS}
-    if wanted.calibration:
-        square = (fleet.runs, len(tasks), len(tasks))
-        found |= {f"calibration.{head}": np.full(square, np.nan) for head in HEADS}
-    return found
-
-
-def measure_within(fleet: Fleet) -> None:
-    """Accuracies on all tasks so far, if they are due."""
-    every, k = fleet.measures.every, fleet.task
-    if every is not None and fleet.step % every == 0:
-        alive = [reason is None for reason in fleet.stopped]
-        for head, values in evaluate(fleet, fleet.stream, k).items():
-            fleet.measured[f"within.{head}"][alive, k, fleet.step // every - 1, : k + 1] = values[alive]
-
-
-def measure_calibration(fleet: Fleet) -> None:
-    if fleet.measures.calibration:
-        alive = [reason is None for reason in fleet.stopped]
-        for head, values in calibration(fleet, fleet.stream, fleet.task).items():
-            fleet.measured[f"calibration.{head}"][alive, fleet.task, : fleet.task + 1] = values[alive]
+def _fitted(fleet: Fleet) -> Any:
+    """The classifier's fit to the exemplars, class by class; None if it needs none."""
+    if not fleet.learner.classifier.needs_exemplars:
+        return None
+    assert fleet.memory is not None
+    groups = sorted(fleet.memory.groups, key=lambda group: group.label)
+    features, _ = outputs(fleet, torch.cat([group.examples for group in groups], dim=1))
+    labels = [group.label for group in groups for _ in range(group.examples.shape[1])]
+    return fleet.learner.classifier.fit(features, labels)
 
 
 @torch.no_grad()
@@ -137,12 +117,62 @@ def outputs(fleet: Fleet, examples: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(features, dim=1), torch.cat(logits, dim=1)
 
 
-def _fitted(fleet: Fleet) -> Any:
-    """What the classifier fits on the exemplars, class by class."""
-    if not fleet.learner.classifier.needs_exemplars:
-        return None
-    assert fleet.memory is not None
-    groups = sorted(fleet.memory.groups, key=lambda group: group.label)
-    features, _ = outputs(fleet, torch.cat([group.examples for group in groups], dim=1))
-    labels = [group.label for group in groups for _ in range(group.examples.shape[1])]
-    return fleet.learner.classifier.fit(features, labels)
+def empty_measurements(fleet: Fleet) -> dict[str, NDArray[np.float64]]:
+    """Arrays of NaN for all measurements: "within.HEAD" [R, k, m, j] and "calibration.HEAD" [R, k, j]."""
+    every, runs, tasks = fleet.measures.every, fleet.runs, len(fleet.stream)
+    shapes: dict[str, tuple[int, ...]] = {}
+    if every is not None:
+        if every < 1:
+            raise InputError(f"accuracies are measured every 1 step or more, not every {every}")
+        if fleet.learner.classifier.needs_exemplars:
+            raise InputError(
+                "within a task its classes have no exemplars yet, which the classifier needs: drop measure_every"
+            )
+        longest = max(fleet.learner.steps(fleet.training, fleet.stream, k) for k in range(tasks))
+        if every > longest:
+            raise InputError(f"no task is longer than {longest} steps: measure every {longest} or more often")
+        shapes["within"] = (runs, tasks, longest // every, tasks)
+    if fleet.measures.calibration:
+        shapes["calibration"] = (runs, tasks, tasks)
+    return {f"{name}.{head}": np.full(shape, np.nan) for name, shape in shapes.items() for head in HEADS}
+
+
+def measure_within(fleet: Fleet) -> None:
+    """Measure the accuracies on all tasks so far, if they are due at this step."""
+    every, k = fleet.measures.every, fleet.task
+    if every is not None and fleet.step % every == 0:
+        alive = [reason is None for reason in fleet.stopped]
+        for head, values in evaluate(fleet, fleet.stream, k).items():
+            fleet.measured[f"within.{head}"][alive, k, fleet.step // every - 1, : k + 1] = values[alive]
+
+
+def measure_task(fleet: Fleet) -> dict[str, NDArray[np.float64]]:
+    """Measure accuracies at a task's end, and calibration if required; returns the accuracies."""
+    alive, k = [reason is None for reason in fleet.stopped], fleet.task
+    found = evaluate(fleet, fleet.stream, k)
+    for head, values in found.items():
+        fleet.accuracy[head][alive, k, : k + 1] = values[alive]
+    if fleet.measures.calibration:
+        for head, values in calibration(fleet, fleet.stream, k).items():
+            fleet.measured[f"calibration.{head}"][alive, k, : k + 1] = values[alive]
+    return found
+
+
+def kept_bytes(fleet: Fleet) -> list[int]:
+    """Bytes that each run keeps from task to task, without its network and optimizer.
+
+    They are importances, anchors, a teacher, sums and exemplars.
+    """
+    shared = sum(tensor.nbytes for state in (fleet.loss_state, fleet.held) for tensor in state.values())
+    groups = fleet.memory.groups if fleet.memory else []
+    shared += sum(tensor.nbytes for group in groups for tensor in group.stored.values())
+    exemplars = sum(group.examples.shape[-1] for group in groups)
+    if fleet.learner.reservoir is not None:
+        exemplars += min(fleet.learner.reservoir, int(fleet.held["seen"]))
+    common = shared // fleet.runs + exemplars * math.prod(fleet.stream.shape) * fleet.theta.element_size()
+    found = []
+    for group in fleet.method_groups:
+        runs = group.rows.stop - group.rows.start
+        own = sum(vector.nbytes for vector in group.state.values()) // runs
+        found += [common + own] * runs
+    return found

@@ -1,16 +1,17 @@
-"""Squared gradients other than the step's own: of single examples, and of all data of a task."""
+"""Squared gradients other than a step's own: of single examples, and of all data of a task."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from rwalk import seeds
-from rwalk.engine.vectors import example_squares, is_linear_layers, squares_of_linear_layers
+from rwalk.engine.vectors import Networks
 from rwalk.losses import heads
 
 if TYPE_CHECKING:
@@ -19,28 +20,70 @@ if TYPE_CHECKING:
 AT_ONCE = 4096  # examples in a pass on a GPU, over all runs
 
 
+def of_task(fleet: Fleet) -> Tensor:
+    """The Fisher of the task's data at θ [R, P], eq. (1): the mean squared gradient, in evaluation mode.
+
+    The method chooses the gradients (`Method.fisher`, `Method.of_outputs`) and what it averages (`in_pass`).
+    Batches are shuffled, as a user's own loader would: gradients of one class add up, those of several classes
+    partly cancel.
+    """
+    method, plan = fleet.learner.method, fleet.task_plan
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        """One number per run [R] from logits [R, B, C]; one number from the logits [1, C] of one example."""
+        head = plan.head_of(labels)
+        if method.of_outputs:
+            return logits.where(head == 0, 0).square().sum(-1).mean(-1)
+        cross_entropy = F.cross_entropy if logits.dim() == 2 else heads.cross_entropy
+        return cross_entropy(logits + head, labels)
+
+    fisher = torch.zeros_like(fleet.theta)
+    examples = plan.examples
+    draws = [seeds.generator(seed, "fisher", fleet.task_number) for seed in fleet.seeds]
+    orders = torch.stack([examples[torch.randperm(len(examples), generator=draw)] for draw in draws])
+    for index in orders.to(fleet.theta.device).split(_at_once(fleet), dim=1):
+        x, y = fleet.stream.batch(index)
+        if method.fisher == "exact":
+            square = expected(fleet, x)
+        elif method.fisher == "example":
+            with torch.enable_grad():
+                square = example_squares(fleet.net, x, loss, y, method.in_pass)
+        else:
+            losses = loss(fleet.net.forward(x, train=False), y)
+            square = method.in_pass(fleet.net.gradient(losses).square())
+        fisher.add_(square, alpha=index.shape[1] / len(examples))
+    return fisher
+
+
+def _at_once(fleet: Fleet) -> int:
+    """Examples in a pass: a training batch, or more on a GPU if no example's gradient is stored."""
+    squared_first = fleet.learner.method.fisher == "exact" and is_linear_layers(fleet.net.module)
+    batch = fleet.training.batch
+    return max(batch, AT_ONCE // fleet.runs) if fleet.theta.is_cuda and squared_first else batch
+
+
 def of_examples(fleet: Fleet, x: Tensor, y: Tensor) -> Tensor:
     """The mean of squared per-example gradients of a batch [R, P]."""
 
     def loss(logits: Tensor, label: Tensor) -> Tensor:
-        return F.cross_entropy(logits + fleet.lesson.head_of(label), label)
+        return F.cross_entropy(logits + fleet.task_plan.head_of(label), label)
 
     with torch.enable_grad():
         return example_squares(fleet.net, x, loss, y)
 
 
 def expected(fleet: Fleet, x: Tensor) -> Tensor:
-    """The mean over a batch of Σ_c p(c) (∇ log p(c))², p being the network's prediction for an example [R, P].
+    """The mean over a batch of Σ_c p(c) (∇ log p(c))² [R, P]; p is the network's prediction for an example.
 
-    A squared gradient is weighted by p(c) where the loss is weighted by its root.
+    Weighting the loss by √p(c) weights the squared gradient by p(c).
     """
-    # Examples of one task: the classes that compete with one of them compete with all.
-    head = fleet.lesson.head_of(torch.tensor(fleet.stream.tasks[fleet.task].classes[0]))
+    # All examples of one task compete with the same classes.
+    head = fleet.task_plan.head_of(torch.tensor(fleet.stream.tasks[fleet.task].classes[0]))
     labels = (head == 0).nonzero().flatten().tolist()
 
     def loss(logits: Tensor, label: Tensor) -> Tensor:
-        said = (logits + head).log_softmax(-1).gather(-1, label[..., None])[..., 0]
-        return -(said.detach().exp().sqrt() * said).sum(-1)
+        log_p = (logits + head).log_softmax(-1).gather(-1, label[..., None])[..., 0]
+        return -(log_p.detach().exp().sqrt() * log_p).sum(-1)
 
     def losses(logits: Tensor) -> Iterator[Tensor]:
         for label in labels:
@@ -54,45 +97,92 @@ def expected(fleet: Fleet, x: Tensor) -> Tensor:
         return sum((example_squares(fleet.net, x, loss, y) for y in each), start=torch.zeros_like(fleet.theta))
 
 
-def _at_once(fleet: Fleet) -> int:
-    """Examples in a pass: a training batch; on a GPU more where gradients are squared before they are added, and
-    take no more memory."""
-    squared_first = fleet.learner.method.fisher == "exact" and is_linear_layers(fleet.net.module)
-    batch = fleet.training.batch
-    return max(batch, AT_ONCE // fleet.runs) if fleet.theta.is_cuda and squared_first else batch
+def example_squares(
+    net: Networks,
+    x: Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    y: Tensor,
+    of: Callable[[Tensor], Tensor] = lambda square: square,
+) -> Tensor:
+    """The mean over a batch of (a function of) squared per-example gradients [R, P].
+
+    In evaluation mode: a single example has no batch statistics, and measuring the Fisher must neither draw random
+    numbers nor update running statistics.
+    """
+    net.module.eval()
+
+    def example_loss(row: Tensor, buffers: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
+        return loss(net.call(net.layout.split(row), buffers, one_x[None])[1], one_y[None])
+
+    per_example = torch.func.vmap(torch.func.grad(example_loss), in_dims=(None, None, 0, 0))
+    rows = []
+    for r in range(net.runs):
+        buffers = {name: buffer[r] for name, buffer in net.buffers.items()}
+        gradients: Tensor = per_example(net.theta[r].detach(), buffers, x[r], y[r])
+        rows.append(of(gradients.square()).mean(0))
+    return torch.stack(rows)
 
 
-def of_task(fleet: Fleet) -> Tensor:
-    """The Fisher of the task's data at θ, eq. (1): mean squared gradient, in evaluation mode.
+def squares_of_linear_layers(
+    net: Networks, x: Tensor, losses: Callable[[Tensor], Iterable[Tensor]]
+) -> Tensor | None:
+    """The sum over examples and losses of squared gradients [R, P]; each loss [R] is a sum over examples.
 
-    Or whatever the method takes of them, and of whatever gradients. In shuffled batches, as a user's own loader
-    would provide: gradients of one class add up, those of several classes partly cancel.
+    It costs one backward pass per loss, because no example's gradient is computed alone. In evaluation mode.
+    Returns None if the network has parameters outside linear layers, or uses a layer more than once.
+    """
+    if not is_linear_layers(net.module):
+        return None
+    net.module.eval()
+    theta = net.theta.detach().clone().requires_grad_()
+    with _SquareLinearLayers() as counted:
+        _, logits = torch.func.vmap(net.call)(net.layout.split(theta), net.buffers, x)
+    if counted.layers != sum(isinstance(module, nn.Linear) for module in net.module.modules()):
+        return None
+    squares = torch.zeros_like(theta)
+    for loss in losses(logits):
+        squares += torch.autograd.grad(loss.sum(), theta, retain_graph=True)[0]
+    return squares.detach()
+
+
+def is_linear_layers(module: nn.Module) -> bool:
+    """Whether all trained parameters are those of linear layers."""
+    owned = {id(p) for each in module.modules() if isinstance(each, nn.Linear) for p in each.parameters()}
+    return all(id(p) in owned for p in module.parameters() if p.requires_grad)
+
+
+class _SquareLinearLayers(TorchFunctionMode):
+    """Makes the "gradients" of linear layers sums over the examples of squared gradients.
+
+    One example's gradient is an outer product, and its square that of the squares: Σᵢ (δᵢ xᵢᵀ)² = Σᵢ δᵢ² (xᵢ²)ᵀ.
     """
 
-    def differentiated(logits: Tensor, labels: Tensor) -> Tensor:
-        """Of logits [R, B, C] a number per run [R]; of one example's [1, C] a number."""
-        head = fleet.lesson.head_of(labels)
-        if fleet.learner.method.of_outputs:
-            return logits.where(head == 0, 0).square().sum(-1).mean(-1)
-        return (
-            F.cross_entropy(logits + head, labels)
-            if logits.dim() == 2
-            else heads.cross_entropy(logits + head, labels)
-        )
+    layers = 0  # number of calls of linear layers
 
-    fisher = torch.zeros_like(fleet.theta)
-    examples = fleet.lesson.examples
-    draws = [seeds.generator(seed, "fisher", fleet.past + fleet.task) for seed in fleet.seeds]
-    orders = torch.stack([examples[torch.randperm(len(examples), generator=draw)] for draw in draws])
-    for index in orders.to(fleet.theta.device).split(_at_once(fleet), dim=1):
-        x, y = fleet.stream.batch(index)
-        if fleet.learner.method.fisher == "exact":
-            square = expected(fleet, x)
-        elif fleet.learner.method.fisher == "example":
-            with torch.enable_grad():
-                square = example_squares(fleet.net, x, differentiated, y, fleet.learner.method.in_pass)
-        else:
-            losses = differentiated(fleet.net.forward(x, train=False), y)
-            square = fleet.learner.method.in_pass(fleet.net.gradient(losses).square())
-        fisher.add_(square, alpha=index.shape[1] / len(examples))
-    return fisher
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.linear and not kwargs and len(args) == 3 and args[0].dim() == 2:
+            self.layers += 1
+            return _SquaredLinear.apply(*args)  # type: ignore[no-untyped-call]
+        return func(*args, **(kwargs or {}))
+
+
+class _SquaredLinear(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, weight, bias = inputs
+        ctx.has_bias = bias is not None
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        square = grad.square()
+        return grad @ weight, square.mT @ x.square(), square.sum(0) if ctx.has_bias else None

@@ -1,15 +1,15 @@
 """THE training loop. R runs, one program: θ[R, P], one forward pass, everything after it elementwise.
 
 One run is a fleet of one; there is no second loop. Runs differ in seed, method and its numbers (λ, α …), share
-everything else, and never see each other: no reduction crosses runs, no random draw depends on the fleet's width.
+everything else, and are independent: no reduction crosses runs, no random draw depends on the fleet's width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,45 +19,26 @@ from torch import Tensor
 from rwalk import augmentations
 from rwalk.data.memory import Memory
 from rwalk.data.streams import Stream
-from rwalk.engine import evaluation, execution, exemplars, fisher, networks, reservoirs, teachers
-from rwalk.engine.execution import solved
-from rwalk.engine.late import LateLosses, thinned
-from rwalk.engine.lessons import Lesson, batches_of, lesson_of
+from rwalk.engine import evaluation, exemplars, fisher, networks, solved, teachers
+from rwalk.engine.execution import Execution, execution_of, execution_plan
+from rwalk.engine.method_groups import method_groups
 from rwalk.engine.optimizer import OPTIMIZERS, Optimizer
+from rwalk.engine.progress import LateLosses, Measured, Progress, Tell, thinned
+from rwalk.engine.task_plan import TaskPlan, batches_of, task_plan
 from rwalk.engine.vectors import Networks
-from rwalk.engine.walkers import walkers_of
 from rwalk.errors import InputError
 from rwalk.learners import Learner
+from rwalk.losses import heads
 from rwalk.methods.base import State
 from rwalk.metrics import HEADS
 from rwalk.parts import stack
 from rwalk.training import Training
 
-
-class Progress(NamedTuple):
-    """Where a fleet is: `step` of `steps` done in a task (from 0) of `tasks`, and the mean loss of its runs."""
-
-    task: int
-    tasks: int
-    step: int
-    steps: int
-    loss: float
-
-
-class Measured(NamedTuple):
-    """A task has ended: accuracies [R, task + 1] on it and on all before it, by each head."""
-
-    task: int
-    tasks: int
-    accuracy: dict[str, NDArray[np.float64]]
-
-
-Tell = Callable[[Progress | Measured], None]
-Enough = Callable[["Fleet"], bool]  # asked after every step whether the task has been learned long enough
+Enough = Callable[["Fleet"], bool]  # called after every step: whether the task has been learned long enough
 
 
 class Checkpoints(Protocol):
-    """Saves a fleet during training. Asked after every step, so that a signal to stop takes effect at once."""
+    """Saves a fleet during training; `due` is called after every step, so that a signal to stop acts at once."""
 
     def due(self, fleet: Fleet) -> bool: ...
 
@@ -74,16 +55,25 @@ class Fleet:
     >>> fleet.accuracy["single"].shape
     (2, 5, 5)
 
-    How a step is executed (operation by operation, compiled, or captured) is chosen by expected speed (see
-    `execution`); `fuse` forces compiled steps, or forbids them.
+    Args:
+        stream: The tasks, or the rest of a longer stream: see `past`.
+        network: A name, `package.module:factory`, or a function (input shape, classes) → nn.Module.
+        learners: One per run. They may differ in their method and in the numbers of their loss only.
+        seeds: One per run.
+        training: Steps, batch size, optimizer.
+        device: Where the runs are trained.
+        dtype: Type of parameters and inputs.
+        autocast: Whether forward passes use bfloat16.
+        past: Number of earlier tasks, whose examples are gone. Random draws continue after them.
+        known: The classes of those tasks.
+        fuse: Whether steps are compiled; by default where that is expected to be faster (see `execution`).
+        measures: Measurements beside the accuracies at every task's end; results are in `measured`.
 
-    `measures` asks for more than the accuracies at every task's end; `measured` holds it.
-
-    A stream may be the rest of a longer one: `past` counts the tasks before its first, whose examples are gone;
-    `known` are the classes that they taught. Random draws continue where those tasks left off.
+    Raises:
+        InputError: If the parts do not fit each other or the stream.
     """
 
-    lesson: Lesson  # what is fixed while the current task is learned
+    task_plan: TaskPlan  # of the current task
 
     def __init__(
         self,
@@ -118,50 +108,66 @@ class Fleet:
         if first.solver is not None:
             network = first.solver.network
         build = networks.builder(network, tuple(stream.shape), stream.classes)
-        self.net = Networks(
-            build, seeds, device, dtype, lambda module: networks.head_of(module, stream.classes), autocast
-        )
+        head_of = lambda module: networks.head_of(module, stream.classes)  # noqa: E731
+        self.net = Networks(build, seeds, device, dtype, head_of, autocast)
         exemplars.check_features(first, self.net)
         self.theta = self.net.theta.detach()  # the same storage, without autograd
-        self.plan = plan = execution.plan_of(self, fuse)
+        self.execution_plan = plan = execution_plan(self, fuse)
         self.loss = stack([each.loss for each in learners], self.theta)
         self.optimizer: Optimizer = OPTIMIZERS[training.optimizer](self.theta, training.lr, plan.compiled)
         self.memory = None if first.memory is None or first.memory.is_reservoir else Memory(first.memory)
-        self.walkers = walkers_of(learners, self.theta, columns=plan.compiled)
+        self.method_groups = method_groups(learners, self.theta, columns=plan.compiled)
         self.loss_state: State = {}
-        self.held: State = reservoirs.empty(self) | solved.empty(self)  # of any type, allocated once
+        self.held: State = exemplars.empty_reservoir(self) | solved.empty_sums(self)
         self.task = 0
         self.step = 0
         shape = (self.runs, len(stream), len(stream))
         self.accuracy: dict[str, NDArray[np.float64]] = {head: np.full(shape, np.nan) for head in HEADS}
         self.measures = measures
-        self.measured: dict[str, NDArray[np.float64]] = evaluation.room(self)  # what else is asked for
-        self.stopped: list[str | None] = [None] * self.runs
-        self.execution: execution.Execution = execution.made(self, plan)
+        self.measured = evaluation.empty_measurements(self)
+        self.stopped: list[str | None] = [None] * self.runs  # the reason, for a run that diverged
+        self.execution: Execution = execution_of(self, plan)
 
     @property
     def runs(self) -> int:
         return self.net.runs
 
     @property
+    def task_number(self) -> int:
+        """The current task's number, with the past tasks counted."""
+        return self.past + self.task
+
+    def mask(self, classes: Iterable[int]) -> Tensor:
+        """The head of these classes [C]: 0, and −∞ for all other classes."""
+        return heads.mask(classes, self.stream.classes, self.theta)
+
+    @property
     def state(self) -> State:
-        """What the methods know: vectors of all runs, or, where methods differ, of those that have the method."""
-        return {name: vector for walker in self.walkers for name, vector in walker.named().items()}
+        """The methods' vectors: of all runs or, where methods differ, of each method group."""
+        return {name: vector for group in self.method_groups for name, vector in group.named().items()}
 
     @state.setter
     def state(self, state: State) -> None:
-        for walker in self.walkers:
-            walker.take(state)
+        for group in self.method_groups:
+            own = {name: vector for name, vector in state.items() if name.startswith(group.prefix)}
+            group.state = {name.removeprefix(group.prefix): vector for name, vector in own.items()}
 
     def state_of(self, run: int) -> State:
-        """What one run's method knows, as in a fleet of that run alone: vectors [1, P]."""
-        walker = next(each for each in self.walkers if each.rows.start <= run < each.rows.stop)
-        return walker.of_run(run)
+        """The vectors [1, P] of one run's method, as in a fleet of that run alone."""
+        group = next(each for each in self.method_groups if each.rows.start <= run < each.rows.stop)
+        row = run - group.rows.start
+        return {name: vector[row : row + 1] for name, vector in group.state.items()}
 
     def train(
         self, tell: Tell | None = None, checkpoints: Checkpoints | None = None, enough: Enough | None = None
     ) -> None:
-        """Learn the tasks one after another, measuring all tasks seen after each."""
+        """Learn the tasks one after another, and measure all tasks seen after each.
+
+        Args:
+            tell: Called with Progress now and then, and with Measured after every task.
+            checkpoints: Saves the fleet.
+            enough: Whether a task has been learned long enough; called after every step.
+        """
         with self._cudnn():
             while self.task < len(self.stream) and not all(self.stopped):
                 self.begin_task()
@@ -172,41 +178,41 @@ class Fleet:
                     checkpoints.save(self)
 
     def _cudnn(self) -> AbstractContextManager[None]:
-        """Let cuDNN measure which kernels suit the shapes, which are fixed. The flags are global: CUDA alone."""
+        """Let cuDNN measure its kernels for the fixed shapes. The flags are global, so this is for CUDA alone."""
         if not self.theta.is_cuda:
             return nullcontext()
-        exact = torch.backends.cudnn.deterministic  # `flags` turns off whatever it is not told
+        exact = torch.backends.cudnn.deterministic  # `flags` resets the options that it is not given
         return torch.backends.cudnn.flags(True, benchmark=not exact, deterministic=exact, allow_tf32=True)
 
     def begin_task(self) -> None:
-        self.lesson = lesson_of(self)
-        if self.step == 0:
+        self.task_plan = task_plan(self)
+        if self.step == 0:  # else it is resumed
             if not self.training.keep_optimizer or self.loss.afresh:
                 self.optimizer.restart(keep_count=self.training.keep_debias and not self.loss.afresh)
             exemplars.keep(self, before=True)
             if self.loss.afresh:
                 self.net.restart()
-            teachers.begin_task(self.loss, self.loss_state, self.theta, self.net.buffers, self.past + self.task)
+            teachers.begin_task(self.loss, self.loss_state, self.theta, self.net.buffers, self.task_number)
         self.execution.begin_task()
 
     def train_task(
         self, tell: Tell | None = None, checkpoints: Checkpoints | None = None, enough: Enough | None = None
     ) -> None:
-        late = LateLosses(self.theta.is_cuda)
+        late, steps = LateLosses(self.theta.is_cuda), self.task_plan.steps
         for batch in batches_of(self):  # drawn by names: (seed, task, epoch)
-            losses = self.execution.step(*batch)  # gradient → project → walk → observe
+            losses = self.execution.step(*batch)  # gradient → projection → update → observation
             self.step += 1
-            for number, walker in enumerate(self.walkers):
-                if walker.method.window and self.step % walker.method.window == 0:
+            for number, group in enumerate(self.method_groups):
+                if group.method.window and self.step % group.method.window == 0:
                     self.execution.close_window(number)
             evaluation.measure_within(self)
             due = checkpoints is not None and checkpoints.due(self)
-            ended = self.step == self.lesson.steps or (enough is not None and enough(self))
-            for step, seen in late.add(losses, self.step, flush=due or ended):
-                self._stop_what_diverged(step, seen)
+            ended = self.step == steps or (enough is not None and enough(self))
+            for last, seen in late.add(losses, self.step, flush=due or ended):
+                self._stop_diverged(last, seen)
                 if tell:
-                    for reached, loss in thinned(step, seen, self.lesson.steps):
-                        tell(Progress(self.task, len(self.stream), reached, self.lesson.steps, loss))
+                    for step, loss in thinned(last, seen, steps):
+                        tell(Progress(self.task, len(self.stream), step, steps, loss))
             if checkpoints and due and not all(self.stopped):
                 checkpoints.save(self)
             if ended or all(self.stopped):
@@ -215,28 +221,22 @@ class Fleet:
     def end_task(self, tell: Tell | None = None) -> None:
         self.execution.end_task()
         importance = fisher.of_task(self) if self.learner.method.data_pass else None
-        for walker in self.walkers:
-            walker.method.consolidate(walker.state, self.theta[walker.rows], importance)
+        for group in self.method_groups:
+            group.method.consolidate(group.state, self.theta[group.rows], importance)
         exemplars.keep(self, before=False)
-        measured = evaluation.evaluate(self, self.stream, self.task)
-        alive = np.array([reason is None for reason in self.stopped])
-        for head, values in measured.items():
-            self.accuracy[head][alive, self.task, : self.task + 1] = values[alive]
-        evaluation.measure_calibration(self)
+        accuracy = evaluation.measure_task(self)
         if tell:
-            tell(Measured(self.task, len(self.stream), measured))
+            tell(Measured(self.task, len(self.stream), accuracy))
 
-    def _stop_what_diverged(self, last: int, losses: Tensor) -> None:
-        """Stop the runs whose loss is not finite any more; they continue as NaN and do not affect the others."""
+    def _stop_diverged(self, last: int, losses: Tensor) -> None:
+        """Stop the runs whose loss is non-finite; they continue as NaN and do not affect the others."""
         finite = losses.isfinite()
         first = last - len(losses)
         for run in (~finite.all(0)).nonzero().flatten().tolist():
             if self.stopped[run] is None:
                 step = first + int(finite[:, run].int().argmin()) + 1
                 lam, rate = self.learners[run].lam, f"learning rate = {self.training.lr:g}"
-                cure = (
-                    f"(λ = {lam:g}, {rate}): lower one of them, or take the proximal penalty"
-                    if lam
-                    else f"({rate}): lower it"
-                )
-                self.stopped[run] = f"the loss is not finite at step {step} of task {self.task + 1} {cure}"
+                advice = f"({rate}): lower it"
+                if lam:
+                    advice = f"(λ = {lam:g}, {rate}): lower one of them, or take the proximal penalty"
+                self.stopped[run] = f"the loss is not finite at step {step} of task {self.task + 1} {advice}"

@@ -20,7 +20,7 @@ SECTIONS = ("optimizer", "method", "loss", "buffer", "accuracy", "measured", "he
 
 @dataclass
 class Snapshot:
-    """Everything that the rest of a training depends on; on the CPU."""
+    """Everything that the rest of a training depends on, on the CPU."""
 
     theta: Tensor
     optimizer: State
@@ -28,15 +28,15 @@ class Snapshot:
     loss: State
     buffer: State
     accuracy: State  # by head
-    measured: State  # what else was asked for
-    held: State  # what a reservoir holds, or the sums of a solver
+    measured: State  # the additional measurements
+    held: State  # a reservoir's examples, or the sums of a solver
     task: int
     step: int
     stopped: list[str | None]
     groups: list[Group] = field(default_factory=list)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors under names of their own, for a file."""
+        """All tensors by name, for a file."""
         named = {"theta": self.theta}
         for section in SECTIONS:
             named |= {f"{section}.{name}": tensor for name, tensor in getattr(self, section).items()}
@@ -52,7 +52,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], counters: Mapping[str, Any]) -> Snapshot:
-        """What `tensors` and `counters` were made of."""
+        """The snapshot that `tensors` and `counters` came from."""
 
         def section(prefix: str) -> State:
             return {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
@@ -67,7 +67,7 @@ class Snapshot:
 
 
 def take(fleet: Fleet) -> Snapshot:
-    """Copies on the CPU: the device might not have room for both the original and a copy."""
+    """Copy a fleet's state to the CPU: the device might not have room for both the original and a copy."""
 
     def copied(state: Mapping[str, Tensor]) -> State:
         return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}

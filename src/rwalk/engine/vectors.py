@@ -1,12 +1,12 @@
 """A network is a vector, a fleet of networks is a matrix: nn.Module ⇄ θ[R, P].
 
-This is the only file that knows how parameters get out of θ and how gradients get back into a vector.
-Everybody else sees `theta`, `forward` and `gradient`.
+Only this file handles how parameters get out of θ and how gradients get back into a vector. All other code uses
+`theta`, `forward` and `gradient`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,11 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rwalk.engine.batched import BatchWell, SquareWell
+from rwalk.engine.batched import BatchWell
 from rwalk.errors import InputError
 from rwalk.seeds import seeded
-
-Begun = tuple[nn.Module, Tensor, dict[str, Tensor]]  # a network, all their θ [R, P], what lies beside it [R, …]
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Layout:
     def split(self, theta: Tensor) -> dict[str, Tensor]:
         """Views [..., *shape] of θ[..., P] by name.
 
-        One `split` and views, never slices: its backward is one `cat`, where each slice would pad to P.
+        They are one `split` and views: its backward is one `cat`, whereas each slice would pad to P.
         """
         parts = theta.split(self.sizes, dim=-1)
         lead = theta.shape[:-1]
@@ -61,13 +59,19 @@ class Layout:
 
 
 class Networks:
-    """R networks of one architecture, their parameters the rows of θ[R, P].
+    """R networks of one architecture, whose parameters are the rows of θ[R, P].
 
-    `build` makes one network; it is called once per seed, under that seed. Buffers (BatchNorm's statistics,
-    dropout's counters) and frozen parameters are stacked per run beside θ.
+    Buffers (batch norm's statistics, dropout's counters) and frozen parameters are stacked per run beside θ. For
+    R = 1 the module's own parameters are views into θ, and a forward pass is a plain call, so a fleet of one costs
+    nothing extra. For R > 1 the module is a template, called under vmap.
 
-    For R = 1 the module's own parameters are views into θ, and a forward pass is a plain call, so a
-    fleet of one costs nothing extra. For R > 1 the module is a template, called under vmap.
+    Args:
+        build: Makes one network; called once per seed, under that seed.
+        seeds: One seed per network.
+        device: Where the networks are trained.
+        dtype: Type of all parameters.
+        tap: Finds the layer of a network whose inputs are its features.
+        autocast: Whether forward passes use bfloat16.
     """
 
     def __init__(
@@ -79,8 +83,8 @@ class Networks:
         tap: Callable[[nn.Module], nn.Module | None] = lambda module: None,
         autocast: bool = False,
     ) -> None:
-        self._begin = partial(_begun, build, seeds, dtype)
-        module, theta, buffers = self._begin()
+        self._initial = partial(_initial, build, seeds, dtype)
+        module, theta, buffers = self._initial()
         self.layout = Layout.of(module)
         self.device = torch.device(device)
         self.autocast = autocast
@@ -111,8 +115,8 @@ class Networks:
             held.set_(self.buffers[name][0])  # type: ignore[call-overload]
 
     def restart(self) -> None:
-        """Begin anew, as the seeds say."""
-        _, theta, buffers = self._begin()
+        """Return to the initial parameters and buffers of the seeds."""
+        _, theta, buffers = self._initial()
         self.theta.detach().copy_(theta)
         for name, buffer in buffers.items():
             self.buffers[name].copy_(buffer)
@@ -129,10 +133,7 @@ class Networks:
         buffers: Mapping[str, Tensor] | None = None,
         train: bool = True,
     ) -> Tensor:
-        """Logits [R, B, C] of inputs [R, B, ...], at θ or at another matrix of the same shape.
-
-        `buffers` are those that belong to another θ; by default the networks' own.
-        """
+        """Logits [R, B, C] of inputs [R, B, ...]; see `forward_with_features`."""
         return self.forward_with_features(x, theta=theta, buffers=buffers, train=train)[1]
 
     def forward_with_features(
@@ -143,7 +144,17 @@ class Networks:
         buffers: Mapping[str, Tensor] | None = None,
         train: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """(features [R, B, f], logits [R, B, C]); features are empty where the network has no known head."""
+        """Features [R, B, f] and logits [R, B, C] of inputs [R, B, ...].
+
+        Args:
+            x: The inputs of every network.
+            theta: Another matrix of parameters; it changes no buffer. By default the networks' own.
+            buffers: The buffers that belong to `theta`; by default the networks' own.
+            train: Whether the modules are in training mode.
+
+        Returns:
+            Features, with f = 0 if the network has no known head, and logits.
+        """
         if self.module.training != train:
             self.module.train(train)
         with self._precision():
@@ -152,7 +163,6 @@ class Networks:
                 features = self._taken(logits[0])[None]
             else:
                 parameters = self.layout.split(self.theta if theta is None else theta)
-                # Evaluating another θ is not training: it must not update the running statistics.
                 held = self.buffers if buffers is None else buffers
                 held = dict(held) if theta is None else {name: each.clone() for name, each in held.items()}
                 with BatchWell():
@@ -178,7 +188,7 @@ class Networks:
         return torch.cat(self.gradient_pieces(losses), dim=1)
 
     def gradient_pieces(self, losses: Tensor) -> list[Tensor]:
-        """The same for R = 1, as autograd returns it, without concatenation: one piece [1, n] per parameter."""
+        """The same for R = 1, without concatenation: one piece [1, n] per parameter."""
         grads = torch.autograd.grad(losses[0], self._parameters, allow_unused=True, materialize_grads=True)
         return [grad.reshape(1, -1) for grad in grads]
 
@@ -195,29 +205,28 @@ class Networks:
         """
         self.module.train()
         leaves = {name: (p[0] if self.solo else p).detach().requires_grad_() for name, p in parameters.items()}
-        held = dict(zip(self.buffers, buffers, strict=True))
         with torch.enable_grad(), self._precision():
-            if self.solo:
-                logits = self.call(leaves, held, _channels_last(x[0]))[1][None]
-            else:
-                with BatchWell():
-                    _, logits = torch.func.vmap(self.call)(leaves, held, x)
+            logits = self._pure_logits(leaves, dict(zip(self.buffers, buffers, strict=True)), x)
             losses = loss(logits.to(self.theta.dtype))
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
         return losses.detach(), [grad.reshape(self.runs, -1) for grad in grads]
 
-    def pure_outputs(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Logits [R, B, C] in evaluation mode, as a function that `programs` can record; it changes nothing."""
+    def pure_outputs(self, theta: Tensor, buffers: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Logits [R, B, C] of θ [R, P] in evaluation mode, in a form that `programs` can record."""
         self.module.eval()
-        held = {name: buffer.clone() for name, buffer in buffers.items()}
+        own, held = self.layout.split(theta), {name: buffer.clone() for name, buffer in buffers.items()}
+        if self.solo:
+            own, held = ({name: each[0] for name, each in state.items()} for state in (own, held))
         with self._precision():
-            if self.solo:
-                own, held = ({name: each[0] for name, each in state.items()} for state in (parameters, held))
-                logits = self.call(own, held, _channels_last(x[0]))[1][None]
-            else:
-                with BatchWell():
-                    _, logits = torch.func.vmap(self.call)(dict(parameters), held, x)
-        return logits.to(self.theta.dtype)
+            return self._pure_logits(own, held, x).to(self.theta.dtype)
+
+    def _pure_logits(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Logits [R, B, C]; for R = 1 parameters and buffers have no dimension of runs."""
+        if self.solo:
+            return self.call(parameters, buffers, _channels_last(x[0]))[1][None]
+        with BatchWell():
+            logits: Tensor = torch.func.vmap(self.call)(parameters, buffers, x)[1]
+        return logits
 
     @property
     def own_buffers(self) -> list[Tensor]:
@@ -235,7 +244,7 @@ def head_weight(net: Networks) -> Tensor:
 
 @contextmanager
 def preserved(buffers: Mapping[str, Tensor]) -> Iterator[None]:
-    """Undo whatever forward passes inside do to these buffers."""
+    """Restore these buffers after the forward passes inside."""
     before = {name: buffer.clone() for name, buffer in buffers.items()}
     try:
         yield
@@ -244,66 +253,10 @@ def preserved(buffers: Mapping[str, Tensor]) -> Iterator[None]:
             buffer.copy_(before[name])
 
 
-def example_squares(
-    net: Networks,
-    x: Tensor,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    y: Tensor,
-    of: Callable[[Tensor], Tensor] = lambda square: square,
-) -> Tensor:
-    """Mean over the batch of (a function of) squared per-example gradients [R, P]: the Fisher of eq. (1).
-
-    In evaluation mode: a single example has no batch statistics, and measuring the Fisher must neither draw random
-    numbers nor update the running statistics.
-    """
-    net.module.eval()
-
-    def example_loss(row: Tensor, buffers: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
-        return loss(net.call(net.layout.split(row), buffers, one_x[None])[1], one_y[None])
-
-    per_example = torch.func.vmap(torch.func.grad(example_loss), in_dims=(None, None, 0, 0))
-
-    def run_squares(row: Tensor, buffers: dict[str, Tensor], xs: Tensor, ys: Tensor) -> Tensor:
-        gradients: Tensor = per_example(row, buffers, xs, ys)
-        return of(gradients.square()).mean(0)
-
-    rows = [
-        run_squares(net.theta[r].detach(), {k: v[r] for k, v in net.buffers.items()}, x[r], y[r])
-        for r in range(net.runs)
-    ]
-    return torch.stack(rows)
-
-
-def squares_of_linear_layers(
-    net: Networks, x: Tensor, losses: Callable[[Tensor], Iterable[Tensor]]
-) -> Tensor | None:
-    """Σ over examples of squared gradients [R, P], summed over losses of logits, each [R] a sum over examples.
-
-    No example's gradient is computed on its own: this costs one backward pass per loss. In evaluation mode.
-    None where the network has other parameters than those of linear layers, each used once.
-    """
-    if not is_linear_layers(net.module):
-        return None
-    net.module.eval()
-    theta = net.theta.detach().clone().requires_grad_()
-    with SquareWell() as counted:
-        _, logits = torch.func.vmap(net.call)(net.layout.split(theta), net.buffers, x)
-    if counted.layers != sum(isinstance(module, nn.Linear) for module in net.module.modules()):
-        return None
-    squares = torch.zeros_like(theta)
-    for loss in losses(logits):
-        squares += torch.autograd.grad(loss.sum(), theta, retain_graph=True)[0]
-    return squares.detach()
-
-
-def is_linear_layers(module: nn.Module) -> bool:
-    """Whether all that is trained are the parameters of linear layers."""
-    owned = {id(p) for each in module.modules() if isinstance(each, nn.Linear) for p in each.parameters()}
-    return all(id(p) in owned for p in module.parameters() if p.requires_grad)
-
-
-def _begun(build: Callable[[], nn.Module], seeds: Sequence[int], dtype: torch.dtype) -> Begun:
-    """A network per seed."""
+def _initial(
+    build: Callable[[], nn.Module], seeds: Sequence[int], dtype: torch.dtype
+) -> tuple[nn.Module, Tensor, dict[str, Tensor]]:
+    """The last network, and θ [R, P] and buffers [R, …] of all networks, one per seed."""
     rows, beside = [], []
     for seed in seeds:
         with seeded(seed):
@@ -313,12 +266,12 @@ def _begun(build: Callable[[], nn.Module], seeds: Sequence[int], dtype: torch.dt
     return module, torch.stack(rows), {name: torch.stack([each[name] for each in beside]) for name in beside[0]}
 
 
+def _untrained(module: nn.Module) -> dict[str, Tensor]:
+    """A module's buffers and frozen parameters."""
+    frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
+    return {**dict(module.named_buffers()), **frozen}
+
+
 def _channels_last(x: Tensor) -> Tensor:
     """Images on CUDA in the layout that cuDNN prefers."""
     return x.contiguous(memory_format=torch.channels_last) if x.is_cuda and x.dim() == 4 else x
-
-
-def _untrained(module: nn.Module) -> dict[str, Tensor]:
-    """What a module holds besides its trainable parameters: buffers and frozen parameters."""
-    frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
-    return {**dict(module.named_buffers()), **frozen}

@@ -22,11 +22,10 @@ from torch import Tensor
 
 from rwalk import sealed
 from rwalk.engine import evaluation, snapshots, teachers
-from rwalk.engine.execution import executed
-from rwalk.engine.execution.plan import lacked
+from rwalk.engine.execution import executed, lacked
 from rwalk.engine.fleet import Fleet
+from rwalk.engine.method_groups import MethodGroup
 from rwalk.engine.snapshots import Snapshot
-from rwalk.engine.walkers import Walker
 from rwalk.errors import InputError
 from rwalk.files import parse_json, write_atomically
 from rwalk.metrics import HEADS
@@ -299,12 +298,12 @@ def _states(fleet: Fleet, tasks: int, step: int) -> dict[str, dict[str, Tensor]]
     theta = torch.empty_like(fleet.theta, device="meta")
     loss = fleet.learner.loss
     held, taught = dict[str, Tensor](), dict[str, Tensor]()
-    for walker in fleet.walkers:
-        method, rows = fleet.learners[walker.rows.start].method, theta[walker.rows]
-        walker = Walker(walker.rows, method, method.start(rows), walker.prefix)
+    for group in fleet.method_groups:
+        method, rows = fleet.learners[group.rows.start].method, theta[group.rows]
+        group = MethodGroup(group.rows, method, method.start(rows), group.prefix)
         for _ in range(tasks):
-            method.consolidate(walker.state, rows, rows)
-        held |= walker.named()
+            method.consolidate(group.state, rows, rows)
+        held |= group.named()
     buffers = {name: torch.empty_like(each, device="meta") for name, each in fleet.net.buffers.items()}
     for task in range(tasks + 1 if step else tasks):
         teachers.begin_task(loss, taught, theta, buffers, task)
@@ -331,7 +330,7 @@ def _check_forms(found: Mapping[str, Form], expected: Mapping[str, Form]) -> Non
 def _unsound(fleet: Fleet, tensors: Mapping[str, Tensor], stopped: list[str | None]) -> str | None:
     """A tensor that is not finite in an active run; accuracies may be NaN, as some are still to be measured."""
     everyone = torch.tensor([why is None for why in stopped])
-    rows_of = {f"method.{walker.prefix}": walker.rows for walker in fleet.walkers}
+    rows_of = {f"method.{group.prefix}": group.rows for group in fleet.method_groups}
     for name, tensor in tensors.items():
         if name.startswith(("accuracy.", "measured.")) or not tensor.is_floating_point():
             continue

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from rwalk.engine.fleet import Measured, Progress
-from rwalk.engine.footprint import Cost
+from rwalk.engine.evaluation import Cost
+from rwalk.engine.progress import Measured, Progress
 from rwalk.studies.specs import RunSpec
 
 Runs = tuple[RunSpec, ...]  # that are trained together, as one fleet

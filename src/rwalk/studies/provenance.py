@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rwalk.engine.execution.plan import NO_COMPILER, lacked
+from rwalk.engine.execution import NO_COMPILER, lacked
 from rwalk.programs import compiler_works
 from rwalk.studies import numerics
 from rwalk.studies.environment import commit, environment

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rwalk.engine.execution.plan import NO_COMPILER, lacked
+from rwalk.engine.execution import NO_COMPILER, lacked
 from rwalk.files import checked_json, with_checksum, write_atomically
 from rwalk.metrics import HEADS
 from rwalk.programs import compiler_works

@@ -17,7 +17,7 @@ from rwalk.data import datasets, splits
 from rwalk.data.datasets import Reading
 from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Dataset, Stream
-from rwalk.engine.walkers import can_be_mixed
+from rwalk.engine.method_groups import can_be_mixed
 from rwalk.errors import InputError, first_line
 from rwalk.learners import Learner, learner
 from rwalk.methods import Method

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rwalk.data.streams import Stream
-from rwalk.engine.execution.plan import lacked
+from rwalk.engine.execution import lacked
 from rwalk.errors import InputError, unknown
 from rwalk.studies import lams, provenance
 from rwalk.studies.environment import environment

@@ -14,7 +14,7 @@ from typing import Any
 
 from rwalk import parts
 from rwalk.data.memory import MemorySpec
-from rwalk.engine.walkers import can_be_mixed
+from rwalk.engine.method_groups import can_be_mixed
 from rwalk.errors import InputError
 from rwalk.learners import Learner, learner
 from rwalk.losses import Loss

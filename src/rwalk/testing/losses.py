@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from rwalk.engine import teachers
-from rwalk.engine.execution.inputs import StepInputs, batch_of
 from rwalk.engine.fleet import Fleet
-from rwalk.engine.lessons import batches_of
+from rwalk.engine.step import StepInputs, batch_of
+from rwalk.engine.task_plan import batches_of
 from rwalk.engine.vectors import preserved
 from rwalk.losses import Batch
 from rwalk.programs import compiler_works

@@ -23,8 +23,8 @@ from rwalk.data.splits import from_arrays
 from rwalk.data.streams import Stream
 from rwalk.engine import networks, snapshots
 from rwalk.engine.fleet import Fleet
-from rwalk.engine.lessons import batches_of
 from rwalk.engine.snapshots import Snapshot
+from rwalk.engine.task_plan import batches_of
 from rwalk.errors import InputError
 from rwalk.learners import Learner
 from rwalk.studies.checkpoint import Checkpointer

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from rwalk.data.streams import Stream
 from rwalk.engine import evaluation
-from rwalk.engine.fleet import Fleet, Measured, Progress
-from rwalk.engine.footprint import Cost, kept_by
+from rwalk.engine.evaluation import Cost, kept_bytes
+from rwalk.engine.fleet import Fleet
+from rwalk.engine.progress import Measured, Progress
 from rwalk.errors import InputError, first_line
 from rwalk.metrics import HEADS
 from rwalk.studies import numerics, provenance
@@ -245,7 +246,7 @@ def train(
             for run in range(len(job))
         ]
     if job[0].counts and not resumed and not any(fleet.stopped):
-        report(Cost((time.perf_counter() - begun) / len(job), kept_by(fleet)))
+        report(Cost((time.perf_counter() - begun) / len(job), kept_bytes(fleet)))
     if context.keep and job[0].counts:
         context.keep(job, fleet)
     data = stream.fingerprint()

@@ -21,7 +21,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rwalk.engine.fleet import Progress
+from rwalk.engine.progress import Progress
 from rwalk.errors import InputError
 from rwalk.files import checked_json, with_checksum, write_atomically
 from rwalk.metrics import HEADS
