@@ -1,25 +1,58 @@
-"""What holds for all tests."""
+"""Settings and fixtures of all tests."""
 
 from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
+from typer.main import get_command
 
+from command_line import Outcome, Rwalk
+from rwalk import cli
 from rwalk.programs import compiler_works
+from rwalk.report import figures
 
-# Networks here are tiny: a second thread costs more than it brings, above all where cores are shared.
+# The networks of the tests are tiny: a second thread costs more time than it saves.
 torch.set_num_threads(1)
 
-collect_ignore = ["fuzz"]  # run by `make fuzz`, which brings the package they need
+collect_ignore = ["fuzz"]  # `make fuzz` installs the package they need and runs them
 
-# A busy machine is no failure.
+# No test fails because a machine is busy.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 
 
+@cache
+def commands() -> Any:
+    """The commands of `rwalk`, parsed once for all tests."""
+    return get_command(cli.app)
+
+
+@pytest.fixture
+def rwalk(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Rwalk:
+    """Call `rwalk` in this process.
+
+    Figures are built but not rendered. `test_cli.py` renders one, in a process of its own.
+    """
+    monkeypatch.setattr(figures, "save", lambda figure, path: path.touch())
+
+    def call(*arguments: str | Path) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["rwalk", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main(commands())
+        return Outcome(int(ended.value.code or 0), *capsys.readouterr())
+
+    return call
+
+
 @pytest.fixture
 def compiler() -> None:
-    """For tests of compiled programs; tried when the first of them runs, not whenever tests are collected."""
+    """Skip a test of compiled programs if no compiler works."""
     if not compiler_works():
         pytest.skip("there is no C++ compiler that works")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import little
+from command_line import Outcome, Rwalk, refused
 from rwalk import Fleet, MemorySpec, Training, __version__, cli
 from rwalk.cli import sweep, trust
 from rwalk.files import with_checksum
@@ -36,15 +37,6 @@ TINY = ["run", "--epochs=1", "--seeds=2"]
 LITTLE = ["run", "--network=little:Network", "--seeds=1", "--reference=none", "--workers=1"]
 
 
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Rwalk = Callable[..., Outcome]
-
-
 @pytest.fixture(autouse=True)
 def surroundings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to work in, away from the user's data and cache."""
@@ -55,32 +47,6 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.delenv("RWALK_DATA", raising=False)
     return folder
-
-
-@pytest.fixture
-def rwalk(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Rwalk:
-    """The command in this process, as its entry point runs it."""
-
-    def call(*arguments: str | Path) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["rwalk", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as error:
-            code = int(error.code or 0)
-        return Outcome(code, *capsys.readouterr())
-
-    return call
-
-
-def refused(outcome: Outcome, *fragments: str) -> None:
-    """Exit code 2, and one line that says what was wrong."""
-    assert outcome.code == 2, outcome
-    assert outcome.out == ""
-    assert outcome.err.startswith("rwalk: ") and outcome.err.count("\n") == 1, outcome.err
-    for fragment in fragments:
-        assert fragment in outcome.err
 
 
 # ── a study, in processes of its own ──────────────────────────────────────────────────────────────────────

@@ -10,10 +10,10 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +23,9 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_digits, load_wine
 
 import little
-from rwalk import Fleet, IncrementalClassifier, MemorySpec, Training, cli, models, parts, sealed
+from command_line import Rwalk, refused
+from rwalk import Fleet, IncrementalClassifier, MemorySpec, Training, models, parts, sealed
+from rwalk.closed_form import features
 from rwalk.data.datasets import Reading, columns
 from rwalk.data.portions import source
 from rwalk.errors import InputError
@@ -36,44 +38,14 @@ ORDER = np.random.default_rng(0).permutation(len(WINE.target))
 NAMES = np.array(["barolo", "grignolino", "barbera"])[WINE.target]
 
 
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Rwalk = Callable[..., Outcome]
-
-
 @pytest.fixture(autouse=True)
 def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RWALK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", os.path.dirname(little.__file__), prepend=os.pathsep)
     monkeypatch.delenv("RWALK_DATA", raising=False)
+    monkeypatch.setattr(features, "RANDOM", 200)  # few random features: solving takes most of the time
     return tmp_path
-
-
-@pytest.fixture
-def rwalk(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Rwalk:
-    def call(*arguments: str | Path) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["rwalk", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as error:
-            code = int(error.code or 0)
-        return Outcome(code, *capsys.readouterr())
-
-    return call
-
-
-def refused(outcome: Outcome, *fragments: str) -> None:
-    assert outcome.code == 2 and outcome.out == "", outcome
-    assert outcome.err.startswith("rwalk: ") and outcome.err.count("\n") == 1, outcome.err
-    for fragment in fragments:
-        assert fragment in outcome.err
 
 
 def wine(path: str, rows: slice, named: bool = True) -> str:
