@@ -15,10 +15,12 @@ from rwalk.data.samplers import SAMPLERS
 from rwalk.errors import InputError
 from rwalk.parts import parts
 from rwalk.programs import compiler_works
+from rwalk.registry import MOVED
 from rwalk.testing import checks_of
 
 OWN = ("MAS", "DERpp", "Orthogonal", "FARTHEST", "Noise", "Convolutions")
-EVERY_PART = [*parts(), *SAMPLERS, *AUGMENTATIONS, "mlp", *(f"own_parts:{name}" for name in OWN)]
+PUBLISHED = [place for place in MOVED.values() if "cnn" not in place]  # a convolutional network takes long
+EVERY_PART = [*parts(), *SAMPLERS, *AUGMENTATIONS, "mlp", *PUBLISHED, *(f"own_parts:{name}" for name in OWN)]
 
 
 @pytest.mark.parametrize(

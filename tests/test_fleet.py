@@ -183,7 +183,9 @@ def test_named_networks_are_the_same_in_fleets(stream: Stream, network: str) -> 
         torch.testing.assert_close(buffer[0], together.net.buffers[key][1], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(("sampler", "runs"), [*((name, 1) for name in samplers.SAMPLERS), ("mof", 2)])
+@pytest.mark.parametrize(
+    ("sampler", "runs"), [*((name, 1) for name in [*samplers.SAMPLERS, "mof-plain"]), ("mof", 2)]
+)
 def test_every_sampler_and_icarl_take_a_network_in_bfloat16(stream: Stream, sampler: str, runs: int) -> None:
     for name in ("rwalk", "icarl"):
         learners = [learner(name, MemorySpec(3, sampler=sampler))] * runs

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import little
+from reproduction.variants import ICaRL2020
 from rwalk import Fleet, InputError, MemorySpec, Stream, Training, learner
 from rwalk.classifiers import NearestMean
 from rwalk.data import datasets, splits
@@ -20,7 +21,6 @@ from rwalk.engine import step
 from rwalk.engine.task_plan import batches_of
 from rwalk.losses import Batch
 from rwalk.losses.icarl import ICaRL
-from rwalk.losses.icarl_2020 import ICaRL2020
 
 
 def distillation(logits: Tensor, y: Tensor, new: Tensor, old: Tensor, teacher: Tensor | None) -> Tensor:

@@ -23,7 +23,7 @@ from rwalk.engine import evaluation, execution
 from rwalk.engine import fisher as fisher_of
 from rwalk.files import with_checksum
 from rwalk.methods import Method
-from rwalk.parts import parts, stack
+from rwalk.parts import VARIANTS, parts, stack
 from rwalk.programs import compiler_works
 from rwalk.report.html import render
 from rwalk.report.results import read
@@ -252,7 +252,10 @@ def trained(name: str, optimizer: str) -> float:
 
 # GEM asks whether a gradient is against an old one: with Adam, rounding decides that within a few steps.
 TRAINED = [
-    (name, optimizer) for name in parts() for optimizer in ("adam", "sgd") if (name, optimizer) != ("gem", "adam")
+    (name, optimizer)
+    for name in [*parts(), *VARIANTS]
+    for optimizer in ("adam", "sgd")
+    if (name, optimizer) != ("gem", "adam")
 ]
 
 

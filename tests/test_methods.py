@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from reproduction.variants import RWalk2018, RWalkEuclidean, RWalkUndivided
 from rwalk.errors import InputError
 from rwalk.methods import EWC, METHODS, PI, EWCpp, Method, RWalk, Vanilla
 from rwalk.methods.base import normalized
 from rwalk.methods.ewc_online import EWCOnline
 from rwalk.methods.l2 import L2SP
 from rwalk.methods.mas import MAS
-from rwalk.methods.rwalk_2018 import RWalk2018
-from rwalk.methods.rwalk_ablations import RWalkEuclidean, RWalkUndivided
 from rwalk.parts import stack
 
 R, P, STEPS = 3, 17, 23

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rwalk.data.samplers import SAMPLERS
-from rwalk.parts import parts
+from rwalk.parts import VARIANTS, parts
 
 ORACLES = {
     "vanilla": "test_fleet.py::test_vanilla_is_a_plain_pytorch_loop",
@@ -49,7 +49,7 @@ ORACLES = {
 
 
 def test_every_part_has_an_oracle() -> None:
-    assert ORACLES.keys() == {*parts(), *SAMPLERS, "reservoir"}
+    assert ORACLES.keys() == {*parts(), *VARIANTS, *SAMPLERS, "mof-plain", "reservoir"}
 
 
 @pytest.mark.parametrize("oracle", sorted(set(ORACLES.values())))

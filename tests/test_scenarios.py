@@ -20,6 +20,7 @@ from rwalk.engine.fisher import squares_of_linear_layers
 from rwalk.engine.networks import MLP
 from rwalk.engine.optimizer import Adam
 from rwalk.losses import LOSSES, Batch
+from rwalk.parts import find
 from rwalk.studies import Study
 from rwalk.studies.specs import RunSpec, StreamSpec
 
@@ -425,7 +426,7 @@ def test_er_by_tasks_weighs_the_new_as_one_of_all_tasks() -> None:
     batch = Batch(y, torch.zeros(4), torch.ones(4) > 0, torch.zeros(4) > 0, is_kept=kept, task=torch.tensor(3.0))
     each = F.cross_entropy(logits[0], y[0], reduction="none")
     wanted = each[:3].mean() / 4 + 3 * each[3:].mean() / 4
-    torch.testing.assert_close(LOSSES["er-tasks"]()(logits, batch)[0], wanted)
+    torch.testing.assert_close(find("er-tasks")()(logits, batch)[0], wanted)
 
 
 # ── measured within tasks ─────────────────────────────────────────────────────────────────────────────────────

@@ -199,7 +199,7 @@ def test_a_methods_page_shows_its_figures_and_settings(monkeypatch: pytest.Monke
     figures = [each for each in ([row[3] for row in rows] + [row[5] for row in paper]) if each != "–"]
     shown = [line.split(" | ")[1] for line in measured("er").splitlines() if "](" in line]
     assert sorted(shown) == sorted(figures) and len(shown) > 5
-    assert measured("er-tasks") == NOT_YET or "| er-tasks |" in (DOCS / "yardsticks.md").read_text()
+    assert measured("l2") == NOT_YET or "| l2 |" in (DOCS / "yardsticks.md").read_text()
     assert "| `lam` | 1 (proximal: 1000) | λ |" in settings("rwalk")
     assert settings("er") == "It has nothing to set."
 

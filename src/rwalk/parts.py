@@ -15,11 +15,19 @@ from rwalk.errors import InputError, unknown
 from rwalk.losses import LOSSES, Loss
 from rwalk.methods import METHODS, Method
 from rwalk.projectors import PROJECTORS, Projector
-from rwalk.registry import imported
+from rwalk.registry import MOVED, imported
 from rwalk.solvers import SOLVERS, Solver
 
 Part = Method | Loss | Projector | Solver
 SomePart = TypeVar("SomePart")
+# Published variants outside the package, and the parts whose settings and defaults they share.
+VARIANTS = {
+    "rwalk-2018": "rwalk",
+    "rwalk-euclidean": "rwalk",
+    "rwalk-undivided": "rwalk",
+    "icarl-2020": "icarl",
+    "er-tasks": "er",
+}
 
 
 @cache
@@ -33,12 +41,26 @@ def find(name: str) -> type[Part]:
     """A part by its name, or by `package.module:Name`."""
     if name in parts():
         return parts()[name]
-    if ":" not in name:
+    if ":" not in name and name not in MOVED:
         raise unknown("method", name, [*parts(), "package.module:Name"])
     kind = imported(name, "method")
     if not (isinstance(kind, type) and issubclass(kind, Part)):
         raise InputError(f"method {name!r} is no Method, Loss, Projector or Solver of rwalk: make it one")
     return kind
+
+
+def like(name: str) -> type[Part] | None:
+    """Our part of a name, or the one that a published variant shares its settings with; None for a user's own."""
+    return parts().get(VARIANTS.get(name, name))
+
+
+@cache
+def variant(name: str) -> type[Part] | None:
+    """A published variant, if Python finds it."""
+    try:
+        return find(name) if name in VARIANTS else None
+    except InputError:
+        return None
 
 
 def made(name: str, settings: dict[str, Any]) -> Part:
@@ -53,7 +75,7 @@ def made(name: str, settings: dict[str, Any]) -> Part:
 
 def defaults(name: str) -> dict[str, Any]:
     """The defaults of a part's hyper-parameters; none for a user's own part, whose defaults may change."""
-    kind = parts().get(name)
+    kind = like(name)
     return {} if kind is None else {each.name: each.default for each in fields(kind)}
 
 

@@ -9,6 +9,18 @@ from typing import Any, TypeVar
 from rwalk.errors import InputError, unknown
 
 Kind = TypeVar("Kind")
+# Published variants, which are part of the repository's `reproduction`, not of the package. Rows and studies name
+# them by their names alone.
+MOVED = {
+    "rwalk-2018": "reproduction.variants:RWalk2018",
+    "rwalk-euclidean": "reproduction.variants:RWalkEuclidean",
+    "rwalk-undivided": "reproduction.variants:RWalkUndivided",
+    "icarl-2020": "reproduction.variants:ICaRL2020",
+    "er-tasks": "reproduction.variants:ERByTasks",
+    "mof-plain": "reproduction.variants:MOF_PLAIN",
+    "cnn-5": "reproduction.variants:cnn_5",
+    "cnn-5-normal": "reproduction.variants:cnn_5_normal",
+}
 
 
 def discovered(package: str, base: type[Kind]) -> dict[str, type[Kind]]:
@@ -24,13 +36,17 @@ def discovered(package: str, base: type[Kind]) -> dict[str, type[Kind]]:
 
 
 def imported(name: str, what: str) -> Any:
-    """Whatever `package.module:name` names."""
-    module, _, attribute = name.partition(":")
+    """The object that `package.module:name` names, or a published variant by its name."""
+    module, _, attribute = MOVED.get(name, name).partition(":")
     try:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
+        if name in MOVED:
+            raise InputError(
+                f"{what} {name!r} is {MOVED[name]} now: use it in a clone of rwalk's repository, from its root"
+            ) from None
         raise InputError(
             f"{what} {name!r} cannot be imported ({error}): name a module that Python finds"
         ) from error

@@ -37,7 +37,7 @@ def kind_of(method: Any) -> type[Family]:
             return AutoClassifier
         if method in METHODS:
             return ClosedFormClassifier
-        if ":" not in method and method not in (known := parts.parts()):
+        if ":" not in method and method not in {**(known := parts.parts()), **parts.VARIANTS}:
             raise unknown("method", method, [AUTO, *METHODS, *known])
     return NetworkClassifier
 

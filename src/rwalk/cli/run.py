@@ -73,12 +73,6 @@ def run(
         bool,
         typer.Option("--keep-optimizer", help="keep its moments from task to task instead of starting afresh"),
     ] = False,
-    keep_debias: Annotated[
-        bool,
-        typer.Option(
-            "--keep-debias", help="start Adam's moments afresh but not its bias correction (RWalk's public code)"
-        ),
-    ] = False,
     augment: Annotated[
         str, typer.Option(help="change training inputs at random: an augmentation's name, or package.module:Name")
     ] = "",
@@ -212,7 +206,6 @@ def run(
             optimizer=optimizer,
             augment=augment,
             keep_optimizer=keep_optimizer,
-            keep_debias=keep_debias,
         ),
         autocast=bf16,
         measure_every=measure_every,

@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor
 
 from rwalk.errors import InputError, unknown
-from rwalk.registry import imported
+from rwalk.registry import MOVED, imported
 
 __all__ = ["SAMPLERS", "Sampler", "entropy", "find", "mean_of_features", "plane_distance", "select", "uniform"]
 
@@ -128,11 +128,6 @@ SAMPLERS = {
         ("features",),
         lambda n, m, generators, phi: mean_of_features(phi, m),
     ),
-    "mof-plain": Sampler(
-        "mean of features as they are, not made unit length (herding in Mammoth's iCaRL)",
-        ("features",),
-        lambda n, m, generators, phi: mean_of_features(phi, m, unit=False),
-    ),
     "plane-top": Sampler(
         "those nearest to the decision boundary: smallest φ·w",
         ("features", "weights"),
@@ -148,7 +143,7 @@ SAMPLERS = {
 
 def check_name(name: str) -> None:
     """Refuse a name that cannot be a sampler's; a user's own sampler is imported only when it is used."""
-    if not isinstance(name, str) or (name not in (*SAMPLERS, RESERVOIR) and ":" not in name):
+    if not isinstance(name, str) or (name not in (*SAMPLERS, *MOVED, RESERVOIR) and ":" not in name):
         raise unknown("sampler", str(name), [*SAMPLERS, RESERVOIR, "package.module:NAME"])
 
 

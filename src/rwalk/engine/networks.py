@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rwalk.errors import InputError, first_line, unknown
 from rwalk.programs import compiler_works, fused, recording
-from rwalk.registry import imported
+from rwalk.registry import MOVED, imported
 from rwalk.seeds import seeded
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
@@ -207,10 +207,6 @@ def mlp_of(width: int, xavier: bool = False) -> Factory:
     return build
 
 
-def cnn_of_five(shape: tuple[int, ...], classes: int) -> nn.Module:
-    return CNN(shape, classes, fifth=512)
-
-
 def normal(factory: Factory) -> Factory:
     """The same network, begun as RWalk's public code does: truncated-normal weights (σ 0.1), biases of 0.1."""
 
@@ -241,8 +237,6 @@ NETWORKS: dict[str, tuple[Factory, str]] = {
     "cnn": (CNN, "four 3×3 convolutions with dropout (the paper's CIFAR network)"),
     "mlp-normal": (normal(MLP), "mlp, begun as in RWalk's public code: normal weights of deviation 0.1"),
     "cnn-normal": (normal(CNN), "cnn, begun as in RWalk's public code: normal weights of deviation 0.1"),
-    "cnn-5": (cnn_of_five, "cnn with a fifth convolution, of 512 filters (RWalk's public code)"),
-    "cnn-5-normal": (normal(cnn_of_five), "cnn-5, begun as in RWalk's public code"),
     "resnet18": (ResNet18, "ResNet-18 for small images, 20 base filters (GEM's reduced version)"),
     "resnet18-full": (resnet18_full, "ResNet-18 for small images, 64 base filters"),
 }
@@ -254,7 +248,7 @@ def find(name: str | Factory) -> Factory:
         return name
     if name in NETWORKS:
         return NETWORKS[name][0]
-    if ":" not in name:
+    if ":" not in name and name not in MOVED:
         raise unknown("network", name, [*NETWORKS, "package.module:factory"])
     found = imported(name, "network")
     if not callable(found):

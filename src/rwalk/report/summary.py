@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rwalk import metrics
-from rwalk.methods import METHODS
+from rwalk import metrics, parts
+from rwalk.methods import Method
 from rwalk.studies.specs import content_hash
 
 Row = dict[str, Any]
@@ -61,9 +61,10 @@ def heads_agree(summaries: Sequence[Summary]) -> bool:
 def _summary(rows: list[Row]) -> Summary:
     first = rows[0]
     heads = ("single", "multi")
+    remembers = first["spec"]["memory"] and issubclass(parts.like(first["method"]) or object, Method)
     accuracy = {head: np.array([row["accuracy"][head] for row in rows], dtype=float) for head in heads}
     return Summary(
-        label=first["method"] + ("-S" if first["spec"]["memory"] and first["method"] in METHODS else ""),
+        label=first["method"] + ("-S" if remembers else ""),
         method=first["method"],
         lam=float(np.median([row["lam"] for row in rows])),
         chosen=", ".join(f"{lam:g}" for lam in sorted({row["lam"] for row in rows})) if "tried" in first else "",

@@ -28,13 +28,13 @@ class Change(NamedTuple):
 
 def _teacher_with_buffers(run: RunSpec) -> bool:
     """Whether a loss of this run distils, on a network that has, or may have, batch norm."""
-    distils = ":" in run.method or issubclass(parts.find(run.method), Taught)
+    distils = ":" in run.method or issubclass(parts.like(run.method) or object, Taught)
     return distils and (":" in run.network or run.network.startswith("resnet"))
 
 
 def _augmented_squares(run: RunSpec) -> bool:
     """Whether squares of single, augmented examples are observed in every step."""
-    observes = ":" in run.method or "square" in getattr(parts.find(run.method), "wants", ())
+    observes = ":" in run.method or "square" in getattr(parts.like(run.method), "wants", ())
     return observes and run.numbers.get("fisher") == "example" and bool(run.training.augment)
 
 

@@ -159,7 +159,8 @@ class RunSpec:
         """Record what will really be done: plain values, and the replay that the learner prescribes."""
         object.__setattr__(self, "seed", _plain(self.seed))
         object.__setattr__(self, "numbers", {name: _plain(value) for name, value in self.numbers.items()})
-        object.__setattr__(self, "memory", learners.as_used(parts.parts().get(self.method), self.memory))
+        part = parts.parts().get(self.method) or parts.variant(self.method)
+        object.__setattr__(self, "memory", learners.as_used(part, self.memory))
 
     def learner(self) -> Learner:
         """What learns; where λ is still to be chosen, with λ = 1."""
