@@ -79,12 +79,16 @@ def reproduce(
     report: Annotated[
         bool, typer.Option("--report", help="only write OUT/report.html, with the published values beside ours")
     ] = False,
+    pack: Annotated[
+        bool,
+        typer.Option("--pack", help="only compress finished study folders in OUT into NAME.jsonl.xz, and remove them"),
+    ] = False,
 ) -> None:
     """Regenerate the paper's tables and figures, or other published comparisons, beside the published values.
 
     Only what is missing runs. On a GPU all of it is trained as one study, whatever is longest first.
     """
-    from reproduction import budgets, race, together
+    from reproduction import budgets, kept, race, together
     from reproduction import reproduce as paper
     from reproduction.clock import Clock
     from reproduction.results import write_results
@@ -98,7 +102,12 @@ def reproduce(
         from reproduction.experiments import published_values
         from rwalk.report.html import write_report
 
-        say(write_report([out], published=published_values()))
+        with kept.opened(out) as folder:
+            say(write_report([folder], out / "report.html", published_values(), title=out.resolve().name))
+        return
+    if pack:
+        for path in kept.pack(out):
+            say(path)
         return
     check_seeds(seeds)
     check_join(join, workers=workers, executor=executor)
@@ -138,8 +147,9 @@ def reproduce(
             name, title, _, study, folder = planned
             say(f"{name}: {title}")
             study, store = placed(study, folder, join, shared=out)
-            if not study.missing(study.current(store.rows()), wanted):  # then the data are not needed
-                return store.rows()
+            there = kept.rows_of(folder)
+            if not study.missing(study.current(there), wanted):  # then the data are not needed
+                return there
             known = paper.known_rows(out)
             before = None if join else store.set_aside(study.describe())  # who joins may not be alone with it
             if before:

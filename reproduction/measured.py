@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from reproduction import kept
 from reproduction.experiments import EXPERIMENTS, Entry
 from reproduction.questions import QUESTIONS
 from rwalk.report.statistics import Mean
 from rwalk.report.summary import Summary, summarise
 from rwalk.studies import provenance
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.store import Row, Store
+from rwalk.studies.store import Row
 
 
 def _by_run(rows: Iterable[Row]) -> dict[str, Summary]:
@@ -42,9 +43,7 @@ class Measured:
     """All rows under a results folder, summarised over their seeds."""
 
     def __init__(self, folder: Path) -> None:
-        self._rows_in = {
-            file.parent.name: Store(file.parent).rows() for file in sorted(folder.glob("*/runs.jsonl"))
-        }
+        self._rows_in = kept.all_rows(folder)
         self.rows = {row["hash"]: row for rows in self._rows_in.values() for row in rows}
         self.summaries = _by_run(self.rows.values())
         self._entries: dict[str, list[tuple[Entry, Summary | None]]] = {}  # of experiments that were asked for

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reproduction import budgets, race, settings
+from reproduction import budgets, kept, race, settings
 from reproduction.experiments import EXPERIMENTS, Experiment, runs_of
 from reproduction.questions import QUESTIONS
 from rwalk.data import datasets
@@ -17,7 +17,7 @@ from rwalk.errors import InputError, unknown
 from rwalk.studies import Study
 from rwalk.studies.executors import fleet_of
 from rwalk.studies.specs import RunSpec, content_hash, passes_of
-from rwalk.studies.store import Row, Store
+from rwalk.studies.store import Row
 from rwalk.threads import available_cores, few_threads
 
 
@@ -61,8 +61,7 @@ def folder_of(experiment: Experiment, results: Path, seeds: int | None = None) -
 
 def known_rows(results: Path) -> dict[str, Row]:
     """All rows under a results folder, by hash: experiments share runs."""
-    rows = (row for file in sorted(results.glob("*/runs.jsonl")) for row in Store(file.parent).rows())
-    return {row["hash"]: row for row in rows}
+    return {row["hash"]: row for rows in kept.all_rows(results).values() for row in rows}
 
 
 def study_of(experiment: Experiment, seeds: int | None = None, **where: Any) -> Study:
@@ -136,7 +135,7 @@ def dry_run(plan: Sequence[Planned], known: Collection[str], only: Collection[st
     there, total = set(known), 0.0
     absent: dict[str, str | None] = {}  # dataset → why it cannot be used
     for name, _, cost, study, folder in plan:
-        missing = study.missing(there | study.current(Store(folder).rows()).keys(), only)
+        missing = study.missing(there | study.current(kept.rows_of(folder)).keys(), only)
         there |= {run.hash() for run in missing}
         line = f"{name}: {len(missing)} of {len(study.runs)} runs to do"
         if not missing:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from reproduction import kept
 from reproduction.reproduce import Planned
 from rwalk.studies import commands, costs, curves
 from rwalk.studies.specs import RunSpec
@@ -37,7 +38,7 @@ def as_one(plan: Sequence[Planned], results: Path) -> Planned:
 
 def is_worth_it(plan: Sequence[Planned], only: Collection[str] = ()) -> bool:
     """Whether there is something to train in more than one of these studies."""
-    waiting = [each for each in plan if each.study.missing(each.study.current(Store(each.folder).rows()), only)]
+    waiting = [each for each in plan if each.study.missing(each.study.current(kept.rows_of(each.folder)), only)]
     return len(waiting) > 1
 
 
@@ -46,8 +47,8 @@ def dissolve(pool: Planned, plan: Sequence[Planned]) -> None:
     store = Store(pool.folder)
     if not store.study_file.exists() or store.study()["hash"] != pool.study.hash():
         return
-    kept = {row["hash"] for planned in plan for row in Store(planned.folder).rows()}
-    if not kept >= {row["hash"] for row in store.rows()}:
+    there = {row["hash"] for planned in plan for row in kept.rows_of(planned.folder)}
+    if not there >= {row["hash"] for row in store.rows()}:
         return  # a row that is nowhere else stays
     for planned in plan:
         mine = {run.hash() for run in planned.study.runs}
@@ -56,6 +57,6 @@ def dissolve(pool: Planned, plan: Sequence[Planned]) -> None:
                 lines = (pool.folder / name).read_text().splitlines(keepends=True)
                 with open(planned.folder / name, "a", newline="") as file:
                     file.writelines(line for line in lines if line.partition(",")[0] in mine)
-        for command in commands.read(pool.folder):
+        for command in commands.read(pool.folder) if planned.folder.is_dir() else ():
             commands.note(planned.folder, command)
     shutil.rmtree(pool.folder)

@@ -16,7 +16,7 @@ from rwalk.report.statistics import Mean
 LEVEL = 0.05
 POWER = 0.8
 MOST_SEEDS = 1000  # what would take more is not worth deciding
-YES, NO, UNDECIDED = "yes", "**no**", "undecided"
+YES, NO, UNDECIDED = "confirmed", "**refuted**", "undecided"
 
 
 @dataclass(frozen=True)
