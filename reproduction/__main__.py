@@ -81,7 +81,7 @@ def reproduce(
     ] = False,
     pack: Annotated[
         bool,
-        typer.Option("--pack", help="only compress finished study folders in OUT into NAME.jsonl.xz, and remove them"),
+        typer.Option("--pack", help="only compress finished study folders in OUT into NAME.jsonl.xz"),
     ] = False,
 ) -> None:
     """Regenerate the paper's tables and figures, or other published comparisons, beside the published values.

@@ -1,46 +1,41 @@
-"""What our rows answer to our own questions, in words and small tables."""
+"""Our own questions, answered in tables; what they mean is written by hand in RESULTS.md."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from reproduction import budgets, factorial
 from reproduction.experiments import Experiment
-from reproduction.markdown import row
+from reproduction.markdown import table
 from reproduction.measured import Measured, NotRun
-from reproduction.questions import FACTORS_OF, IN_BOTH_PRECISIONS, QUESTIONS
+from reproduction.published import TABLE1
+from reproduction.questions import (
+    FACTORS,
+    FACTORS_OF,
+    IN_BOTH_PRECISIONS,
+    SURFACE_LAMBDAS,
+    SURFACE_STEPS,
+    SURFACES,
+    VARIANTS,
+    combinations,
+    factor_label,
+    surface_label,
+)
 from reproduction.settings import ABLATIONS, RWALKS_BLOCKS
-from reproduction.surface import Surface
-from reproduction.surface import lines_of as lines_of_surfaces
-from reproduction.verdicts import UNDECIDED, seeds_to_decide, verdict
-from reproduction.words import NAMES, listed
 from rwalk.report.statistics import Mean
+from rwalk.report.summary import Summary
 
 DRAWN = ("surface-mnist",)  # as a figure: its table would be long
-JUDGED = ("ewc-", "tasks-", "fisher-")  # answered by a claim's verdict
-
-
-OTHERWISE = dict(zip(ABLATIONS, ("with Δθ² in place of ½FΔθ²", "with no denominator"), strict=True))
-
-
-def lines_of(measured: Measured) -> Iterator[str]:
-    """Each question with its answer, or with the command that would give it."""
-    for name, experiment in QUESTIONS.items():
-        if name.startswith(JUDGED):
-            continue
-        try:
-            answer = list(ANSWERS[name](measured))
-        except NotRun:
-            answer = [f"Not run yet: {command_for(experiment)} ({experiment.cost})."]
-        yield f"**{experiment.title}.** {answer[0]}"
-        yield from answer[1:]
-        yield ""
-    others = ", ".join(f"`{name}`" for name in QUESTIONS if name.startswith(JUDGED))
-    yield f"Experiments behind claims above that the paper's own tables do not decide: {others}."
+Values = NDArray[np.float64]
+Factors = tuple[str, ...]
+Outcome = Callable[[Factors], Values]  # which factors are on → one value per seed
 
 
 def command_for(experiment: Experiment) -> str:
@@ -51,94 +46,232 @@ def command_for(experiment: Experiment) -> str:
     return f"{tuning}, then `python -m reproduction {experiment.name} --budgets results/tuning/budgets.json`"
 
 
-def _signed(mean: Mean, digits: int = 1) -> str:
+def signed(mean: Mean, digits: int = 1) -> str:
     """A difference with half its 95 % confidence interval."""
     return f"{mean.value:+.{digits}f} ± {mean.reach:.{digits}f}"
 
 
+# ── RWalk's distance, the precision of convolutions, ResNet-18 ────────────────────────────────────────────────
+
+OTHERWISE = dict(zip(ABLATIONS, ("Δθ² instead of ½FΔθ²", "no denominator"), strict=True))
+
+
+def gaps_of_ablation(dataset: str, measured: Measured) -> dict[tuple[str, str], Mean]:
+    """A of RWalk minus A of each of its ablations, in points, by (block, ablation)."""
+    mean = partial(measured.mean, "A", f"ablation-{dataset}")
+    return {(b, other): mean(b, "rwalk") - mean(b, other) for b, other in product(RWALKS_BLOCKS, ABLATIONS)}
+
+
 def ablation(dataset: str, measured: Measured) -> Iterator[str]:
-    """RWalk against each of its ablations, block by block."""
-    name = f"ablation-{dataset}"
-    gaps = {
-        (block, other): measured.mean("A", name, block, "rwalk") - measured.mean("A", name, block, other)
-        for block in RWALKS_BLOCKS
-        for other in ABLATIONS
+    gaps = gaps_of_ablation(dataset, measured)
+    rows = ([block, *(signed(gaps[block, other]) for other in ABLATIONS)] for block in RWALKS_BLOCKS)
+    yield from table(["A of RWalk minus A of RWalk with", *OTHERWISE.values()], rows)
+
+
+def gaps_of_precision(measured: Measured) -> dict[tuple[str, str], Mean]:
+    """A in bfloat16 minus A in float32, in points, by (block, method)."""
+    mean = partial(measured.mean, "A", "precision-cifar100")
+    return {
+        (block, method): mean(block, f"{method}, bfloat16") - mean(block, f"{method}, float32")
+        for block, method in product(RWALKS_BLOCKS, IN_BOTH_PRECISIONS)
     }
-    held = verdict(list(gaps.values()))
-    seeds = seeds_to_decide(list(gaps.values())) if held == UNDECIDED else 0
-    more = f" ({'about ' + format(seeds, '.0f') if np.isfinite(seeds) else 'over 1000'} seeds)" if seeds else ""
-    most = max(gap.value + gap.reach for gap in gaps.values())
-    worth = f" Whatever it is worth, it is less than {most:.1f} points (95 % confidence)." if more else ""
-    judged = f"RWalk is better than both in every block: {held}{more}."
-    ahead = [said for other, said in OTHERWISE.items() if all(gaps[b, other].value < -0.05 for b in RWALKS_BLOCKS)]
-    better = f" RWalk was more accurate {' and '.join(ahead)}, in every block." if ahead else ""
-    yield f"{judged}{worth}{better}{_tuned_less(dataset)} A of RWalk minus A of the other, in points:"
-    yield ""
-    yield from row("", *OTHERWISE.values())
-    for block in RWALKS_BLOCKS:
-        yield from row(block, *(_signed(gaps[block, other]) for other in ABLATIONS), head=False)
-
-
-def _tuned_less(dataset: str) -> str:
-    """Said where the ablations' choices rest on fewer seeds than RWalk's own."""
-    counts = [
-        (
-            budgets.seeds_behind(f"{dataset}-{block}-ablation", other),
-            budgets.seeds_behind(f"{dataset}-{block}", "rwalk"),
-        )
-        for block, other in product(RWALKS_BLOCKS, ABLATIONS)
-    ]
-    fewest = min((theirs for theirs, ours in counts if theirs and ours and theirs < ours), default=None)
-    if fewest is None:
-        return ""
-    return (
-        f" The others' tuning was cut short (a choice by {fewest} seed{'s' * (fewest > 1)}, RWalk's by "
-        f"{max(filter(None, (ours for _, ours in counts)))}), so they may do better than this."
-    )
 
 
 def precision(measured: Measured) -> Iterator[str]:
-    gaps = {
-        (block, method): measured.mean("A", "precision-cifar100", block, f"{method}, bfloat16")
-        - measured.mean("A", "precision-cifar100", block, f"{method}, float32")
-        for block, method in product(RWALKS_BLOCKS, IN_BOTH_PRECISIONS)
-    }
-    worst = min(gaps.values(), key=lambda mean: mean.value)
-    most = max(gap.reach - gap.value for gap in gaps.values())
-    seeds = f"{min(gap.seeds for gap in gaps.values()):.0f}"
-    can_tell = any(gap.value + gap.reach < 0 for gap in gaps.values())
-    said = "It does" if can_tell else f"Not that {seeds} seeds could tell"
-    yield (
-        f"{said}: A in bfloat16 minus A in float32 is {_signed(worst)} points at worst, and a loss of {most:.1f} "
-        "is not excluded:"
-    )
-    yield ""
-    yield from row("", *IN_BOTH_PRECISIONS)
-    for block in RWALKS_BLOCKS:
-        yield from row(block, *(_signed(gaps[block, method]) for method in IN_BOTH_PRECISIONS), head=False)
+    gaps = gaps_of_precision(measured)
+    rows = ([block, *(signed(gaps[block, method]) for method in IN_BOTH_PRECISIONS)] for block in RWALKS_BLOCKS)
+    yield from table(["A in bfloat16 minus A in float32", *IN_BOTH_PRECISIONS], rows)
 
 
 def resnets(measured: Measured) -> Iterator[str]:
-    own, one = (partial(measured.mean, "A", "resnet", f"{budget} budget") for budget in ("own", "one"))
-    masked, alone, full = own("rwalk"), own("vanilla"), own("rwalk, full width")
-    shared = {NAMES.get(method, "exemplars alone"): one(method) for method in ("gem", "icarl", "rwalk", "vanilla")}
-    yield (
-        f"With exemplars under their own task's head RWalk has {masked.value:.1f}; its exemplars alone, without a "
-        f"penalty, {alone.value:.1f} (a difference of {_signed(masked - alone)}). At full width RWalk has "
-        f"{full.value:.1f}. All under one budget, GEM's of one epoch: {listed(shared)} (GEM in float32, as in "
-        "table S1, the others in bfloat16)."
+    cells = {
+        f"{label}, {block}": measured.mean("A", "resnet", block, label)
+        for block, labels in (
+            ("own budget", ("rwalk", "vanilla", "rwalk, full width")),
+            ("one budget", ("gem", "icarl", "rwalk", "vanilla")),
+        )
+        for label in labels
+    }
+    yield from table(["", "A"], ([label, f"{mean.value:.1f}"] for label, mean in cells.items()))
+
+
+# ── the authors' public code ──────────────────────────────────────────────────────────────────────────────────
+
+
+def factorial(name: str, measured: Measured) -> Iterator[str]:
+    """Main effects: each factor on minus off, averaged over combinations of the others; and what is published."""
+    factors, shown = FACTORS_OF[name], outcomes(name, measured)
+    published = TABLE1[block_of(name)]
+    known = {"vanilla's F": published["vanilla"].F, **{f"A of {method}": of.A for method, of in published.items()}}
+
+    def values(label: str, on: Factors) -> list[str]:
+        return [label, *(_digits(float(of(on).mean()), what) for what, of in shown.items())]
+
+    nearest = min(
+        combinations(factors), key=lambda on: abs(shown["vanilla's F"](on).mean() - (published["vanilla"].F or 0))
     )
+    effects = [
+        [
+            f"{each}: {FACTORS[each]}",
+            *(_effect(main_effect(of, factors, each), what) for what, of in shown.items()),
+        ]
+        for each in factors
+    ]
+    given = ["" if (value := known.get(what)) is None else _digits(value, what) for what in shown]
+    ends = (
+        values("all of them", factors),
+        values(f"{factor_label(nearest)}: nearest to vanilla's published F", nearest),
+        ["published", *given],
+    )
+    yield from table(["", *shown], [values("none of them", ()), *effects, *ends])
+
+
+def outcomes(name: str, measured: Measured) -> dict[str, Outcome]:
+    """What is measured, each as a function of the factors that are on; by seeds that all combinations have."""
+    cells = {
+        (method, on): measured.cell(name, method, factor_label(on))
+        for method, on in product(VARIANTS, combinations(FACTORS_OF[name]))
+    }
+    seeds = sorted(set.intersection(*(set(summary.seeds) for _, summary in cells.values())))
+
+    def values(method: str, measure: str, on: Factors) -> Values:
+        entry, summary = cells[method, on]
+        by_seed = dict(zip(summary.seeds, _measure(summary, measure)[entry.head], strict=True))
+        return np.array([by_seed[seed] for seed in seeds]) * (1 if measure == "F" else 100)
+
+    def lost(method: str, on: Factors) -> Values:
+        return values("vanilla", "learning", on) - values(method, "learning", on)
+
+    return {
+        "vanilla's F": partial(values, "vanilla", "F"),
+        **{f"A of {m}": partial(values, m, "A") for m in VARIANTS},
+        **{f"plasticity lost by {m}": partial(lost, m) for m in VARIANTS[1:]},
+    }
+
+
+def main_effect(of: Outcome, factors: Factors, factor: str, **fixed: bool) -> Mean:
+    """On minus off, over all combinations in which others are `fixed`; one effect per seed."""
+    tried = [each for each in combinations(factors) if all((f in each) == is_on for f, is_on in fixed.items())]
+    on, off = ([of(each) for each in tried if (factor in each) == is_on] for is_on in (True, False))
+    return Mean.over(np.mean(on, axis=0) - np.mean(off, axis=0))
+
+
+def block_of(name: str) -> tuple[str, str]:
+    """The dataset and the block of table 1 that it varies."""
+    _, dataset, *samples = name.split("-")
+    return dataset, "samples" if samples else "multi"
+
+
+def _measure(summary: Summary, name: str) -> Mapping[str, Values]:
+    """By head, one value per seed."""
+    found: Mapping[str, Values] = summary.more[name] if name in summary.more else getattr(summary, name)
+    return found
+
+
+def _digits(value: float, what: str) -> str:
+    return f"{value:.{3 if what.endswith(' F') else 1}f}"
+
+
+def _effect(mean: Mean, what: str) -> str:
+    return signed(mean, 3 if what.endswith(" F") else 1)
+
+
+# ── the surface steps × λ ─────────────────────────────────────────────────────────────────────────────────────
+
+SIX_DECADES = 7  # λ's, from the first to the last: more than anyone is wrong by
+
+
+class Stretch(NamedTuple):
+    """A length of training and six decades of λ, with A in percent at each."""
+
+    steps: int
+    lambdas: tuple[float, ...]
+    accuracy: list[float]
+
+
+@dataclass(frozen=True)
+class Surface:
+    """One panel: mean A in percent, [steps, λ]."""
+
+    panel: str
+    accuracy: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, measured: Measured, panel: str) -> Surface:
+        """NotRun unless all of its cells have rows."""
+        cells = [
+            [
+                measured.mean("A", "surface-mnist", panel, surface_label(steps, lam)).value
+                for lam in SURFACE_LAMBDAS
+            ]
+            for steps in SURFACE_STEPS
+        ]
+        return cls(panel, np.array(cells))
+
+    @classmethod
+    def all_of(cls, measured: Measured) -> list[Surface]:
+        """Those that are complete; NotRun if none is."""
+        found = []
+        for panel in SURFACES:
+            try:
+                found.append(cls.of(measured, panel))
+            except NotRun:
+                continue
+        if not found:
+            raise NotRun("surface-mnist")
+        return found
+
+    @property
+    def replays(self) -> bool:
+        """Whether there are exemplars; only such surfaces can be compared with each other."""
+        return SURFACES[self.panel].replay is not None
+
+    @property
+    def spread(self) -> NDArray[np.float64]:
+        """By steps: A at the best λ minus A at the worst."""
+        return np.asarray(np.ptp(self.accuracy, axis=1))
+
+    @property
+    def safest(self) -> Stretch:
+        """Of all lengths and six decades of λ, those where the worst λ is best."""
+        width = min(SIX_DECADES, self.accuracy.shape[1])
+        windows = [slice(begin, begin + width) for begin in range(self.accuracy.shape[1] - width + 1)]
+        stretches = [
+            Stretch(steps, SURFACE_LAMBDAS[window], accuracy[window].tolist())
+            for steps, accuracy in zip(SURFACE_STEPS, self.accuracy, strict=True)
+            for window in windows
+        ]
+        return max(stretches, key=lambda each: min(each.accuracy))
+
+
+def decade(number: float) -> str:
+    """
+    >>> decade(0.1), decade(100.0), decade(1e5)
+    ('0.1', '100', '10⁵')
+    """
+    exponent = round(math.log10(number))
+    raised = str(exponent).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{number:g}" if exponent < 3 else f"10{raised}"
 
 
 def surface(measured: Measured) -> Iterator[str]:
-    yield from lines_of_surfaces(Surface.all_of(measured))
+    rows = []
+    for each in Surface.all_of(measured):
+        steps, lam = np.unravel_index(each.accuracy.argmax(), each.accuracy.shape)
+        best = (f"{each.accuracy.max():.1f}", f"{SURFACE_STEPS[steps]}, {decade(SURFACE_LAMBDAS[lam])}")
+        safe = each.safest
+        low, high = min(safe.accuracy), max(safe.accuracy)
+        decades = f"{safe.steps}, {decade(safe.lambdas[0])} to {decade(safe.lambdas[-1])}"
+        rows.append((each.panel, *best, f"{each.spread[steps]:.1f}", decades, f"{low:.1f} to {high:.1f}"))
+    head = ("", "best A", "at steps, λ", "best minus worst λ there", "safest: steps, six decades of λ", "A there")
+    yield from table(head, rows)
 
 
-ANSWERS: dict[str, Callable[[Measured], Iterator[str]]] = {
+TABLES: dict[str, Callable[[Measured], Iterator[str]]] = {
     "ablation-mnist": partial(ablation, "mnist"),
     "ablation-cifar100": partial(ablation, "cifar100"),
     "surface-mnist": surface,
-    **{name: partial(factorial.lines_of, name) for name in FACTORS_OF},
+    **{name: partial(factorial, name) for name in FACTORS_OF},
     "resnet": resnets,
     "precision-cifar100": precision,
 }

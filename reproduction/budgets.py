@@ -1,32 +1,6 @@
 """How long to train, and with which hyper-parameters: chosen by one rule, on validation data.
 
-The paper does not say how long it trained. It does name a λ for every cell, and α = 0.9 for all of them; but what
-a λ does depends on the time, on the form of the penalty and on the scale of the importances, and α = 0.9 leaves
-EWC++ almost without a Fisher (docs/design.md). So we choose them ourselves. Δt is the paper's.
-
-THE RULE. A tenth of every class's training data is held out; neither the test set nor any published value is used.
-A setting is a block of a table: a dataset, a network, with or without exemplars, and the head that the block
-reports. In each, every method has a grid: training time, λ, both forms of the penalty, α for EWC++ and RWalk, ε
-for RWalk, and how the network begins (torch's own way, or that of the authors' public code: the paper does not
-say). What counts is the validation A_K under the setting's own head.
-
-1. Scouts: every combination of a coarse grid (every other α and ε) is trained with one seed, the same for all.
-   Then the neighbours of the best in each form of the penalty: one step along each axis of the full grid, or
-   beyond its edge. And the best few of each method (two; on MNIST six) with a network that begins otherwise;
-   and with each network the best for twice or half as long, if the length that suits the methods best on average
-   is its longest or its shortest so far. This is repeated until nothing is left to try, for a few rounds.
-2. Finalists: as many of the best scouts of every method, trained in the two ways (network and length) that suit
-   the methods best on average, and in one with each network, get three seeds or more.
-3. Challengers: the neighbours of the best finalist, and the λ's half a decade away, are scouted, and those that
-   are not behind it get all seeds, until none of them is better.
-
-A method's hyper-parameters are those with the highest mean over all seeds; the training time and the network are
-those with which the methods, each at its best, are best on average. Vanilla is trained alike, but has no say in
-that: it has nothing to tune, and what suits it best is to train little. No choice rests on fewer than three seeds,
-unless a tuning was cut short: the table says how many each rests on.
-
-The result is `budgets.json` in `reproduction`, with the validation scores of everything tried. Tuning again
-writes another file, which `python -m reproduction --budgets` reads.
+The rule is in docs/results-appendix.md; `budgets.json` has its choices, and the scores of everything tried.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The claims of the paper's text, each as differences that must be above zero; `verdicts` decides which of them are.
+"""The claims of the paper's text, each as differences from a limit; `verdicts` decides on which side they are.
 
 Where the paper gives no number (how near is "nearly"?), the limit is ours, and stands beside what was measured.
 """
@@ -32,7 +32,7 @@ INSENSITIVE = 2.0  # points between any two settings of what does not matter
 LISTED = 6  # of more differences than this, only the one nearest to its limit is shown
 
 
-class Test(NamedTuple):
+class Difference(NamedTuple):
     """Something measured that must be above a limit, or below it."""
 
     what: str
@@ -55,17 +55,17 @@ def named(label: str) -> str:
     return NAMES.get(method, method) + label[len(method) :]
 
 
-def above(measured: Mapping[str, Mean], limit: float = 0.0) -> list[Test]:
-    return [Test(what, mean, limit) for what, mean in measured.items()]
+def above(measured: Mapping[str, Mean], limit: float = 0.0) -> list[Difference]:
+    return [Difference(what, mean, limit) for what, mean in measured.items()]
 
 
-def below(measured: Mapping[str, Mean], limit: float) -> list[Test]:
-    return [Test(what, mean, limit, above=False) for what, mean in measured.items()]
+def below(measured: Mapping[str, Mean], limit: float) -> list[Difference]:
+    return [Difference(what, mean, limit, above=False) for what, mean in measured.items()]
 
 
-def shown(tests: Iterable[Test]) -> str:
+def shown(tests: Iterable[Difference]) -> str:
     """What was measured, in numbers: all of it, or where there is much the test nearest to failing."""
-    groups: dict[str, list[Test]] = {}
+    groups: dict[str, list[Difference]] = {}
     for test in tests:
         groups.setdefault(test.asked, []).append(test)
     said = []
@@ -84,30 +84,30 @@ def _digits(value: float) -> str:
 # ── tables 1 and S1 ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _leads(scores: Mapping[str, Mean], within: float = 0.0) -> list[Test]:
+def _leads(scores: Mapping[str, Mean], within: float = 0.0) -> list[Difference]:
     """RWalk minus each of the others, not only minus the best of them."""
     others = {f"RWalk − {named(name)}": scores["rwalk"] - each for name, each in scores.items() if name != "rwalk"}
-    return above(others, -within)
+    return above(others, 0.0 - within)
 
 
-def best_of_block(block: str, measured: Measured, dataset: str, within: float = 0.0) -> list[Test]:
+def best_of_block(block: str, measured: Measured, dataset: str, within: float = 0.0) -> list[Difference]:
     suffix = "-S" if block == "samples" else ""
     return _leads({m: measured.mean("A", f"table1-{dataset}", block, m + suffix) for m in METHODS}, within)
 
 
-def beats_gem(measured: Measured, dataset: str) -> list[Test]:
+def beats_gem(measured: Measured, dataset: str) -> list[Difference]:
     """Each under the budget that suits it."""
     blocks = {"icarl": 5120, "gem": 5120, "rwalk": 5000}
     return _leads({m: measured.mean("A", "tableS1", f"{n} samples", m) for m, n in blocks.items()})
 
 
-def multi_head_hides(measured: Measured, dataset: str) -> list[Test]:
+def multi_head_hides(measured: Measured, dataset: str) -> list[Difference]:
     """The same networks, evaluated with both heads."""
     read = {named(m): measured.cell(f"table1-{dataset}", "multi", m)[1].A for m in REGULARISED}
     return above({m: Mean.over(100 * (a["multi"] - a["single"])) for m, a in read.items()}, 20)
 
 
-def hardly_anything_is_lost(measured: Measured, dataset: str) -> list[Test]:
+def hardly_anything_is_lost(measured: Measured, dataset: str) -> list[Difference]:
     cells = [(measure, m) for m in REGULARISED for measure in ("F", "I")]
     lost = {f"{f} of {named(m)}": measured.mean(f, f"table1-{dataset}", "multi", m) for f, m in cells}
     return below(lost, 0.1)
@@ -120,15 +120,15 @@ def _single_minus_multi(measure: str, measured: Measured, dataset: str) -> dict[
     return {f"{measure} of {named(m)}": mean("single", m) - mean("multi", m) for m in IN_TABLE_1}
 
 
-def single_head_is_worse(measured: Measured, dataset: str) -> list[Test]:
+def single_head_is_worse(measured: Measured, dataset: str) -> list[Difference]:
     return above(_single_minus_multi("F", measured, dataset) | _single_minus_multi("I", measured, dataset))
 
 
-def single_head_loses_accuracy(measured: Measured, dataset: str) -> list[Test]:
+def single_head_loses_accuracy(measured: Measured, dataset: str) -> list[Difference]:
     return below(_single_minus_multi("A", measured, dataset), 0)
 
 
-def samples_mitigate(measured: Measured, dataset: str) -> list[Test]:
+def samples_mitigate(measured: Measured, dataset: str) -> list[Difference]:
     """Intransigence against one reference, which cancels: how much better the last task is learned, in points."""
 
     def learned(block: str, label: str) -> Mean:
@@ -138,8 +138,10 @@ def samples_mitigate(measured: Measured, dataset: str) -> list[Test]:
     return above({named(m): learned("samples", f"{m}-S") - learned("single", m) for m in REGULARISED})
 
 
-def samples_give_forward_transfer(measured: Measured, dataset: str) -> list[Test]:
-    refused = {f"I of {named(m)}": measured.mean("I", f"table1-{dataset}", "samples", f"{m}-S") for m in REGULARISED}
+def samples_give_forward_transfer(measured: Measured, dataset: str) -> list[Difference]:
+    refused = {
+        f"I of {named(m)}": measured.mean("I", f"table1-{dataset}", "samples", f"{m}-S") for m in REGULARISED
+    }
     return below(refused, 0)
 
 
@@ -159,19 +161,23 @@ def _plane(measured: Measured, dataset: str) -> dict[str, tuple[Mean, Mean, Mean
     return plane
 
 
-def nearest_to_zero(measured: Measured, dataset: str) -> list[Test]:
+def nearest_to_zero(measured: Measured, dataset: str) -> list[Difference]:
     far = {label: distance for label, (_, _, distance) in _plane(measured, dataset).items()}
-    return above({f"{named(l)} − RWalk-S": each - far["rwalk-S"] for l, each in far.items() if l != "rwalk-S"})
+    return above(
+        {f"{named(label)} − RWalk-S": each - far["rwalk-S"] for label, each in far.items() if label != "rwalk-S"}
+    )
 
 
-def top_right_but_hybrid(measured: Measured, dataset: str) -> list[Test]:
+def top_right_but_hybrid(measured: Measured, dataset: str) -> list[Difference]:
     plane = _plane(measured, dataset)
     others = {label: each for label, each in plane.items() if label != "icarl-hb1"}
-    tests = above({f"{x} of {named(l)}": each[n] for l, each in others.items() for n, x in enumerate("FI")})
+    tests = above(
+        {f"{x} of {named(label)}": each[n] for label, each in others.items() for n, x in enumerate("FI")}
+    )
     return tests + below({"I of iCaRL-hb1": plane["icarl-hb1"][1]}, 0)
 
 
-def both_top_quadrants(measured: Measured, dataset: str) -> list[Test]:
+def both_top_quadrants(measured: Measured, dataset: str) -> list[Difference]:
     """Everything forgets, some refuse to learn (I > 0) and some transfer forward (I < 0)."""
     plane = _plane(measured, dataset)
     left, right = (extreme(plane, key=lambda label: plane[label][1].value) for extreme in (min, max))
@@ -196,24 +202,24 @@ def _pairs(scores: Mapping[str, Mean], of: str) -> Iterator[tuple[str, Mean]]:
         yield f"{of}: {one} − {other}", scores[one] - scores[other]
 
 
-def mof_is_best(measured: Measured, dataset: str) -> list[Test]:
+def mof_is_best(measured: Measured, dataset: str) -> list[Difference]:
     scores = _by_sampler(measured, dataset).items()
     others = [sampler for sampler in SAMPLERS if sampler != "mof"]
     return above({f"{named(m)}: MoF − {each}": by["mof"] - by[each] for m, by in scores for each in others})
 
 
-def uniform_is_as_good(measured: Measured, dataset: str) -> list[Test]:
+def uniform_is_as_good(measured: Measured, dataset: str) -> list[Difference]:
     scores = _by_sampler(measured, dataset).items()
     return below({f"{named(m)}: MoF − uniform": by["mof"] - by["uniform"] for m, by in scores}, NEAR)
 
 
-def samplers_are_alike(measured: Measured, dataset: str) -> list[Test]:
+def samplers_are_alike(measured: Measured, dataset: str) -> list[Difference]:
     """Any two samplers, for each of the methods."""
     scores = _by_sampler(measured, dataset)
     return below(dict(pair for m in REGULARISED for pair in _pairs(scores[m], named(m))), INSENSITIVE)
 
 
-def only_vanilla_minds_samplers(measured: Measured, dataset: str) -> list[Test]:
+def only_vanilla_minds_samplers(measured: Measured, dataset: str) -> list[Difference]:
     """Best minus worst sampler of vanilla, minus that of each method."""
     spreads = {method: spread(by.values()) for method, by in _by_sampler(measured, dataset).items()}
     return above({f"vanilla's − {named(m)}'s": spreads["vanilla"] - spreads[m] for m in REGULARISED})
@@ -228,8 +234,8 @@ def _by_size(measured: Measured, dataset: str, size: int) -> dict[str, Mean]:
     return {m: measured.mean("A", f"figure4-{dataset}", f"{size} per class", f"{m}-S") for m in METHODS}
 
 
-def best_where_vanilla_is_poor(measured: Measured, dataset: str) -> list[Test]:
-    leads = {}
+def best_where_vanilla_is_poor(measured: Measured, dataset: str) -> list[Difference]:
+    leads: dict[str, Mean] = {}
     for size in SAMPLE_SIZES[dataset]:
         scores = _by_size(measured, dataset, size)
         best = max(scores[name].value for name in ("ewc++", "pi"))
@@ -238,7 +244,7 @@ def best_where_vanilla_is_poor(measured: Measured, dataset: str) -> list[Test]:
     return above(leads)
 
 
-def vanilla_catches_up(at: Mapping[str, int], measured: Measured, dataset: str) -> list[Test]:
+def vanilla_catches_up(at: Mapping[str, int], measured: Measured, dataset: str) -> list[Difference]:
     few, many = SAMPLE_SIZES[dataset][0], at[dataset]
     behind = {size: (by := _by_size(measured, dataset, size))["rwalk"] - by["vanilla"] for size in (few, many)}
     first, then = (f"RWalk − vanilla with {size}" for size in (few, many))
@@ -248,7 +254,7 @@ def vanilla_catches_up(at: Mapping[str, int], measured: Measured, dataset: str) 
 # ── λ, the Fisher, EWC ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def negative_correlation(measured: Measured, dataset: str) -> list[Test]:
+def negative_correlation(measured: Measured, dataset: str) -> list[Difference]:
     """Over the λ's of table S2, within every seed, so that seeds which are simply worse do not count."""
     cells: dict[str, list[tuple[str, str]]] = {}
     for entry, _ in measured.entries(f"tableS2-{dataset}"):
@@ -263,7 +269,7 @@ def negative_correlation(measured: Measured, dataset: str) -> list[Test]:
     return below(found, -0.5)
 
 
-def ewcpp_is_as_good(measured: Measured, dataset: str) -> list[Test]:
+def ewcpp_is_as_good(measured: Measured, dataset: str) -> list[Difference]:
     leads = {}
     for block, suffix in (("multi", ""), ("samples", "-S")):
         ours = measured.mean("A", f"table1-{dataset}", block, f"ewc++{suffix}")
@@ -271,7 +277,7 @@ def ewcpp_is_as_good(measured: Measured, dataset: str) -> list[Test]:
     return above(leads, -NEAR)
 
 
-def fisher_vanishes(measured: Measured, dataset: str) -> list[Test]:
+def fisher_vanishes(measured: Measured, dataset: str) -> list[Difference]:
     """By its consequence: the longer EWC trains to a minimum, the larger the λ that makes up for its Fisher."""
     best = []
     for steps in FISHER_STEPS[dataset]:
@@ -282,7 +288,7 @@ def fisher_vanishes(measured: Measured, dataset: str) -> list[Test]:
     return above({"decades by which the best λ grows": Mean.over(best[-1] - best[0])})
 
 
-def insensitive(measured: Measured, dataset: str) -> list[Test]:
+def insensitive(measured: Measured, dataset: str) -> list[Difference]:
     """Any two λ's, in either form of the penalty."""
     pairs: dict[str, Mean] = {}
     for form in ("gradient", "proximal"):
@@ -292,7 +298,7 @@ def insensitive(measured: Measured, dataset: str) -> list[Test]:
     return below(pairs, INSENSITIVE)
 
 
-def less_sensitive_than(other: str, measured: Measured, dataset: str) -> list[Test]:
+def less_sensitive_than(other: str, measured: Measured, dataset: str) -> list[Difference]:
     """As the paper measures it: how F and I change over the λ's of its table, relative to the first of them, each
     method in the form that its budget chose."""
 
@@ -307,7 +313,7 @@ def less_sensitive_than(other: str, measured: Measured, dataset: str) -> list[Te
     return above({f"change of {f}, {named(other)} − RWalk": each for f, each in changes.items()})
 
 
-def one_lambda(measured: Measured, dataset: str) -> list[Test]:
+def one_lambda(measured: Measured, dataset: str) -> list[Difference]:
     """What is lost with most tasks by the λ that is best with fewest, instead of the best λ there."""
     lost = {}
     for method in REGULARISED:
@@ -322,7 +328,7 @@ def one_lambda(measured: Measured, dataset: str) -> list[Test]:
 
 # ── the claims ────────────────────────────────────────────────────────────────────────────────────────────────
 
-Judge = Callable[[Measured, str], list[Test]]
+Judge = Callable[[Measured, str], list[Difference]]
 
 
 @dataclass(frozen=True)
@@ -337,7 +343,7 @@ class Claim:
         """Whether it says that RWalk is good, not what the problem or other methods are like."""
         return "RWalk" in self.text
 
-    def judge(self, measured: Measured, dataset: str) -> list[Test] | None:
+    def judge(self, measured: Measured, dataset: str) -> list[Difference] | None:
         """None, unless everything needed to judge it has been run."""
         try:
             return self.by(measured, dataset)
@@ -373,7 +379,11 @@ CLAIMS = (
     Claim("RWalk is less sensitive to λ than EWC++", partial(LESS, "ewc++")),
     Claim("RWalk is less sensitive to λ than PI", partial(LESS, "pi")),
     Claim("… and RWalk's λ depends less on the number of tasks", one_lambda, needs="tasks"),
-    Claim("the Fisher vanishes at a minimum: the longer EWC trains, the less it holds", fisher_vanishes, needs="fisher"),
+    Claim(
+        "the Fisher vanishes at a minimum: the longer EWC trains, the less it holds",
+        fisher_vanishes,
+        needs="fisher",
+    ),
     Claim("where vanilla is poor, RWalk is best", best_where_vanilla_is_poor),
     Claim("vanilla catches up with enough samples", partial(vanilla_catches_up, LARGEST)),
     Claim("… which is 20 per class (MNIST), 200 (CIFAR-100)", partial(vanilla_catches_up, CATCHES_UP)),

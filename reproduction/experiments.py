@@ -42,7 +42,6 @@ class Experiment:
     entries: Callable[[], Iterable[Entry]]
     seeds: int = 5
     reference: str = "final"  # of which tasks intransigence is measured
-    note: str = ""  # what a reader of the table must know
     tuned: tuple[str, ...] = ()  # settings whose budgets must have been chosen first, beside those of table 1
 
     @property
@@ -109,33 +108,6 @@ def figure5(dataset: str) -> Iterator[Entry]:
             yield Entry(f"{method}-S", run, "single", sampler)
 
 
-NOTE_MNIST = """
-The largest differences from the paper are iCaRL's and those of vanilla without samples. The paper says little
-about how these were trained, and we did not tune ours to match.
-""".strip()
-NOTE_CIFAR = """
-Convolutions in bfloat16, parameters and updates in float32. The largest differences from the paper are iCaRL's and
-those of vanilla. The paper says little about how these were trained, and we did not tune ours to match.
-""".strip()
-NOTE_S2 = """
-The λ's are the paper's, but the effect of λ depends on the scale of the importances: our EWC++ scales the Fisher
-to [0, 1] and averages it with a small α, so that its λ's are not on the paper's scale. Where the smallest of them
-hardly regularise (compare A with vanilla's by MoF in figure 5), EWC++ seems less sensitive than it is.
-""".strip()
-NOTE_SWEEPS = """
-290 networks: to save time they have a budget of their own, `cifar100-sweeps`, half as long as table 1's and with
-torch's own initial weights. So A with 25 samples by MoF is lower than table 1's.
-""".strip()
-NOTE_S1 = """
-Budgets differ: GEM and iCaRL train as GEM's authors do (one epoch of batches of 10, SGD at 0.1; nothing tuned),
-RWalk for 800 steps of batches of 64 with Adam, about twenty epochs, with a tuned λ and its exemplars under the
-head of their own task. That head is worth more than the penalty: on validation data, with 800 steps and λ = 1000,
-RWalk reaches 66.3 with exemplars under the head of all classes and 69.2 under their own, where smaller λ are
-better still (73.6 at λ = 1) and none at all is as good (see our questions). The mean image is subtracted, as
-everywhere here; on plain pixels, which GEM's authors used, we measured 66.6 for GEM and 61.5 for iCaRL. Their 5120
-samples are 51 per class here, 5100 in total. I is not measured: there are no reference models of this size.
-""".strip()
-
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
@@ -145,7 +117,6 @@ EXPERIMENTS: dict[str, Experiment] = {
             "20 s on an H200, 20 min on two CPU cores",
             partial(table1, "mnist"),
             seeds=20,
-            note=NOTE_MNIST,
         ),
         Experiment(
             "tableS2-mnist",
@@ -153,7 +124,6 @@ EXPERIMENTS: dict[str, Experiment] = {
             "17 s on an H200, 11 min on two CPU cores",
             partial(table_s2, "mnist"),
             seeds=20,
-            note=NOTE_S2,
         ),
         Experiment(
             "figure4-mnist",
@@ -174,28 +144,24 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Table 1, CIFAR-100 (and figures 2 and 3)",
             "6 min on an H200",
             partial(table1, "cifar100"),
-            note=NOTE_CIFAR,
         ),
         Experiment(
             "tableS2-cifar100",
             "Table S2, CIFAR-100: sensitivity to λ",
             "6 min on an H200",
             partial(table_s2, "cifar100"),
-            note=f"{NOTE_S2} {NOTE_SWEEPS}",
         ),
         Experiment(
             "figure4-cifar100",
             "Figure 4, CIFAR-100: number of samples",
             "7 min on an H200",
             partial(figure4, "cifar100"),
-            note=NOTE_SWEEPS,
         ),
         Experiment(
             "figure5-cifar100",
             "Figure 5, CIFAR-100: sampling strategies",
             "2 min on an H200 after figure 4 and table S2, which share its runs",
             partial(figure5, "cifar100"),
-            note=NOTE_SWEEPS,
         ),
         Experiment(
             "tableS1",
@@ -204,7 +170,6 @@ EXPERIMENTS: dict[str, Experiment] = {
             table_s1,
             seeds=3,
             reference="none",
-            note=NOTE_S1,
         ),
     )
 }

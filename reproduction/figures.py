@@ -1,4 +1,4 @@
-"""The paper's figures 2 to 5, and one of our own, from our rows, as PNG and SVG (matplotlib, an extra)."""
+"""The paper's figures 2 to 5, and one of our own, from our rows, as PNG (matplotlib, an extra)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from reproduction.answers import Surface, decade
 from reproduction.experiments import SAMPLE_SIZES, SAMPLERS, Entry
 from reproduction.measured import Measured, NotRun
 from reproduction.questions import SURFACE_LAMBDAS, SURFACE_STEPS
 from reproduction.settings import BLOCKS, METHODS
-from reproduction.surface import Surface, decade
 from rwalk import metrics
 from rwalk.report.figures import COLOURS, HEAD_NAMES, MARKERS, STYLE, Block, accuracy_over_time, save
 from rwalk.report.summary import Summary, mean_and_deviation
@@ -72,8 +72,7 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
 
 
 def _save(figure: Any, path: Path) -> list[Path]:
-    for suffix in (".svg", ".png"):
-        save(figure, path.with_suffix(suffix))
+    save(figure, path.with_suffix(".png"))
     return [path.with_suffix(".png")]
 
 
@@ -90,8 +89,7 @@ def _over_time(entries: list[tuple[Entry, Summary]], path: Path) -> list[Path]:
         if chosen := [replace(s, label=s.method) for entry, s in entries if entry.block == block]:
             blocks.append(Block(head, chosen, title))
     tasks = entries[0][1].accuracy["single"].shape[-1]
-    for suffix in (".svg", ".png"):
-        accuracy_over_time(blocks, path.with_suffix(suffix), columns=tasks + 1)
+    accuracy_over_time(blocks, path.with_suffix(".png"), columns=tasks + 1)
     return [path.with_suffix(".png")]
 
 

@@ -1,7 +1,7 @@
 """The rows in results/: one compressed file per experiment, with their SHA-256 in `manifest.json`.
 
-NAME.jsonl.xz holds the rows byte for byte as a study wrote them. An experiment that runs again, or for longer, works
-in the study folder NAME/ beside it, until `python -m reproduction --pack` writes the file again.
+NAME.jsonl.xz holds the rows byte for byte as a study wrote them. An experiment that runs again works in the study
+folder NAME/ beside it, until `python -m reproduction --pack` writes the file again.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def opened(results: Path) -> Iterator[Path]:
 
 
 def rows_of(folder: Path) -> list[Row]:
-    """The rows of the experiment that works in `folder`: those in its compressed file, then those in the folder."""
+    """The rows of the experiment that works in `folder`: those of its compressed file and of the folder."""
     rows: dict[str, Row] = {}
     if folder.with_name(f"{folder.name}{SUFFIX}").exists():
         with TemporaryDirectory() as temporary:

@@ -1,45 +1,40 @@
-"""RESULTS.md: the verdicts first, then what they rest on: every cell beside the published value."""
+"""RESULTS.md, written by hand around computed tables, and its appendix, which is all computed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reproduction import answers, budgets, chosen, figures
-from reproduction.claims import CLAIMS, DATASETS, Claim
+from reproduction import answers, budgets, figures
+from reproduction.claims import CLAIMS, DATASETS, Claim, Difference, shown
 from reproduction.experiments import EXPERIMENTS, Entry, Experiment
-from reproduction.markdown import row
-from reproduction.measured import Measured
+from reproduction.markdown import PAGES, filled, place_of, table
+from reproduction.measured import Measured, NotRun
 from reproduction.published import BETTER, Published
 from reproduction.questions import QUESTIONS
-from reproduction.verdicts import MOST_SEEDS, NO, UNDECIDED, YES, Evidence, seeds_to_decide, verdict
-from reproduction.words import NEAR
+from reproduction.settings import SETTINGS, Numbers
+from reproduction.verdicts import MOST_SEEDS, NO, UNDECIDED, YES, seeds_to_decide, verdict
 from rwalk.files import write_atomically
 from rwalk.report.summary import Summary, mean_and_deviation
 
-OPENING = """
-# The paper, reproduced
+# Where there is no page written by hand around them, the computed tables are all there is.
+BARE = """# The paper, reproduced
 
-Made by `python -m reproduction`; do not edit.
-""".strip()
-NOT_RUN = "not run yet"
-HOW_JUDGED = """
-Yes and no are with 95 % confidence over our seeds (Welch's t-test on each margin, Holm's correction over the
-margins of a claim). An undecided claim says about how many seeds would decide it, either way, with a power of
-80 %, if the differences and the scatter that we saw are the true ones. Five seeds know their scatter only to a
-third or so, and such differences no better: take it for an order of magnitude. The numbers behind each verdict,
-and the thresholds that are ours, follow further down. A is the average accuracy after the last task, F forgetting
-and I intransigence, as the paper defines them; differences are taken before rounding.
-""".strip()
-HOW_TO_READ = """
-Ours is mean ± standard deviation over the seeds, A in percent; Δ is ours minus the paper's. A cell of ours that
-says – has not been run.
-""".strip()
-HOW_LONG = "On an H200 all tables take less than 27 minutes, table S1 beside the others."
-COUNTED = {YES: "times yes", NO: "times no", UNDECIDED: "undecided", NOT_RUN: "not run yet"}
+<!-- count -->
+<!-- /count -->
+
+<!-- verdicts -->
+<!-- /verdicts -->
+
+<!-- glance -->
+<!-- /glance -->
+"""
+NOT_RUN = "not run"
 # Where the paper's headline numbers are, and ours: (experiment, block, label).
 HEADLINES = {
     "MNIST, multi-head": ("table1-mnist", "multi", "rwalk"),
@@ -48,155 +43,129 @@ HEADLINES = {
     "CIFAR-100, single-head with samples": ("table1-cifar100", "samples", "rwalk-S"),
     "CIFAR-100, ResNet-18": ("tableS1", "5000 samples", "rwalk"),
 }
+Judged = Mapping[tuple[Claim, str], list[Difference] | None]
 
 
 def write_results(folder: Path) -> list[Path]:
-    """RESULTS.md beside the results folder, and the figures in it."""
+    """RESULTS.md beside the results folder, its appendix in docs/ (or beside it), and the figures."""
     measured = Measured(folder)
     drawn = figures.draw_all(measured, folder / "figures")
     page = folder.parent / "RESULTS.md"
-    write_atomically(page, "\n".join(_page(measured, [path.relative_to(folder.parent) for path in drawn])) + "\n")
-    return [page, *drawn]
+    write_atomically(page, filled(page.read_text() if page.is_file() else BARE, blocks(measured)))
+    appendix = place_of(ours := PAGES / "results-appendix.md", folder)
+    pictures = [Path(os.path.relpath(path, appendix.parent)).as_posix() for path in drawn]
+    write_atomically(appendix, filled(ours.read_text(), blocks_of_appendix(measured, pictures)))
+    return [page, appendix, *drawn]
 
 
-def _page(measured: Measured, drawn: list[Path]) -> Iterator[str]:
-    judged = {(claim, dataset): claim.judge(measured, dataset) for claim in CLAIMS for dataset in claim.datasets}
-    yield OPENING
-    yield ""
-    yield from _verdicts(measured, judged)
-    yield ""
-    yield from _headlines(measured)
-    yield ""
-    yield "## Questions of our own"
-    yield ""
-    yield from answers.lines_of(measured)
-    yield ""
-    yield from _evidence(judged)
-    yield ""
-    yield "## The paper's tables"
-    yield ""
-    yield HOW_TO_READ
-    if one := measured.one_machine(EXPERIMENTS):
-        yield f"Every row here is of one version of the code. {one} {HOW_LONG}"
-    for experiment in EXPERIMENTS.values():
-        yield from _section(experiment, measured, "" if one else measured.machine(experiment.name))
-    yield ""
-    yield "## The tables of our own questions"
-    for experiment in QUESTIONS.values():
-        if experiment.name not in answers.DRAWN and _has_rows(measured, experiment):
-            yield from _section(experiment, measured, measured.machine(experiment.name))
-    yield ""
-    yield "## Budgets"
-    yield ""
-    yield from chosen.lines_of(budgets.load())
-    yield ""
-    yield "## Figures"
-    yield ""
-    for path in drawn:
-        yield f"![{path.stem}]({path.as_posix()})"
+def blocks(measured: Measured) -> dict[str, Iterable[str]]:
+    """The computed parts of RESULTS.md, by name."""
+    judged = judged_by(measured)
+    return {"count": [count(judged)], "verdicts": _verdicts(judged), "glance": _glance(measured)}
 
 
-def _verdicts(measured: Measured, judged: dict[tuple[Claim, str], Evidence | None]) -> Iterator[str]:
-    held = {key: _held(evidence) for key, evidence in judged.items()}
-    words = [each.partition(" (")[0] for each in held.values()]
-    yield "## The claims of the paper's text"
-    yield ""
-    yield from _in_short(measured)
-    yield f"{len(CLAIMS)} claims of the paper's text, each judged on one dataset or on both: {_counted(words)}."
-    merits = [word for (claim, _), word in zip(held, words, strict=True) if claim.is_about_rwalk]
-    if any(word != NOT_RUN for word in merits):
-        others = "The others are about the problem and other methods."
-        yield f"Those that praise RWalk itself: {_counted(merits)}. {others}"
-    yield ""
-    yield from row("claim", *DATASETS.values(), "in a sentence")
-    for claim in CLAIMS:
-        said = [
-            (DATASETS[dataset], evidence.said)
-            for dataset in claim.datasets
-            if (evidence := judged[claim, dataset]) is not None
-        ]
-        sentence = "; ".join(f"{dataset}: {each}" if len(said) > 1 else each for dataset, each in said)
-        sentence += f"; {claim.caveat}" if said and claim.caveat else ""
-        if not said and claim.needs:
-            commands = (answers.command_for(QUESTIONS[f"{claim.needs}-{d}"]) for d in claim.datasets)
-            sentence = "needs " + "; ".join(commands)
-        yield from row(claim.text, *(held.get((claim, d), "not claimed") for d in DATASETS), sentence, head=False)
-    yield ""
-    yield HOW_JUDGED
+def judged_by(measured: Measured) -> Judged:
+    return {(claim, dataset): claim.judge(measured, dataset) for claim in CLAIMS for dataset in claim.datasets}
+
+
+def count(judged: Judged) -> str:
+    """How many verdicts of each kind there are."""
+    about = [key[0].is_about_rwalk for key in judged]
+    held = [_held(tests).partition(" (")[0] for tests in judged.values()]
+    merits = [each for each, is_about in zip(held, about, strict=True) if is_about]
+    return (
+        f"**{len(CLAIMS)} claims of the paper, {len(held)} verdicts: {_counted(held)}.** "
+        f"Of the {len(merits)} that praise RWalk itself: {_counted(merits)}."
+    )
 
 
 def _counted(verdicts: list[str]) -> str:
-    return ", ".join(f"{verdicts.count(each)} {said}" for each, said in COUNTED.items() if each in verdicts)
+    kinds = {"confirmed": YES, "undecided": UNDECIDED, "refuted": NO, NOT_RUN: NOT_RUN}
+    return ", ".join(f"{verdicts.count(each)} {said}" for said, each in kinds.items() if each in verdicts)
 
 
-def _held(evidence: Evidence | None) -> str:
-    if evidence is None:
+def _held(tests: list[Difference] | None) -> str:
+    if tests is None:
         return NOT_RUN
-    said = verdict(evidence.margins)
-    if said != UNDECIDED:
+    margins = [test.margin for test in tests]
+    if (said := verdict(margins)) != UNDECIDED:
         return said
-    seeds = seeds_to_decide(evidence.margins)
+    seeds = seeds_to_decide(margins)
     return f"{said} ({f'≈ {seeds:.0f}' if np.isfinite(seeds) else f'over {MOST_SEEDS}'} seeds)"
 
 
-def _in_short(measured: Measured) -> Iterator[str]:
-    """How RWalk's published accuracies fared."""
-    gaps = {what: ours.mean() - paper for what, paper, ours in _headline_values(measured) if ours is not None}
-    if len(gaps) < len(HEADLINES):
-        return
-    short = {what: gap for what, gap in gaps.items() if gap < -NEAR}
-    others = "".join(f"; {what} is {-gap:.1f} points short" for what, gap in short.items())
-    reached = f"{len(gaps) - len(short)} of {len(gaps)}"
-    yield f"RWalk is as accurate as published, or more, in {reached} places (at a glance below){others}."
+def _verdicts(judged: Judged) -> Iterator[str]:
+    held = {key: _held(tests) for key, tests in judged.items()}
+    rows = ([claim.text, *(held.get((claim, d), "not claimed") for d in DATASETS)] for claim in CLAIMS)
+    yield from table(["claim", *DATASETS.values()], rows)
 
 
-def _headlines(measured: Measured) -> Iterator[str]:
-    yield "## RWalk at a glance"
-    yield ""
-    yield "A in percent:"
-    yield ""
-    yield from row("", "paper", "ours", "Δ", "seeds")
-    for what, paper, ours in _headline_values(measured):
-        cells: tuple[object, ...] = ("–", "", "–")
-        if ours is not None:
-            cells = (_spread(ours, 1), f"{ours.mean() - paper:+.1f}", len(ours))
-        yield from row(what, f"{paper:.1f}", *cells, head=False)
+def _glance(measured: Measured) -> Iterator[str]:
+    rows = []
+    for what, (paper, ours) in headlines(measured).items():
+        cells = ("–", "", "–") if ours is None else (_spread(ours, 1), f"{ours.mean() - paper:+.1f}", len(ours))
+        rows.append((what, f"{paper:.1f}", *cells))
+    yield from table(["A of RWalk, %", "paper", "ours", "Δ", "seeds"], rows)
 
 
-def _headline_values(measured: Measured) -> Iterator[tuple[str, float, NDArray[np.float64] | None]]:
+def headlines(measured: Measured) -> dict[str, tuple[float, NDArray[np.float64] | None]]:
     """Each headline with the paper's A and ours, by seed, in percent."""
+    found: dict[str, tuple[float, NDArray[np.float64] | None]] = {}
     for what, (name, block, label) in HEADLINES.items():
         for entry, summary in measured.entries(name):
             if (entry.block, entry.label) == (block, label):
                 assert entry.published is not None
-                yield what, entry.published.A, None if summary is None else 100 * summary.A[entry.head]
+                found[what] = entry.published.A, None if summary is None else 100 * summary.A[entry.head]
+    return found
 
 
-def _evidence(judged: dict[tuple[Claim, str], Evidence | None]) -> Iterator[str]:
-    yield "## The numbers behind the verdicts"
-    yield ""
-    yield from row("claim", "dataset", "verdict", "what we saw", "margins", "seeds")
-    for (claim, dataset), evidence in judged.items():
-        if evidence is not None:
-            seeds = min((margin.seeds for margin in evidence.margins), default=np.nan)
-            cells = (verdict(evidence.margins), evidence.seen, len(evidence.margins), f"{seeds:.0f}")
-            yield from row(claim.text, DATASETS[dataset], *cells, head=False)
+# ── the appendix ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def blocks_of_appendix(measured: Measured, pictures: Iterable[str]) -> dict[str, Iterable[str]]:
+    """The computed parts of the appendix, by name."""
+    one = measured.one_machine(EXPERIMENTS)
+    return {
+        "evidence": _evidence(judged_by(measured)),
+        "made": [f"Every row here is of one version of the code. {one}"] if one else [],
+        **{name: _cells_of(each, measured, told=not one) for name, each in EXPERIMENTS.items()},
+        **{name: _answer(each, measured) for name, each in QUESTIONS.items()},
+        "budgets": _budgets(budgets.load()),
+        "figures": (f"![{Path(path).stem}]({path})" for path in pictures),
+    }
+
+
+def _answer(experiment: Experiment, measured: Measured) -> Iterator[str]:
+    """The table that answers a question of our own, and its cells."""
+    try:
+        if experiment.name in answers.TABLES:
+            yield from [*answers.TABLES[experiment.name](measured), ""]
+    except NotRun:
+        pass
+    if experiment.name not in answers.DRAWN or not _has_rows(measured, experiment):
+        yield from _cells_of(experiment, measured, told=True)
+
+
+def _evidence(judged: Judged) -> Iterator[str]:
+    rows = []
+    for (claim, dataset), tests in judged.items():
+        if tests is not None:
+            seeds = min((test.margin.seeds for test in tests), default=np.nan)
+            rows.append((claim.text, DATASETS[dataset], _held(tests), shown(tests), f"{seeds:.0f}"))
+    yield from table(("claim", "dataset", "verdict", "measured; limit", "seeds"), rows)
 
 
 def _has_rows(measured: Measured, experiment: Experiment) -> bool:
     return any(summary for _, summary in measured.entries(experiment.name))
 
 
-def _section(experiment: Experiment, measured: Measured, machine: str) -> Iterator[str]:
-    yield ""
-    yield f"## {experiment.title}"
-    yield ""
-    if said := " ".join(filter(None, (machine, experiment.note))):
-        yield said
-        yield ""
+def _cells_of(experiment: Experiment, measured: Measured, told: bool) -> Iterator[str]:
+    """The cells of an experiment, after the machine that trained them if that is `told`."""
     if not _has_rows(measured, experiment):
-        yield f"Not run yet: `python -m reproduction {experiment.name}`."
+        yield f"Not run yet: {answers.command_for(experiment)} ({experiment.cost})."
         return
+    if told:
+        yield from (measured.machine(experiment.name), "")
     yield from _table(measured.entries(experiment.name))
 
 
@@ -206,9 +175,15 @@ def _table(rows: list[tuple[Entry, Summary | None]]) -> Iterator[str]:
         [f"{name} {'↑' if better == 'higher' else '↓'}", *([f"{name} paper", "Δ"] if compared else [])]
         for name, better in BETTER.items()
     ]
-    yield from row("", "", "trained", "our λ (paper's)", "seeds", *(name for names in columns for name in names))
-    for entry, summary in rows:
-        yield from row(*_cells(entry, summary, compared), head=False)
+    head = (
+        "block",
+        "method",
+        "trained",
+        "our λ (paper's)",
+        "seeds",
+        *(name for names in columns for name in names),
+    )
+    yield from table(head, (_cells(entry, summary, compared) for entry, summary in rows))
 
 
 def _cells(entry: Entry, summary: Summary | None, compared: bool) -> Iterator[str]:
@@ -237,3 +212,45 @@ def _spread(values: NDArray[np.float64], digits: int) -> str:
 def _plain(value: float, digits: int) -> str:
     """With so many digits, or with one significant digit if none would be left."""
     return f"{value:.0e}" if 0 < abs(value) < 0.5 * 10**-digits else f"{value:.{digits}f}"
+
+
+# ── budgets ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _budgets(chosen: Mapping[str, Any]) -> Iterator[str]:
+    """What the rule chose."""
+    rows = []
+    for name in (name for name in chosen if name in SETTINGS):
+        budget, marked = chosen[name], name + " †" * (not budgets.is_current(name))
+        for method, numbers in budget["numbers"].items():
+            long, tried = _long(budget, SETTINGS[name].run.network), _numbers(budget, method, numbers)
+            seeds = budgets.seeds_behind(name, method) or "–"
+            rows.append((marked, long, method, tried, budget["validation"][method], seeds))
+    yield from table(("setting", "how long", "method", "hyper-parameters", "validation A, %", "seeds"), rows)
+
+
+def _long(budget: Mapping[str, Any], usual: str) -> str:
+    """The training time; and the network, where it is not the usual one."""
+    tried = {each[0].partition(",")[0] for each in budget["tried"]}
+    lengths = [int(each.split()[0]) for each in tried if each.endswith("steps")]
+    said = budgets.brief(budget["training"]) + _edge(budget["training"]["steps"], lengths)
+    return said + (f", {network}" if (network := budget.get("network", usual)) != usual else "")
+
+
+def _numbers(budget: Mapping[str, Any], method: str, chosen: Numbers) -> str:
+    """The values chosen, each compared with those that were tried in the same form and for the same time."""
+    here = [
+        tried
+        for how_long, of, tried, *_ in budget["tried"]
+        if (how_long.partition(",")[0], of) == (budgets.brief(budget["training"]), method)
+        and tried.get("penalty") == chosen.get("penalty")
+    ]
+    shown = []
+    for name, value in sorted(chosen.items()):
+        written = value if isinstance(value, str) else f"{value:g}{_edge(value, [each[name] for each in here])}"
+        shown.append(f"{name} {written}")
+    return ", ".join(shown) or "–"
+
+
+def _edge(value: object, tried: list[Any]) -> str:
+    return "*" if len(set(tried)) > 1 and value in (min(tried), max(tried)) else ""

@@ -90,15 +90,6 @@ def split_mnist() -> Iterator[Cell]:
             yield Cell(label, run, HEADS[scenario], scenario, None, theirs, (), tuned, ORDERS)
 
 
-NOTE_SPLIT = """
-Theirs: a new order of the classes for every one of 20 seeds. Ours: 20 seeds, of which every four share one of five
-orders, so that they train as one program; a deviation is over the means of the orders, and so is every standard
-error. Their SI measures the path with the penalty's gradient in it and lets an importance be negative; ours does
-neither. Without A-GEM, the published values agree to about two points with the curves in their repository
-(GMvandeVen/continual-learning, figures/splitMNIST_results_tutorial.png, another run of the same protocol).
-""".strip()
-
-
 # ── Permuted MNIST ────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -112,13 +103,6 @@ def permuted_mnist() -> Iterator[Cell]:
         tuned = "validation" if method in chosen else "nothing to tune"
         others = (("Avalanche", PERMUTED_MNIST_AVALANCHE[label]),) if label in PERMUTED_MNIST_AVALANCHE else ()
         yield Cell(label, run, "single", "domain", None, PERMUTED_MNIST.get(label), others, tuned)
-
-
-NOTE_PERMUTED = """
-The papers show curves; the values are those that Avalanche's table quotes of them and marks as not reproduced. The
-digits have a margin of two empty pixels, as van de Ven et al. train them: with 1,024 inputs, tasks share fewer.
-All seeds see the same permutations, and the first task has none.
-""".strip()
 
 
 # ── Mammoth: DER's Split MNIST ────────────────────────────────────────────────────────────────────────────────
@@ -176,13 +160,6 @@ def _buffer(method: str, total: int) -> MemorySpec:
     return MemorySpec(total=total, sampler="reservoir", replay="beside", beside=beside)
 
 
-NOTE_MAMMOTH = """
-Ten seeds, theirs and ours. Their DER++ draws from the buffer twice in a step, once for logits and once for labels;
-ours uses the same examples for both. Their GEM and A-GEM keep any examples of a task, ours as many of each class.
-Their iCaRL never trained on its exemplars (a bug of October 2020, which its authors mended after the paper): that
-is `icarl-2020` here, and `icarl` is what iCaRL gets with its replay.
-""".strip()
-
 # ── CIFAR-100 in ten tasks, as in RWalk's table 1 ─────────────────────────────────────────────────────────────
 
 REPLAYING = ("er", "er-ace", "der", "der++", "a-gem", "gdumb", "icarl")  # with the table's exemplars
@@ -219,13 +196,6 @@ def _of_table1(block: str, method: str) -> Value | None:
     return None if published is None else Value(published.A, None, RWALK)
 
 
-NOTE_CIFAR = """
-All with RWalk's stream and network, begun as torch does, for 4000 steps per task, with exemplars and jointly for
-2000. All that replay have the same exemplars (25 per class, by MoF). GEM is left out, whose steps look at all
-exemplars of all tasks. RESULTS.md has vanilla, EWC++, PI and RWalk under a budget of their own, tuned more widely,
-and discusses what differs from the paper's values. Their grid is narrower here.
-""".strip()
-
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
@@ -236,7 +206,6 @@ EXPERIMENTS: dict[str, Experiment] = {
             split_mnist,
             seeds=20,
             reference="none",
-            note=NOTE_SPLIT,
         ),
         Experiment(
             "permuted-mnist",
@@ -245,7 +214,6 @@ EXPERIMENTS: dict[str, Experiment] = {
             permuted_mnist,
             seeds=5,
             reference="none",
-            note=NOTE_PERMUTED,
         ),
         Experiment(
             "mammoth-mnist",
@@ -254,7 +222,6 @@ EXPERIMENTS: dict[str, Experiment] = {
             mammoth_mnist,
             seeds=10,
             reference="none",
-            note=NOTE_MAMMOTH,
         ),
         Experiment(
             "cifar100-methods",
@@ -262,7 +229,6 @@ EXPERIMENTS: dict[str, Experiment] = {
             "estimated: 12 min on an H200",
             cifar100_methods,
             reference="none",
-            note=NOTE_CIFAR,
         ),
     )
 }
