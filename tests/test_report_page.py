@@ -18,6 +18,7 @@ import pytest
 from scipy import stats
 
 from reports import HEADS, HOSTILE, hostile_page, made_row, made_rows, write_rows, write_study
+from reproduction import kept
 from reproduction.experiments import published_values
 from rwalk.data.memory import MemorySpec
 from rwalk.report.html import write_report
@@ -163,7 +164,7 @@ def test_methods_with_a_memory_each_are_shown_together(browser: Any, tmp_path: P
 
 
 def test_published_values_stand_beside_the_papers_runs(browser: Any, tmp_path: Path) -> None:
-    shutil.copy(Path(__file__).parent.parent / "results" / "table1-mnist" / "runs.jsonl", tmp_path)
+    (tmp_path / "runs.jsonl").write_bytes(kept.text(Path(__file__).parent.parent / "results", "table1-mnist"))
     file = write_report([tmp_path], published=published_values())
     page = Opened(browser, file, viewport={"width": 1280, "height": 900})
 
@@ -545,7 +546,8 @@ def test_axe_finds_nothing(browser: Any, page_file: Path, scheme: str, width: in
 
 def write_results(folder: Path) -> Path:
     """The report of all our own results."""
-    return write_report([Path(__file__).parent.parent / "results"], folder / "all.html", published_values())
+    with kept.opened(Path(__file__).parent.parent / "results") as results:
+        return write_report([results], folder / "all.html", published_values(), title="results")
 
 
 def test_it_loads_at_once(opened: Opened) -> None:

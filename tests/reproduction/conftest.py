@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from reproduction import budgets
+from reproduction.measured import Measured
 
 
 @pytest.fixture
@@ -16,3 +17,9 @@ def ablations_not_tuned(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytes
     file: Path = tmp_path_factory.mktemp("untuned") / "budgets.json"
     file.write_text(budgets.written(left))
     monkeypatch.setattr(budgets, "FILE", file)
+
+
+@pytest.fixture(scope="session")
+def every_row() -> Measured:
+    """All rows of the repository, read once; not to be changed."""
+    return Measured(Path(__file__).parents[2] / "results")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from reproduction import budgets, figures, race
+from reproduction import budgets, figures, kept, race
 from reproduction import reproduce as paper_reproduce
 from reproduction import settings as tuned
 from reproduction.__main__ import app
@@ -24,7 +25,7 @@ from reproduction.measured import KNOWN, Measured, _by_run
 from reproduction.published import TABLE1, TABLE_S1
 from reproduction.questions import QUESTIONS
 from reproduction.reproduce import Planned, dry_run, find, plan, study_of
-from reproduction.results import _page
+from reproduction.results import blocks, blocks_of_appendix, filled
 from reproduction.settings import Setting
 from rwalk.cli import main
 from rwalk.data.datasets import verified
@@ -33,10 +34,11 @@ from rwalk.errors import InputError
 from rwalk.files import write_atomically
 from rwalk.report.statistics import Mean
 from rwalk.studies.specs import RunSpec, StreamSpec, passes_of
-from rwalk.studies.store import Store
 from rwalk.training import Training
 
-RESULTS = Path(__file__).parents[2] / "results"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+APPENDIX = ROOT / "docs" / "results-appendix.md"
 
 
 def setting(head: str = "single", seeds: int = 2) -> Setting:
@@ -415,55 +417,57 @@ def test_every_published_value_has_its_cell() -> None:
     assert {entry.run.method for entry in EXPERIMENTS["tableS1"].entries()} == set(TABLE_S1)
 
 
-@pytest.mark.parametrize(
-    "folder", sorted(name for name in EXPERIMENTS if (RESULTS / name / "runs.jsonl").exists())
-)
-def test_the_rows_kept_are_those_of_their_experiment(folder: str) -> None:
-    wanted = {run.hash(): run for run in runs_of(EXPERIMENTS[folder])}
-    kept = Store(RESULTS / folder).rows()
-    assert kept
-    for row in kept:
+@pytest.fixture
+def measured(every_row: Measured) -> Measured:
+    """All rows of the repository; a copy, so that a test may change it."""
+    return copy.deepcopy(every_row)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_rows_kept_are_those_of_their_experiment(name: str, every_row: Measured) -> None:
+    wanted = {run.hash(): run for run in runs_of(EXPERIMENTS[name])}
+    rows = every_row.own_rows(name)
+    assert {row["hash"] for row in rows} == set(wanted)
+    for row in rows:
         assert wanted[row["hash"]] == replace(RunSpec.from_json(row["spec"]), seed=row["seed"])
-    study = json.loads((RESULTS / folder / "study.json").read_text())
-    assert {RunSpec.from_json(run).hash() for run in study["runs"]} == set(wanted)
 
 
-def test_the_papers_tables_are_of_one_version_and_a_row_of_another_shows(tmp_path: Path) -> None:
-    measured = Measured(RESULTS)
+def test_the_papers_tables_are_of_one_version_and_a_row_of_another_shows(
+    measured: Measured, tmp_path: Path
+) -> None:
     one = measured.one_machine(EXPERIMENTS)
-    assert one.startswith("Trained by rwalk ") and one in (RESULTS.parent / "RESULTS.md").read_text()
+    assert one.startswith("Trained by rwalk ") and one in APPENDIX.read_text()
     row = measured.own_rows("tableS1")[0]
     row["made"] = {**row["made"], "commit": "0123456789"}
     assert not measured.one_machine(EXPERIMENTS)
-    assert "1 of 9 rows: rwalk 0.2.0 (0123456789)" in "\n".join(_page(measured, []))
+    assert "1 of 9 rows: rwalk 0.2.0 (0123456789)" in "\n".join(blocks_of_appendix(measured, [])["tableS1"])
     assert not Measured(tmp_path).one_machine(EXPERIMENTS), "nothing was trained"
 
 
-def test_the_results_page_is_of_these_rows() -> None:
-    page = (RESULTS.parent / "RESULTS.md").read_text()
-    fresh = "\n".join(_page(Measured(RESULTS), []))
-    assert page.split("## Figures")[0] == fresh.split("## Figures")[0]
-    for picture in re.findall(r"\]\((results/figures/[^)]*)\)", page):
-        assert (RESULTS.parent / picture).exists()
+def test_the_pages_are_of_these_rows(every_row: Measured) -> None:
+    page, appendix = (ROOT / "RESULTS.md").read_text(), APPENDIX.read_text()
+    assert filled(page, blocks(every_row)) == page
+    pictures = re.findall(r"\]\(([^)]*results/figures/[^)]*)\)", appendix)
+    assert len(pictures) == 10 and all((APPENDIX.parent / picture).exists() for picture in pictures)
+    computed = blocks_of_appendix(every_row, pictures)
+    assert {name for name in computed if f"<!-- {name} -->" in appendix} == set(computed)
+    assert filled(appendix, computed) == appendix
 
 
-def test_a_claim_is_not_judged_on_half_of_its_rows(tmp_path: Path) -> None:
+def test_a_claim_is_not_judged_on_half_of_its_rows(every_row: Measured, tmp_path: Path) -> None:
     folder = tmp_path / "table1-mnist"
     folder.mkdir()
-    rows = (RESULTS / "table1-mnist" / "runs.jsonl").read_text().splitlines(keepends=True)
+    rows = kept.text(RESULTS, "table1-mnist").decode().splitlines(keepends=True)
     (folder / "runs.jsonl").write_text("".join(row for row in rows if json.loads(row)["method"] != "pi"))
-    half, whole = Measured(tmp_path), Measured(RESULTS)
+    half = Measured(tmp_path)
     for claim in CLAIMS:
         for dataset in claim.datasets:
             assert claim.judge(half, dataset) is None
-            awaited = bool(claim.needs) and not (RESULTS / f"{claim.needs}-{dataset}").is_dir()
-            assert (claim.judge(whole, dataset) is None) == awaited
+            assert claim.judge(every_row, dataset) is not None
 
 
-def test_seeds_of_one_run_count_together_however_studies_spell_it() -> None:
-    rows = [
-        row for row in Store(RESULTS / "table1-mnist").rows() if row["method"] == "rwalk" and row["spec"]["memory"]
-    ]
+def test_seeds_of_one_run_count_together_however_studies_spell_it(measured: Measured) -> None:
+    rows = [row for row in measured.own_rows("table1-mnist") if row["method"] == "rwalk" and row["spec"]["memory"]]
     rows[0]["spec"]["numbers"] |= {"dt": 10, "fisher": "batch"}
     (summary,) = _by_run(rows).values()
     assert sorted(summary.seeds) == list(range(20))
@@ -519,7 +523,7 @@ def test_reproduce_runs_what_is_missing_and_writes_the_page(
     assert reproduce(monkeypatch, "tableS1") == 0
     after = rows.read_text().splitlines()
     assert set(before) < set(after) and len(after) == 4, "rows that are there stay as they are"
-    page = Path("RESULTS.md").read_text()
+    page = Path("results-appendix.md").read_text()
     assert re.search(r"\| tiny \| rwalk \| 3 steps \| – \| 2 \| [0-9.]+ ± [0-9.]+ \|", page)
     capsys.readouterr()
     assert reproduce(monkeypatch, "tableS1", "--dry-run") == 0
@@ -527,6 +531,24 @@ def test_reproduce_runs_what_is_missing_and_writes_the_page(
     assert reproduce(monkeypatch, "tableS1", "--seeds=3", "--dry-run") == 0
     said = capsys.readouterr().out
     assert said.startswith("tableS1: 2 of 6 runs to do, 30 steps, about 1 min"), "seeds 0 and 1 are known"
+
+
+def test_packed_rows_are_not_trained_again_and_grow_with_more_seeds(
+    tiny: Experiment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reproduce(monkeypatch, "tableS1") == 0
+    page, rows = Path("results-appendix.md").read_text(), Path("results/tableS1/runs.jsonl").read_bytes()
+    capsys.readouterr()
+    assert reproduce(monkeypatch, "--pack") == 0
+    assert capsys.readouterr().out == "results/tableS1.jsonl.xz\n" and not Path("results/tableS1").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamSpec, "build", None)
+        assert reproduce(monkeypatch, "tableS1") == 0, "what is packed needs no data"
+    assert Path("results-appendix.md").read_text() == page and not Path("results/tableS1").exists()
+    assert reproduce(monkeypatch, "tableS1", "--seeds=3") == 0
+    assert "tableS1: 2 runs trained" in capsys.readouterr().out, "the other four are known"
+    assert set(rows.splitlines()) < set(Path("results/tableS1-3-seeds/runs.jsonl").read_bytes().splitlines())
+    assert reproduce(monkeypatch, "--report") == 0 and Path("results/report.html").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("place", ["RESULTS.md", "results/figures/figure2-mnist.png"])

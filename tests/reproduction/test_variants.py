@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import little
+from reproduction import kept
 from rwalk import MemorySpec, Study, parts
 from rwalk.data import samplers
 from rwalk.engine import networks
@@ -75,8 +76,8 @@ def test_training_a_variant_without_the_reproduction_names_its_place(tmp_path: P
 
 def test_hashes_of_committed_rows_are_those_of_their_settings() -> None:
     counted = 0
-    for file in RESULTS.glob("*/runs.jsonl"):
-        for row in map(json.loads, file.read_text().splitlines()):
+    for name in set(kept.packed(RESULTS)) - set(kept.OF_OTHERS):
+        for row in map(json.loads, kept.text(RESULTS, name).splitlines()):
             if row.get("schema", 1) > 1 and row["method"] in parts.VARIANTS:
                 assert RunSpec.from_json(row["spec"]).hash() == row["hash"]
                 counted += 1

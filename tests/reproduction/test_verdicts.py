@@ -13,13 +13,13 @@ from rwalk.report.statistics import Mean
 @pytest.mark.parametrize(
     ("margins", "expected"),
     [
-        ([Mean(2.0, 1.0), Mean(0.1)], "yes"),
+        ([Mean(2.0, 1.0), Mean(0.1)], "confirmed"),
         ([Mean(2.0, 1.0), Mean(1.9, 1.0)], "undecided"),
         ([Mean(2.7, 1.0, freedom=4)], "undecided"),
-        ([Mean(2.8, 1.0, freedom=4)], "yes"),
+        ([Mean(2.8, 1.0, freedom=4)], "confirmed"),
         ([Mean(-1.9, 1.0)], "undecided"),
         ([Mean(2.1, 1.0), Mean(-2.1, 1.0)], "undecided"),  # two chances of an error: 2.1 is not enough
-        ([Mean(2.3, 1.0), Mean(-2.3, 1.0)], "**no**"),
+        ([Mean(2.3, 1.0), Mean(-2.3, 1.0)], "**refuted**"),
         ([Mean(0.0)], "undecided"),
         ([Mean.over(np.array([9.0]))], "undecided"),  # one seed decides nothing
         ([], "undecided"),
@@ -68,7 +68,7 @@ def test_the_seeds_it_takes_do_decide_it_most_of_the_time() -> None:
 
     def another() -> bool:
         ours, theirs = (draw.normal(x.mean(), x.std(ddof=1), seeds) for x in (a, b))
-        return verdict([Mean.over(ours) - Mean.over(theirs)]) == "yes"
+        return verdict([Mean.over(ours) - Mean.over(theirs)]) == "confirmed"
 
     assert np.mean([another() for _ in range(1000)]) == pytest.approx(0.8, abs=0.05)
 
