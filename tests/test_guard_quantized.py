@@ -350,7 +350,7 @@ def test_memory_at_the_peak_is_as_documented(method: Method, vectors: float) -> 
 def test_8_bits_protect_as_well(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     """Digits in five tasks, five seeds: nobody could tell from forgetting and accuracy which state it was."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "examples"))
-    digits = importlib.import_module("digits")
+    digits = importlib.import_module("guard_plain")
     stream = digits.tasks()
     found: dict[Any, Any] = {}
     for dtype in (None, "8bit"):

@@ -113,6 +113,13 @@ def test_every_command_is_shown() -> None:
     assert set(shown) == commands and len(shown) == len(commands)
 
 
+def test_an_example_can_be_downloaded_alone() -> None:
+    names = {example.stem for example in EXAMPLES}
+    for example in EXAMPLES:
+        tree = ast.walk(ast.parse(example.read_text()))
+        assert not [each for each in tree if isinstance(each, ast.ImportFrom) and each.module in names], example.name
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=name)
 def test_an_example_begins_with_a_title(example: Path) -> None:
     """What the gallery asks for: a title, underlined, and a sentence about it."""
@@ -195,8 +202,8 @@ def test_a_methods_page_shows_its_figures_and_settings(monkeypatch: pytest.Monke
     from method_pages import NOT_YET, measured, settings
 
     rows = [line.split(" | ") for line in (DOCS / "yardsticks.md").read_text().splitlines() if "| er |" in line]
-    paper = [line.split(" | ") for line in (ROOT / "RESULTS.md").read_text().splitlines() if "| er |" in line]
-    figures = [each for each in ([row[3] for row in rows] + [row[5] for row in paper]) if each != "–"]
+    paper = [line.split(" | ") for line in (DOCS / "results-appendix.md").read_text().splitlines() if "| er |" in line]
+    figures = [each for each in ([row[4] for row in rows] + [row[5] for row in paper]) if each != "–"]
     shown = [line.split(" | ")[1] for line in measured("er").splitlines() if "](" in line]
     assert sorted(shown) == sorted(figures) and len(shown) > 5
     assert measured("l2") == NOT_YET or "| l2 |" in (DOCS / "yardsticks.md").read_text()

@@ -1,4 +1,4 @@
-"""The order of the gallery: from the simplest door to the data that the examples share."""
+"""The order of the gallery: from the simplest door to comparisons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ORDER = (
     *("classifier", "unlearn"),
     *("guard_plain", "guard_budget", "guard_one_head"),
     *("guard_huggingface", "guard_trl", "guard_lightning", "guard_accelerate"),
-    *("compare_methods", "digits", "old_and_new"),
+    "compare_methods",
 )
 
 

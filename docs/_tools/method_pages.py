@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 DOCS = Path(__file__).parents[1]
 ROOT = DOCS.parent
 PAGES = DOCS / "methods"
+APPENDIX = DOCS / "results-appendix.md"
 sys.path[:0] = [str(ROOT / "src"), str(DOCS / "_extensions")]
 
 from plain_docstrings import NAMED  # noqa: E402
@@ -34,7 +35,7 @@ KINDS = {
     Projector: "Projected gradients",
     Solver: "Closed form: no gradient",
 }
-# The tables of RESULTS.md that compare methods, and what their blocks mean.
+# The tables of results-appendix.md that compare methods, and what their blocks mean.
 PAPER = {
     "Table 1, MNIST (and figures 2 and 3)": "MNIST, 5 tasks",
     "Table 1, CIFAR-100 (and figures 2 and 3)": "CIFAR-100, 10 tasks",
@@ -54,7 +55,7 @@ FACTORIALS = {
 }
 BLOCKS = {"multi": "multi-head", "single": "single-head", "samples": "single-head, with exemplars"}
 OTHERWISE_CALLED = {"none": "vanilla", "si": "pi"}  # in the tables of others
-FROM_MEMORY = "Quoted from memory: we could not check it against its source."
+FROM_MEMORY = "Quoted from memory: its source could not be opened."
 NOT_YET = "None of the tables has this method yet."
 
 
@@ -104,7 +105,7 @@ def settings(name: str) -> str:
     if not rows or name == "vanilla":
         return "It has nothing to set."
     table = [f"| `{setting}` | {default} | {meaning} |" for setting, default, meaning in rows]
-    return "\n".join(["| setting | default | |", "|---|---|---|", *table])
+    return "\n".join(["| setting | default | meaning |", "|---|---|---|", *table])
 
 
 def _default(value: Any) -> str:
@@ -144,7 +145,7 @@ def measured(name: str) -> str:
         return NOT_YET
     rows = [f"| {each.where} | {each.ours} | {each.published} | {each.seeds} |" for each in figures]
     remark = ["", f"† {FROM_MEMORY}"] if any("†" in each.published for each in figures) else []
-    return "\n".join(["| | accuracy, % | published | seeds |", "|---|---|---|---|", *rows, *remark])
+    return "\n".join(["| data | accuracy, % | published | seeds |", "|---|---|---|---|", *rows, *remark])
 
 
 def _of_the_paper(name: str) -> list[Figure]:
@@ -152,17 +153,17 @@ def _of_the_paper(name: str) -> list[Figure]:
 
 
 def _in(tables: dict[str, str], name: str) -> list[Figure]:
-    """A method's rows in tables of RESULTS.md."""
+    """A method's rows in tables of results-appendix.md."""
     out = []
     for title, data in tables.items():
-        head, rows = _table(ROOT / "RESULTS.md", title)
+        head, rows = _table(APPENDIX, title)
         for (block, label, *_), row in ((cells, dict(zip(head, cells, strict=True))) for cells in rows):
             if tables is FACTORIALS:
                 method, where = block if label == "none of them" else "", data
             else:
                 method, where = label.removesuffix("-S"), f"{data}, {BLOCKS.get(block, block)}"
             if method == name and _was_run(row["A ↑"]):
-                link = f"[{where}](../../RESULTS.md#{_slug(title)})"
+                link = f"[{where}](../results-appendix.md#{_slug(title)})"
                 out.append(Figure(link, row["A ↑"], row.get("A paper", ""), row["seeds"]))
     return out
 
@@ -176,9 +177,10 @@ def _of_the_yardsticks(name: str) -> list[Figure]:
         for row in (dict(zip(head, cells, strict=True)) for cells in rows):
             method = OTHERWISE_CALLED.get(row["method"], row["method"])
             if method == name and _was_run(row["ours"]) and not (repeated and "RWalk's table 1" in title):
-                setting = re.sub(r"^(class|task), (\d+)$", r"\1-incremental, \2 kept", row[""])
+                setting = re.sub(r"^(class|task), (\d+)$", r"\1-incremental, \2 kept", row["block"])
                 where = f"[{title.partition(' (')[0]}: {setting}](../yardsticks.md#{_slug(title)})"
-                out.append(Figure(where, row["ours"], row["published"], row["seeds"]))
+                published = row["published"] + " †" * (row["source"] == "from memory")
+                out.append(Figure(where, row["ours"], published, row["seeds"]))
     return out
 
 
@@ -187,10 +189,11 @@ def _was_run(ours: str) -> bool:
 
 
 def _table(page: Path, title: str) -> tuple[list[str], list[list[str]]]:
-    """The head of the table in a section, and its rows; nothing where there is none yet."""
+    """The head of the last table in a section, and its rows; nothing where there is none yet."""
     _, _, rest = page.read_text(encoding="utf-8").partition(f"\n## {title}\n")
     section = re.split(r"^## ", rest, maxsplit=1, flags=re.MULTILINE)[0]
-    lines = [line for line in section.splitlines() if line.startswith("|")]
+    tables = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)
+    lines = tables[-1].splitlines() if tables else []
     head, _, *rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines] or [[], []]
     return head, rows
 

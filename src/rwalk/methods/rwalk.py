@@ -14,7 +14,7 @@ from rwalk.methods.base import Default, Method, Number, Ranges, State, require, 
 
 @dataclass(frozen=True)
 class RWalk(Method):
-    """Penalty λ Σ_i (F_i + s_i)(θ_i − θ*_i)², eq. (8).
+    """Penalty λ Σ_i (F_i + s_i)(θ_i − θ*_i)² (equation 8).
 
     lam      λ
     alpha    α ∈ [0, 1], the weight of the NEW batch in F ← α g² + (1 − α) F
