@@ -120,7 +120,7 @@ STEPS = {
 # Steps up to which longer training is tried: what leaves all tables within an hour of a GPU.
 LONGEST = {"mnist": 2000, "cifar100": 8000}
 # The paper says nothing of how networks begin: as torch does, or as in its authors' public code. The fifth
-# convolution of their network for CIFAR-100, which the text does not have, did worse in scouts (docs/design.md).
+# convolution of their network for CIFAR-100, which the text does not have, did worse in scouts (notes.md).
 NETWORKS = {"mnist": ("mlp", "mlp-normal"), "cifar100": ("cnn", "cnn-normal")}
 SEEDS = {"mnist": 5, "cifar100": 3}
 FINALISTS = {"mnist": 6, "cifar100": 2}

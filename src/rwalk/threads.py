@@ -3,7 +3,7 @@
 Threads that share an operation wait for each other at its end, by spinning. An operation of a small network takes
 microseconds; on a busy machine the wait is for a free core, which takes milliseconds, in every operation. On an
 idle machine a second thread gains nothing for an MLP. It does for convolutions, but their sums then round
-differently, and a result would depend on how busy the machine was. (docs/design.md has the measurements.)
+differently, and a result would depend on how busy the machine was. (reproduction/notes.md has the measurements.)
 """
 
 from __future__ import annotations
