@@ -85,7 +85,7 @@ def listing() -> str:
     out = []
     for kind, title in KINDS.items():
         rows = [(name, part) for name, part in parts.parts().items() if issubclass(part, kind)]
-        out += [f"**{title}**", "", "| method | what it does | keeps old examples |", "|---|---|---|"]
+        out += [f"**{title}**", "", "| method | summary | keeps old examples |", "|---|---|---|"]
         out += [f"| [{name}]({name}.md) | {part.summary} | {_keeps(part)} |" for name, part in rows]
         out.append("")
     return "\n".join(out).strip()
