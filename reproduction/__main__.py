@@ -54,7 +54,8 @@ def reproduce(
         ),
     ] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="say what would run and how long it would take, from a measured rate")
+        bool,
+        typer.Option("--dry-run", help="print missing runs and their estimated time, from a measured rate"),
     ] = False,
     data: Data = None,
     device: Device = "auto",
@@ -86,7 +87,7 @@ def reproduce(
 ) -> None:
     """Regenerate the paper's tables and figures, or other published comparisons, beside the published values.
 
-    Only what is missing runs. On a GPU all of it is trained as one study, whatever is longest first.
+    Only missing runs are trained. On a GPU they are trained as one study, the longest first.
     """
     from reproduction import budgets, kept, race, together
     from reproduction import reproduce as paper
@@ -151,7 +152,7 @@ def reproduce(
             if not study.missing(study.current(there), wanted):  # then the data are not needed
                 return there
             known = paper.known_rows(out)
-            before = None if join else store.set_aside(study.describe())  # who joins may not be alone with it
+            before = None if join else store.set_aside(study.describe())  # another process may be using it
             if before:
                 say(f"{folder} held what {name} was before: that is {before} now, and rows of it are reused")
             with clock.lap(name, len(study.missing(study.current(known.values()), wanted))):
@@ -169,7 +170,7 @@ def reproduce(
                 return budgets.decide(setting, rows, chosen)
 
         clock = Clock()
-        # Who joins trains one run at a time, and so does a CPU's core: there they come one after the other.
+        # A process that joins trains one run at a time, and so does a CPU's core: no pool is needed there.
         alone = tune or join or where["device"] == "cpu" or len(plan) < 2
         pool = None if alone else together.as_one(plan, out)
         if pool and together.is_worth_it(plan, wanted):
@@ -189,7 +190,7 @@ def reproduce(
                 pages = [] if theirs_alone else write_results(out)
                 pages += [write_page(out)] if theirs else []
             except OSError as error:
-                place = error.filename2 or error.filename or "the pages"  # what a new file was to replace, if any
+                place = error.filename2 or error.filename or "the pages"
                 raise InputError(
                     f"cannot write {place}: {error.strerror or error}; all rows are kept in {out}: make room for "
                     "it, and the same command writes it"

@@ -1,4 +1,4 @@
-"""Our own questions, answered in tables; what they mean is written by hand in RESULTS.md."""
+"""Our own questions, answered in tables; RESULTS.md, written by hand, interprets them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Outcome = Callable[[Factors], Values]  # which factors are on → one value per 
 
 
 def command_for(experiment: Experiment) -> str:
-    """What to run, after what has to be tuned first."""
+    """The command, after the tuning that has to come first."""
     if not experiment.awaits:
         return f"`python -m reproduction {experiment.name}`"
     tuning = f"`python -m reproduction --tune {','.join(experiment.awaits)}`"
@@ -99,7 +99,7 @@ def resnets(measured: Measured) -> Iterator[str]:
 
 
 def factorial(name: str, measured: Measured) -> Iterator[str]:
-    """Main effects: each factor on minus off, averaged over combinations of the others; and what is published."""
+    """Main effects (each factor on minus off, averaged over the others), and the published values."""
     factors, shown = FACTORS_OF[name], outcomes(name, measured)
     published = TABLE1[block_of(name)]
     known = {"vanilla's F": published["vanilla"].F, **{f"A of {method}": of.A for method, of in published.items()}}
@@ -127,7 +127,7 @@ def factorial(name: str, measured: Measured) -> Iterator[str]:
 
 
 def outcomes(name: str, measured: Measured) -> dict[str, Outcome]:
-    """What is measured, each as a function of the factors that are on; by seeds that all combinations have."""
+    """The measures, each as a function of the factors that are on; by seeds that all combinations have."""
     cells = {
         (method, on): measured.cell(name, method, factor_label(on))
         for method, on in product(VARIANTS, combinations(FACTORS_OF[name]))
@@ -178,7 +178,7 @@ def _effect(mean: Mean, what: str) -> str:
 
 # ── the surface steps × λ ─────────────────────────────────────────────────────────────────────────────────────
 
-SIX_DECADES = 7  # λ's, from the first to the last: more than anyone is wrong by
+SIX_DECADES = 7  # λ's, from the first to the last
 
 
 class Stretch(NamedTuple):
@@ -233,7 +233,7 @@ class Surface:
 
     @property
     def safest(self) -> Stretch:
-        """Of all lengths and six decades of λ, those where the worst λ is best."""
+        """The length and the six decades of λ whose worst λ is best."""
         width = min(SIX_DECADES, self.accuracy.shape[1])
         windows = [slice(begin, begin + width) for begin in range(self.accuracy.shape[1] - width + 1)]
         stretches = [

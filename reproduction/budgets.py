@@ -74,11 +74,11 @@ def is_current(name: str) -> bool:
         (how_long, method, race.text(numbers)): count for how_long, method, numbers, _, *count in chosen["tried"]
     }
     scouts = ((brief(run.to_json()["training"]), run.method, race.text(run.numbers)) for run in setting.scouts())
-    return all(seeds.get(scout) for scout in scouts)  # before there were scouts, nobody counted seeds
+    return all(seeds.get(scout) for scout in scouts)  # before there were scouts, seeds were not counted
 
 
 def seeds_behind(name: str, method: str) -> int | None:
-    """How many seeds a method's choice rests on; None where nobody counted them."""
+    """How many seeds a method's choice rests on; None if they were not counted."""
     chosen = load()[name]
     same = [
         count
@@ -120,13 +120,13 @@ def taken_from(file: Path | None) -> Iterator[None]:
 
 
 def load() -> dict[str, Any]:
-    """What the rule chose."""
+    """The choices of the rule."""
     return {**_shipped(FILE), **_preferred}
 
 
 @cache
 def _shipped(file: Path) -> dict[str, Any]:
-    """Read once: every cell of a page asks."""
+    """Read once: every cell of a page needs it."""
     return read(file)
 
 

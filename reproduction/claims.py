@@ -1,6 +1,6 @@
 """The claims of the paper's text, each as differences from a limit; `verdicts` decides on which side they are.
 
-Where the paper gives no number (how near is "nearly"?), the limit is ours, and stands beside what was measured.
+Where the paper gives no number (how near is "nearly"?), the limit is ours, and stands beside the measured value.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ NAMES = {"ewc": "EWC", "ewc++": "EWC++", "pi": "PI", "rwalk": "RWalk", "icarl": 
 REGULARISED = tuple(method for method in METHODS if method != "vanilla")
 IN_TABLE_1 = ("vanilla", "ewc++", "pi")  # methods that the paper has in both blocks without samples
 NEAR = 0.5  # points: as good as
-INSENSITIVE = 2.0  # points between any two settings of what does not matter
-LISTED = 6  # of more differences than this, only the one nearest to its limit is shown
+INSENSITIVE = 2.0  # points between any two settings of an unimportant choice
+LISTED = 6  # if there are more differences, only the one nearest to its limit is shown
 
 
 class Difference(NamedTuple):
@@ -64,7 +64,7 @@ def below(measured: Mapping[str, Mean], limit: float) -> list[Difference]:
 
 
 def shown(tests: Iterable[Difference]) -> str:
-    """What was measured, in numbers: all of it, or where there is much the test nearest to failing."""
+    """The measured numbers: all of them, or the difference nearest to failing if there are many."""
     groups: dict[str, list[Difference]] = {}
     for test in tests:
         groups.setdefault(test.asked, []).append(test)
@@ -314,7 +314,7 @@ def less_sensitive_than(other: str, measured: Measured, dataset: str) -> list[Di
 
 
 def one_lambda(measured: Measured, dataset: str) -> list[Difference]:
-    """What is lost with most tasks by the λ that is best with fewest, instead of the best λ there."""
+    """The loss, with most tasks, by the λ that is best with fewest tasks instead of the best λ there."""
     lost = {}
     for method in REGULARISED:
         labels = [f"{method} λ={lam:g}" for lam in decades_of(dataset, method)]
@@ -340,7 +340,7 @@ class Claim:
 
     @property
     def is_about_rwalk(self) -> bool:
-        """Whether it says that RWalk is good, not what the problem or other methods are like."""
+        """Whether it praises RWalk; the other claims are about the problem and other methods."""
         return "RWalk" in self.text
 
     def judge(self, measured: Measured, dataset: str) -> list[Difference] | None:

@@ -1,4 +1,4 @@
-"""How long it took: the wall time of what was trained, experiment by experiment and in all."""
+"""Wall time of training, experiment by experiment and in all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Adds up laps; a name that comes again goes on where it was."""
+    """Adds up laps by name."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -16,14 +16,14 @@ class Clock:
 
     @contextmanager
     def lap(self, name: str, runs: int) -> Iterator[None]:
-        """So many runs of `name` are trained meanwhile."""
+        """Time the training of so many runs of `name`."""
         began = time.perf_counter()
         yield
         before, seconds = self._laps.get(name, (0, 0.0))
         self._laps[name] = before + runs, seconds + time.perf_counter() - began
 
     def lines(self, machine: str) -> Iterator[str]:
-        """What was trained, and how long it took; nothing, if nothing was trained."""
+        """The number of runs and their time, by name; nothing if no run was trained."""
         trained = {name: lap for name, lap in self._laps.items() if lap[0]}
         for name, (runs, seconds) in trained.items():
             yield f"{name}: {runs} run{'s' * (runs != 1)} trained in {spoken(seconds)}"

@@ -1,4 +1,4 @@
-"""The paper's tables and figures as data: which runs, which head, which published values, what it costs."""
+"""The paper's tables and figures as data: which runs, which head, which published values, at which cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAMBDA_DECADES = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell group: a run (its seed varies), the head it is evaluated with, and what the paper says."""
+    """One cell group: a run (its seed varies), the head it is evaluated with, and the paper's value."""
 
     label: str
     run: RunSpec
@@ -93,7 +93,7 @@ def table_s2(dataset: str) -> Iterator[Entry]:
 
 
 def figure4(dataset: str) -> Iterator[Entry]:
-    """The number of samples; uniform sampling, as the paper's caption says."""
+    """The number of samples; uniform sampling, as in the paper's caption."""
     for size in SAMPLE_SIZES[dataset]:
         for method in METHODS:
             run = budgeted(dataset, method, SWEEPS[dataset], size, "uniform")

@@ -85,7 +85,7 @@ def _over_time(entries: list[tuple[Entry, Summary]], path: Path) -> list[Path]:
     blocks = []
     for block, head in BLOCKS.items():
         title = f"{HEAD_NAMES[head]}{', samples' * (block == 'samples')}: accuracy %"
-        # The row says that there are samples; a method is the same in every row.
+        # The title mentions the samples; a method is the same in every row.
         if chosen := [replace(s, label=s.method) for entry, s in entries if entry.block == block]:
             blocks.append(Block(head, chosen, title))
     tasks = entries[0][1].accuracy["single"].shape[-1]

@@ -1,4 +1,4 @@
-"""Pages in Markdown: written by hand around what is computed."""
+"""Pages in Markdown: written by hand around computed tables."""
 
 from __future__ import annotations
 

@@ -46,10 +46,10 @@ class Measured:
         self._rows_in = kept.all_rows(folder)
         self.rows = {row["hash"]: row for rows in self._rows_in.values() for row in rows}
         self.summaries = _by_run(self.rows.values())
-        self._entries: dict[str, list[tuple[Entry, Summary | None]]] = {}  # of experiments that were asked for
+        self._entries: dict[str, list[tuple[Entry, Summary | None]]] = {}  # filled on demand
 
     def machine(self, name: str) -> str:
-        """What an experiment was trained on, if it was."""
+        """The machine that trained an experiment, if any."""
         shown = [summary for _, summary in self.entries(name) if summary]
         wanted = {RunSpec.from_json({**each.spec, "seed": seed}).hash() for each in shown for seed in each.seeds}
         known = {**self.rows, **{row["hash"]: row for row in self.own_rows(name)}}
@@ -59,7 +59,7 @@ class Measured:
         return "".join(f"Trained by {maker}." for maker in provenance.makers(rows))
 
     def one_machine(self, names: Iterable[str]) -> str:
-        """What all of these experiments were trained on, if all were, by one version on one kind of machine."""
+        """The machine of all of these experiments, if they share one and one version of the code."""
         machine, *others = {self.machine(name) for name in names}
         return "" if others or not machine.startswith("Trained") else machine
 

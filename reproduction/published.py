@@ -1,6 +1,6 @@
-"""What the paper reports. A in percent, F and I as fractions; by EWC the paper means EWC++ throughout.
+"""The paper's values. A in percent, F and I as fractions; by EWC the paper means EWC++ throughout.
 
-Figures are published as pictures only: their curves have no numbers to compare with.
+Figures are published as pictures only: their curves cannot be compared.
 """
 
 from __future__ import annotations

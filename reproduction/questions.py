@@ -1,7 +1,7 @@
-"""Experiments of our own about the paper: what its tables leave open, as data like theirs.
+"""Experiments of our own about the paper, as data like its tables.
 
-Those that look for the best λ or length are measured on a held-out tenth of the training data, as tuning is; what
-they find must not have been chosen by the test set.
+Experiments that look for the best λ or length are measured on a held-out tenth of the training data, as tuning is,
+because their answers must not depend on the test set.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SURFACES = {
     "concat, kept": Panel("concat", keep_optimizer=True),
     "no exemplars, reset": Panel(None),
 }
-# What the authors' public code does otherwise than the paper says; `rwalk-2018` is the method.
+# Differences of the authors' public code from the paper; `rwalk-2018` is its method.
 FACTORS = {
     "init": "truncated-normal weights (σ 0.1) and biases of 0.1",
     "conv5": "a fifth convolution, of 512 filters",
@@ -122,7 +122,7 @@ def resnets() -> Iterator[Entry]:
     own = under_budget("cifar100-resnet-masked", masked)
     yield Entry("rwalk", own, "multi", "own budget")
     yield Entry("vanilla", replace(own, method="vanilla", numbers={}), "multi", "own budget")  # exemplars alone
-    full = resnet("rwalk", 50, masked=True, width="-full")  # costs too much to be tuned by itself
+    full = resnet("rwalk", 50, masked=True, width="-full")  # costs too much for a tuning of its own
     full = replace(under_budget("cifar100-resnet-masked", full), network=full.network)
     yield Entry("rwalk, full width", full, "multi", "own budget")
     for method in ("icarl", "gem", "rwalk", "vanilla"):
@@ -150,7 +150,7 @@ def surface_label(steps: int, lam: float) -> str:
 
 
 def authors(name: str) -> Iterator[Entry]:
-    """What the authors' code does otherwise, in combinations, for each of the methods."""
+    """Differences of the authors' code in combinations, for each of the methods."""
     head = "single" if name.endswith("-samples") else "multi"
     for method, on in product(VARIANTS, combinations(FACTORS_OF[name])):
         yield Entry(factor_label(on), _as_authors(name, method, on), head, method)
@@ -159,8 +159,8 @@ def authors(name: str) -> Iterator[Entry]:
 def combinations(factors: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Every combination of up to three factors; of four, those with an even number of them.
 
-    The even half has none and all of them, and every factor is on and off equally often whatever another one is:
-    what a factor does by itself is not mixed up with what any two do together.
+    The even half has none and all of them. Every factor is on and off equally often for each value of another one,
+    so its main effect is not mixed with the effects of pairs.
     """
     chosen = product((False, True), repeat=len(factors))
     found = [tuple(f for f, is_on in zip(factors, switches, strict=True) if is_on) for switches in chosen]
@@ -204,7 +204,7 @@ def _on_both(
     reference: str = "none",
     seeds: tuple[int, int] = (20, 5),
 ) -> Iterator[Experiment]:
-    """A question asked on both datasets, at these costs and with so many seeds.
+    """One question on both datasets, at these costs and with so many seeds.
 
     `tuned`, if its methods have budgets of their own.
     """

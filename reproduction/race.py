@@ -1,6 +1,8 @@
-"""What a tuning trains next: scouts with one seed each, then finalists with all seeds; `budgets` has the rule.
+"""The next runs of a tuning: scouts with one seed each, then finalists with all seeds.
 
-What comes next is a function of the rows alone, so that an interrupted tuning resumes where it was.
+The rule is in docs/results-appendix.md.
+
+They are a function of the rows alone, so an interrupted tuning resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def tried_in(setting: Setting, rows: Iterable[Row]) -> Tried:
 
 
 def _spelled_out(setting: Setting, method: str, numbers: Numbers) -> dict[str, Any]:
-    """As the grid writes them: a row of another study may leave out what is a default."""
+    """As the grid writes them: a row of another study may leave out defaults."""
     usual = parts.defaults(method)
     return {**{name: usual[name] for each in setting.grid[method] for name in each}, **numbers}
 
@@ -59,7 +61,7 @@ def _spelled_out(setting: Setting, method: str, numbers: Numbers) -> dict[str, A
 def best_of(setting: Setting, tried: Tried) -> tuple[str, dict[str, str]]:
     """How to train, as suits the methods best on average, and the best numbers of each method there.
 
-    Only what was tried with the most seeds counts: as many as every method has been tried with somewhere.
+    Only combinations with the most seeds count: the number that every method has somewhere.
     """
     counts = sorted({len(seeds) for _, _, _, seeds in _cells(tried)}, reverse=True)
     counted = next(filter(None, (_means(tried, least=count) for count in counts)))
@@ -93,7 +95,7 @@ def _scouts(setting: Setting, tried: Tried) -> Iterator[Combination]:
         best_in_form = {json.loads(each).get("penalty"): each for each in reversed(_ranked(means))}
         for numbers in best_in_form.values():
             yield from ((how, method, each) for each in _neighbours(setting, method, numbers))
-        # What is best with one network need not be best with another.
+        # The best numbers may differ between networks.
         others = product(_other_networks(setting, how), _ranked(means)[: setting.finalists])
         yield from ((other, method, numbers) for other, numbers in others)
     for way, method in product(_one_per_network(ways), setting.grid):
@@ -104,7 +106,7 @@ def _scouts(setting: Setting, tried: Tried) -> Iterator[Combination]:
 def _finalists(setting: Setting, tried: Tried) -> Iterator[Combination]:
     """By their scouts: the best few of every method, trained in the ways that suit the methods best on average.
 
-    No network is dropped on the word of a single seed: there is at least one way with each.
+    No network is dropped because of a single seed: there is at least one way with each.
     """
     scores = _scouted(tried)
     ways = _by_average(setting, scores)
@@ -170,7 +172,7 @@ def _other_networks(setting: Setting, how: str) -> Iterator[str]:
 
 
 def _one_per_network(ways: Iterable[str]) -> list[str]:
-    """Of ways to train, the best first: the best with each network."""
+    """The best way to train with each network, from ways in order, the best first."""
     best: dict[str, str] = {}
     for how in ways:
         best.setdefault(json.loads(how)[0], how)
@@ -216,7 +218,7 @@ def _cells(tried: Tried) -> Iterator[tuple[str, str, str, Seeds]]:
 
 
 def _means(tried: Tried, least: int) -> Means:
-    """Over all seeds, of what was tried with at least so many."""
+    """Over all seeds, of combinations with at least so many."""
     return _complete(tried, lambda seeds: float(np.mean(list(seeds.values()))) if len(seeds) >= least else None)
 
 
@@ -243,7 +245,7 @@ def _ranked(means: Mapping[str, float]) -> list[str]:
 def _by_average(setting: Setting, means: Means) -> list[str]:
     """Ways to train, the one in which the methods, each at its best, are best on average first.
 
-    A method without anything to tune has no say beside those that have: what suits vanilla is to train little.
+    A method without anything to tune does not count: vanilla would always train least.
     """
     tuned = [method for method, grid in setting.grid.items() if len(grid) > 1] or list(setting.grid)
 

@@ -1,4 +1,4 @@
-"""Run what is missing of the paper's experiments: each is a study of its own, under results/NAME/."""
+"""Run the missing runs of the paper's experiments: each is a study of its own, under results/NAME/."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Planned(NamedTuple):
 
 
 def find(names: Sequence[str], known: Mapping[str, Experiment] = EXPERIMENTS) -> list[Experiment]:
-    """Experiments by name, by what is before or after its hyphen (table1, mnist), or all of the paper's.
+    """Experiments by name, by a part of it (table1, mnist), or all of the paper's.
 
     `questions` are all of our own; one of them, or what else is `known`, is found by its whole name alone.
     """
@@ -88,7 +88,7 @@ def plan(
 
 
 def left_out(names: Sequence[str], known: Mapping[str, Experiment] = EXPERIMENTS) -> Iterator[str]:
-    """What a plan leaves out, and why."""
+    """The experiments that a plan leaves out, with the reasons."""
     yield from (
         f"{each.name} is left out: it {_what_it_needs(each)}" for each in find(names, known) if each.awaits
     )
@@ -99,9 +99,9 @@ def _what_it_needs(experiment: Experiment) -> str:
 
 
 def plan_tuning(name: str, folder: Path, **where: Any) -> list[Planned]:
-    """What the rule of `budgets` begins with in a dataset's settings, or in one of them.
+    """The first runs of a tuning, for all settings of a dataset or for one.
 
-    A different grid is a different study: of what a later round adds, only what is new is run.
+    A different grid is a different study; a later round trains only its new runs.
     """
     return [
         _tuning(each, Study(tuple(budgets.setting_of(each).scouts()), "none", **where), folder)
@@ -117,7 +117,7 @@ def _tuning(name: str, study: Study, folder: Path) -> Planned:
 
 
 def next_round(planned: Planned, rows: Sequence[Row], number: int) -> Planned | None:
-    """The same tuning with what its rows say to try next; None once it is decided."""
+    """The same tuning with the next runs to try, by its rows; None once it is decided."""
     new = race.next_runs(budgets.setting_of(planned.name), rows, scouting=number < race.SCOUTING)
     if not new:
         return None
@@ -127,7 +127,7 @@ def next_round(planned: Planned, rows: Sequence[Row], number: int) -> Planned | 
 
 
 def dry_run(plan: Sequence[Planned], known: Collection[str], only: Collection[str] = ()) -> Iterator[str]:
-    """What would run, and for about how long, from rates measured now on this machine.
+    """The runs that would be trained, and for about how long, from rates measured now on this machine.
 
     A run that two studies share is counted once; runs `known` by their hash, or in a study's folder, are not
     counted. Nothing is downloaded: if data are missing, there is no estimate.
@@ -182,7 +182,7 @@ def _duration(seconds: float) -> str:
 
 
 TRIALS = (2, 40, 40)  # steps; the first ones are cold
-PATIENCE = 1.0  # seconds: where a trial takes longer, it says enough
+PATIENCE = 1.0  # seconds: a longer trial is precise enough
 
 
 def _steps_per_second(study: Study, run: RunSpec) -> float:

@@ -219,7 +219,7 @@ def _plain(value: float, digits: int) -> str:
 
 
 def _budgets(chosen: Mapping[str, Any]) -> Iterator[str]:
-    """What the rule chose."""
+    """The choices of the rule."""
     rows = []
     for name in (name for name in chosen if name in SETTINGS):
         budget, marked = chosen[name], name + " †" * (not budgets.is_current(name))

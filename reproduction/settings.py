@@ -1,4 +1,4 @@
-"""What is tuned: the blocks of the paper's tables, each with its run, its head and its grid."""
+"""The tuned blocks of the paper's tables, each with its run, its head and its grid."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def _both_forms(
 ALPHAS = (0.9, 0.1, 0.01, 0.001)
 EPSILONS = (1e-3, 1e-6, 1e-9, 1e-12)
 MNIST = decades(-1, 7)
-# Convolutions cost a hundred times more: three decades each, where first trials had their best. What is best at an
-# edge is followed outwards.
+# Convolutions cost a hundred times more: three decades each, where first trials had their best. The best value at
+# an edge is followed outwards.
 CIFAR_SCORED = {"gradient": decades(1, 3), "proximal": decades(2, 4)}  # RWalk and its ablations
 GRIDS: dict[str, Grid] = {
     "mnist": {
@@ -119,7 +119,7 @@ STEPS = {
 }
 # Steps up to which longer training is tried: what leaves all tables within an hour of a GPU.
 LONGEST = {"mnist": 2000, "cifar100": 8000}
-# The paper says nothing of how networks begin: as torch does, or as in its authors' public code. The fifth
+# The paper does not give the initial weights: torch's own, or those of its authors' public code. The fifth
 # convolution of their network for CIFAR-100, which the text does not have, did worse in scouts (notes.md).
 NETWORKS = {"mnist": ("mlp", "mlp-normal"), "cifar100": ("cnn", "cnn-normal")}
 SEEDS = {"mnist": 5, "cifar100": 3}
@@ -230,7 +230,7 @@ SETTINGS: dict[str, Setting] = {
     "cifar100-resnet": _resnet(GEMS_TRAINING, SHORT, LONG),
     "cifar100-resnet-masked": _resnet(SHORT, LONG, masked=True),
     # One budget for the three of table S1: GEM's, since GEM's time per step forbids any longer. Its steps are a
-    # hundred times larger than Adam's, and so is what a λ does.
+    # hundred times larger than Adam's, and so is the effect of a λ.
     "cifar100-resnet-shared": _resnet(GEMS_TRAINING, lams=decades(0, 2), masked=True),
     # The other learners of the yardstick of that name that have a strength to choose.
     "cifar100-methods": Setting(

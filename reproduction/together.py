@@ -19,7 +19,7 @@ MOST_FIRST = ("all", "final", "none")
 
 
 def as_one(plan: Sequence[Planned], results: Path) -> Planned:
-    """Every run of several studies, with the references that each asks for; each then finds its rows there.
+    """Every run of several studies, with the references of each; each study then finds its rows there.
 
     Runs that can share a fleet do, whichever study they are of, and of all fleets the longest begins first.
     """

@@ -59,7 +59,7 @@ class RWalk2018(RWalk):
         return move.square_().mul_(fisher)
 
     def score(self, state: State, theta: Tensor) -> None:
-        # A window in which nothing happened is not counted: a task's end may ask twice for the last one.
+        # An empty window is not counted: a task's end may close the last one twice.
         weight = state["path"].sign().abs() * self.alpha
         super().score(state, theta)
         state["fisher"].lerp_(state["squares"] / self.dt, weight)
@@ -89,7 +89,7 @@ class RWalkEuclidean(RWalk):
 class RWalkUndivided(RWalk):
     """RWalk whose score divides by nothing: by how much each parameter lowered the loss, however far it moved.
 
-    What is left of the denominator is ε, the same for all parameters, which the normalisation removes.
+    The rest of the denominator is ε, the same for all parameters, which the normalisation removes.
 
     lam, alpha, dt, penalty, fisher as in RWalk
     """
@@ -105,7 +105,7 @@ class RWalkUndivided(RWalk):
 class ICaRL2020(ICaRL):
     """iCaRL's loss as a mean over the outputs trained so far, on new examples alone.
 
-    The code that was to add exemplars to a task's data was never called; its authors mended that a month later.
+    The code that was to add exemplars to a task's data was never called; its authors fixed that a month later.
     Features are compared as they are, not made unit length; the sampler that goes with it is `mof-plain`.
 
     temperature as in ICaRL

@@ -1,4 +1,4 @@
-"""From margins to verdicts: what our seeds decide, and how many it would take to decide the rest.
+"""From margins to verdicts: those that our seeds decide, and the seeds that would decide the rest.
 
 A claim is a few margins that must all be above zero. Each is tested by Welch's t-test, two-sided; Holm's
 correction keeps the chance of any error among the margins of one claim below 5 %.
@@ -7,7 +7,6 @@ correction keeps the chance of any error among the margins of one claim below 5 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,17 +14,8 @@ from rwalk.report.statistics import Mean
 
 LEVEL = 0.05
 POWER = 0.8
-MOST_SEEDS = 1000  # what would take more is not worth deciding
+MOST_SEEDS = 1000  # more are not worth the cost
 YES, NO, UNDECIDED = "confirmed", "**refuted**", "undecided"
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What we have to say about a claim."""
-
-    margins: Sequence[Mean]
-    said: str  # in a few words
-    seen: str  # in numbers
 
 
 def decided(margins: Sequence[Mean]) -> list[bool]:
@@ -48,9 +38,9 @@ def verdict(margins: Sequence[Mean]) -> str:
 
 
 def seeds_to_decide(margins: Sequence[Mean]) -> float:
-    """About how many seeds an undecided claim would take, infinite where more than MOST_SEEDS.
+    """About how many seeds would decide an undecided claim; infinite if more than MOST_SEEDS.
 
-    This takes the differences and the scatter that we saw for the true ones, and asks for a power of 80 % in each
+    This takes the measured differences and scatter for the true ones, and requires a power of 80 % in each
     margin that matters, at the strictest of Holm's levels. If all margins are positive, all of them matter (the
     claim would be confirmed); otherwise the negative one that is easiest to establish does (it would be refuted).
     """
@@ -64,7 +54,7 @@ def seeds_to_decide(margins: Sequence[Mean]) -> float:
 
 def _seeds(margin: Mean, level: float) -> float:
     if not (np.isfinite(margin.error) and margin.seeds > 1 and margin.error > 0):
-        return np.inf  # a single seed, or none, says nothing about scatter
+        return np.inf  # a single seed, or none, has no scatter
     few, many = 2, MOST_SEEDS
     if margin.power(many, level) < POWER:
         return np.inf

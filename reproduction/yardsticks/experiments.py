@@ -34,10 +34,10 @@ ORDERS = 5  # of the classes, so that the seeds of one order are one fleet
 class Cell(Entry):
     """A cell of a published table.
 
-    theirs  what it says
-    others  what other people's code gets, by whose it is
-    tuned   where the hyper-parameters are from
-    orders  the classes come in so many orders, seed after seed; by default in one
+    theirs  the published value
+    others  values of other people's code, by its name
+    tuned   the source of the hyper-parameters
+    orders  the number of orders of the classes, used seed after seed; by default one
     """
 
     theirs: Value | None = None
@@ -62,7 +62,7 @@ BUDGET = 100  # exemplars of every class
 
 
 def split_mnist() -> Iterator[Cell]:
-    """2000 steps per task, batches of 128, Adam at 0.001 that goes on from task to task."""
+    """2000 steps per task, batches of 128, Adam at 0.001, kept from task to task."""
     exemplars = MemorySpec(BUDGET, sampler="uniform")
     for scenario, published in SPLIT_MNIST.items():
         base = RunSpec(
@@ -94,7 +94,7 @@ def split_mnist() -> Iterator[Cell]:
 
 
 def permuted_mnist() -> Iterator[Cell]:
-    """Ten tasks, as van de Ven et al. train: 5000 steps of 128, Adam at 0.0001 that goes on from task to task."""
+    """Ten tasks, as van de Ven et al. train: 5000 steps of 128, Adam at 0.0001, kept from task to task."""
     training = Training(steps=5000, batch=128, lr=1e-4, keep_optimizer=True)
     base = RunSpec(StreamSpec("mnist-32", permuted=10), "mlp-1000", training=training)
     chosen = budgets.load()["permuted-mnist"]["numbers"]

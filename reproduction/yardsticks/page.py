@@ -24,7 +24,7 @@ INITIAL = (
     "How a network begins, which the paper does not say, is worth about two points: table 1 in the appendix of "
     "RESULTS.md has the weights of its authors' public code."
 )
-NEAR = 1.5  # points: how close a cell is to be to what is published
+NEAR = 1.5  # points: the distance from a published value that counts as reproduced
 VERDICTS = {"confirmed": YES, "undecided": UNDECIDED, "refuted": NO}
 # Why a cell is not as published, if a known fact explains it: (experiment, method, beginning of the block).
 WHY = {
@@ -73,7 +73,7 @@ class Result:
 
 
 def results_of(experiment: Experiment, rows: dict[str, Row]) -> list[Result]:
-    """The cells of an experiment with what is there of them."""
+    """The cells of an experiment with their measured means."""
     found = []
     for cell in experiment.entries():
         assert isinstance(cell, Cell)

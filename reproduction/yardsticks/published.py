@@ -1,7 +1,7 @@
-"""What others report: final average accuracies in percent, each with where it was read.
+"""Values that others report: final average accuracies in percent, each with its source.
 
-`checked` values were compared with their source when they were written down. The others are quoted from memory of
-the named table, which could not be opened then: they are marked wherever they are shown.
+`checked` values were compared with their source. The others are quoted from memory of the named table, which could
+not be opened, and are marked in every table.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ SPLIT_MNIST: dict[str, dict[str, Value]] = {
     },
 }
 
-# Permuted MNIST, ten tasks: what a paper says, and what Avalanche's own implementation gets.
+# Permuted MNIST, ten tasks: the paper's value, and that of Avalanche's own implementation.
 PERMUTED_MNIST = {"ewc": Value(94.0, None, KIRKPATRICK), "si": Value(95.0, None, ZENKE)}
 PERMUTED_MNIST_AVALANCHE = {"ewc": Value(83.0, None, AVALANCHE), "si": Value(83.0, None, AVALANCHE)}
 

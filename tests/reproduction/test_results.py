@@ -1,4 +1,4 @@
-"""What the methods are worth, on real data: the figures that earlier trials found, found again by one command.
+"""Accuracies of the methods on real data: the figures of earlier trials, measured again by one command.
 
     python -m pytest -m slow -s tests/reproduction/test_results.py        # some minutes on two cores
 

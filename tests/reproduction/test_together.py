@@ -1,4 +1,4 @@
-"""Experiments that are trained as one study, on a device: with the rows that each has by itself."""
+"""Experiments that are trained as one study, on a device: with the rows that each has alone."""
 
 from __future__ import annotations
 

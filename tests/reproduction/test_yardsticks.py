@@ -1,4 +1,4 @@
-"""Yardsticks: cells are runs, published values have sources, and a page says what held."""
+"""Yardsticks: cells are runs, published values have sources, and a page has the verdicts."""
 
 from __future__ import annotations
 
