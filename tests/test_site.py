@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
 from functools import cache
@@ -105,6 +106,25 @@ def test_everything_public_has_a_page() -> None:
     assert set(rwalk.__all__) <= listed, f"docs/api/index.md lacks {sorted(set(rwalk.__all__) - listed)}"
 
 
+@pytest.mark.parametrize("door", ["Guard", "IncrementalClassifier"])
+def test_the_page_of_a_door_shows_every_public_method(door: str) -> None:
+    """Methods without a docstring are left out by autodoc."""
+    shown = getattr(rwalk, door)
+    ours = [each for each in shown.__mro__ if each.__module__.startswith("rwalk")]
+    names = {name for each in ours for name in vars(each) if not name.startswith("_")}
+    members = [(name, getattr(shown, name)) for name in sorted(names)]
+    assert not [name for name, each in members if callable(each) and not inspect.getdoc(each)]
+
+
+def test_a_summary_is_a_whole_sentence() -> None:
+    """The table of names ends a summary at the first full stop."""
+    for name_ in rwalk.__all__:
+        summary = (getattr(rwalk, name_).__doc__ or "").split("\n\n")[0]
+        assert not re.search(r"\b(eq|e\.g|i\.e|cf|vs|fig)\.", summary), (
+            f"the summary of {name_} is cut at an abbreviation"
+        )
+
+
 def test_every_command_is_shown() -> None:
     from rwalk.cli import app
 
@@ -117,7 +137,9 @@ def test_an_example_can_be_downloaded_alone() -> None:
     names = {example.stem for example in EXAMPLES}
     for example in EXAMPLES:
         tree = ast.walk(ast.parse(example.read_text()))
-        assert not [each for each in tree if isinstance(each, ast.ImportFrom) and each.module in names], example.name
+        assert not [each for each in tree if isinstance(each, ast.ImportFrom) and each.module in names], (
+            example.name
+        )
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name)
@@ -202,7 +224,9 @@ def test_a_methods_page_shows_its_figures_and_settings(monkeypatch: pytest.Monke
     from method_pages import NOT_YET, measured, settings
 
     rows = [line.split(" | ") for line in (DOCS / "yardsticks.md").read_text().splitlines() if "| er |" in line]
-    paper = [line.split(" | ") for line in (DOCS / "results-appendix.md").read_text().splitlines() if "| er |" in line]
+    paper = [
+        line.split(" | ") for line in (DOCS / "results-appendix.md").read_text().splitlines() if "| er |" in line
+    ]
     figures = [each for each in ([row[4] for row in rows] + [row[5] for row in paper]) if each != "–"]
     shown = [line.split(" | ")[1] for line in measured("er").splitlines() if "](" in line]
     assert sorted(shown) == sorted(figures) and len(shown) > 5
