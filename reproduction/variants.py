@@ -38,8 +38,9 @@ class RWalk2018(RWalk):
     """RWalk's penalty, with another Fisher and another score.
 
     α weighs windows instead of steps: after the score of a window, F ← (1 − α) F + α S / Δt, where S is the sum of
-    all g² since the task began. It is not emptied between windows, so F grows with the length of a task. The
-    distance is F Δθ², without ½. At a task's end s ← 1.5 s + ½ s_task: old scores grow instead of fading.
+    all g² since the task began. It is not emptied between windows, so F grows with the length of a task. F stays
+    as it is where the path of a window is exactly 0, such as for a parameter without a gradient. The distance is
+    F Δθ², without ½. At a task's end s ← 1.5 s + ½ s_task: old scores grow instead of fading.
 
     lam, alpha, dt, eps, penalty, fisher as in RWalk
     """
@@ -59,7 +60,8 @@ class RWalk2018(RWalk):
         return move.square_().mul_(fisher)
 
     def score(self, state: State, theta: Tensor) -> None:
-        # An empty window is not counted: a task's end may close the last one twice.
+        # F stays where the path is 0, because consolidate scores the last window again when it is empty. The
+        # public code has no such rule: there F changes for a parameter without a gradient in a window, too.
         weight = state["path"].sign().abs() * self.alpha
         super().score(state, theta)
         state["fisher"].lerp_(state["squares"] / self.dt, weight)

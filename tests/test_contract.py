@@ -9,7 +9,7 @@ import pytest
 
 import broken_parts
 import own_parts
-from rwalk import Method, testing
+from rwalk import Method, RWalk, testing
 from rwalk.augmentations import AUGMENTATIONS
 from rwalk.data.samplers import SAMPLERS
 from rwalk.errors import InputError
@@ -20,7 +20,8 @@ from rwalk.testing import checks_of
 
 OWN = ("MAS", "DERpp", "Orthogonal", "FARTHEST", "Noise", "Convolutions")
 PUBLISHED = [place for place in MOVED.values() if "cnn" not in place]  # a convolutional network takes long
-EVERY_PART = [*parts(), *SAMPLERS, *AUGMENTATIONS, "mlp", *PUBLISHED, *(f"own_parts:{name}" for name in OWN)]
+SET = [RWalk(dt=3, fisher_at="start")]  # with settings other than the defaults
+EVERY_PART = [*parts(), *SAMPLERS, *AUGMENTATIONS, "mlp", *PUBLISHED, *(f"own_parts:{name}" for name in OWN), *SET]
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,13 @@ def test_a_forged_file_with_nothing_forged_is_taken(tmp_path: Path) -> None:
     assert {**after, "tensors": 0} == {**before, "tensors": 0}
 
 
+def test_a_file_from_before_a_hyper_parameter_has_its_default(tmp_path: Path) -> None:
+    path, model = saved(tmp_path)
+    forged(path, lambda state: state["method"].pop("fisher_at"))
+    guard = Guard.load(path, model, Adam(model.parameters(), lr=0.02))
+    assert guard.state_dict()["method"]["fisher_at"] == "end"
+
+
 @EVERY_METHOD
 def test_what_joined_late_is_no_forgery(method: Method, tmp_path: Path) -> None:
     """Unfrozen in the second task: it has fewer vectors than the others, within that task and after it."""

@@ -76,6 +76,7 @@ MINI, FULL = Training(epochs=2), Training(epochs=8, batch=10_000)
     [
         (Vanilla(), MINI),
         (RWalk(lam=2.0, dt=5), MINI),
+        (RWalk(lam=2.0, dt=5, fisher_at="start"), MINI),
         (RWalk(lam=100.0, dt=7, penalty="proximal"), MINI),
         (EWCpp(lam=10.0), MINI),
         (EWCpp(lam=10.0, normalize=False), MINI),

@@ -265,6 +265,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 WAYS = [
     RWalk(lam=0.1, dt=3),
+    RWalk(lam=0.1, dt=3, fisher_at="start"),
     RWalk(lam=1e4, dt=3),
     RWalk(lam=10.0, dt=2, penalty="proximal"),
     PI(lam=0.1),

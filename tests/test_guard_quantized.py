@@ -25,7 +25,14 @@ from rwalk.guard.step import executor
 from rwalk.methods import METHODS, EWCpp, Method
 
 EVERY_CODE = pytest.mark.parametrize("code", [AMOUNT, SUM, PLACE], ids=["amount", "sum", "place"])
-MADE = [EWC(lam=20.0), EWCpp(lam=20.0), PI(lam=5.0), RWalk(lam=5.0, dt=3), RWalk(penalty="proximal", dt=3)]
+MADE = [
+    EWC(lam=20.0),
+    EWCpp(lam=20.0),
+    PI(lam=5.0),
+    RWalk(lam=5.0, dt=3),
+    RWalk(penalty="proximal", dt=3),
+    RWalk(lam=5.0, dt=3, fisher_at="start"),
+]
 EVERY_METHOD = pytest.mark.parametrize("method", MADE, ids=str)
 
 

@@ -29,6 +29,7 @@ ALL = [
     PI(lam=2.0),
     RWalk(lam=2.0, dt=4),
     RWalk(lam=2.0, dt=4, penalty="proximal"),
+    RWalk(lam=2.0, dt=4, fisher_at="start"),
     RWalkEuclidean(lam=2.0, dt=4),
     RWalkUndivided(lam=2.0, dt=4),
     RWalk2018(lam=2.0, dt=4),
@@ -137,6 +138,36 @@ def test_rwalk_is_the_papers_equations(steps: int) -> None:
     torch.testing.assert_close(method.cost(state, there[None])[0], cost, rtol=1e-10, atol=0)
 
 
+@pytest.mark.parametrize("steps", [8, 11])
+def test_rwalk_with_the_fisher_at_a_windows_start_is_the_papers_score(steps: int) -> None:
+    """s = Σ max(0, ΔL / (½ F^t Δθ(t)² + ε)) with Δθ(t) = θ(t + Δt) − θ(t), and F^t with the batch at θ(t)."""
+    alpha, dt, eps = 0.7, 4, 1e-3
+    script = scripted(3, steps)
+    fisher, score = torch.zeros(P, dtype=torch.float64), None
+    for seen in script:
+        fishers = []  # F^t of every step
+        for grad in seen.grads:
+            fisher = alpha * grad**2 + (1 - alpha) * fisher
+            fishers.append(fisher)
+        s_task = torch.zeros(P, dtype=torch.float64)
+        for t in range(0, steps, dt):
+            end = min(t + dt, steps)
+            gain = -sum(seen.grads[i] * (seen.thetas[i + 1] - seen.thetas[i]) for i in range(t, end))
+            moved = seen.thetas[end] - seen.thetas[t]
+            s_task = s_task + torch.clamp(gain / (0.5 * fishers[t] * moved**2 + eps), min=0)
+        score = s_task if score is None else 0.5 * (score + s_task)
+    method = RWalk(lam=2.0, alpha=alpha, dt=dt, eps=eps, fisher_at="start")
+    state = play(method, script)
+    torch.testing.assert_close(state["fisher"][0], fisher, rtol=1e-10, atol=0)
+    torch.testing.assert_close(state["importance"][0], minmax(fisher) + minmax(score), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [RWalk2018, RWalkEuclidean, RWalkUndivided])
+def test_methods_with_another_distance_refuse_a_place_of_the_fisher(kind: type[RWalk]) -> None:
+    with pytest.raises(InputError, match="leave fisher_at out"):
+        kind(fisher_at="start")
+
+
 @pytest.mark.parametrize("kind", [RWalkEuclidean, RWalkUndivided])
 def test_the_ablations_of_rwalk_differ_in_the_scores_denominator_alone(kind: type[RWalk]) -> None:
     alpha, dt, eps = 0.3, 4, 1e-2
@@ -175,6 +206,18 @@ def test_rwalk_2018_is_the_public_codes_equations() -> None:
     state = play(RWalk2018(lam=2.0, alpha=alpha, dt=dt, eps=eps), script)
     torch.testing.assert_close(state["fisher"][0], fisher, rtol=1e-10, atol=0)
     torch.testing.assert_close(state["importance"][0], minmax(fisher) + minmax(score), rtol=1e-10, atol=1e-12)
+
+
+def test_rwalk_2018_keeps_the_fisher_of_a_parameter_without_a_gradient_in_a_window() -> None:
+    """The public code has no such rule: there F becomes 0.5 · 0.5 + 0.5 · 1 = 0.75 in the second window."""
+    method, theta = RWalk2018(alpha=0.5, dt=1), torch.zeros(1, 2, dtype=torch.float64)
+    state = method.start(theta)
+    for grad in (torch.ones(1, 2), torch.tensor([[1.0, 0.0]])):
+        move = -0.1 * grad.double()
+        theta += move
+        method.observe(state, grad.double(), move, grad.double().square())
+        method.score(state, theta)
+    assert state["fisher"].tolist() == [[1.25, 0.5]]
 
 
 def test_pi_is_zenkes_equations() -> None:
@@ -306,6 +349,7 @@ def test_stacked_numbers_are_columns_and_the_rest_must_agree() -> None:
         ("rwalk", {"dt": 0}, "dt must be a whole number"),
         ("rwalk", {"dt": 2.5}, "dt must be a whole number"),
         ("rwalk", {"eps": 0.0}, "eps must be greater than 0"),
+        ("rwalk", {"fisher_at": "middle"}, "fisher_at must be one of start, end"),
         ("pi", {"xi": -1e-3}, "xi must be greater than 0"),
         ("ewc", {"penalty": "prox"}, "penalty must be one of"),
         ("ewc", {"fisher": "diagonal"}, "fisher must be one of"),

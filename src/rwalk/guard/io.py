@@ -127,6 +127,7 @@ def method_in(state: Mapping[str, Any]) -> Method | Anchor:
     kind = METHODS[name]
     given = {key: value for key, value in state["method"].items() if key != "name"}
     expected = {field.name: field.default for field in fields(kind)}
+    given = {field.name: field.default for field in fields(kind) if field.metadata.get("later")} | given
     for key in given.keys() ^ expected.keys():
         problem = "lacks the" if key in expected else "has an unknown"
         raise InputError(f"its method {name} {problem} hyper-parameter {shown(key)}: give method=")

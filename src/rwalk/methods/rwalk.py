@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -11,17 +11,22 @@ from torch import Tensor
 from rwalk.errors import InputError
 from rwalk.methods.base import Default, Method, Number, Ranges, State, require, unit
 
+UNSET = -1.0  # in "metric" until a window's first step; a Fisher is never negative
+
 
 @dataclass(frozen=True)
 class RWalk(Method):
     """Penalty λ Σ_i (F_i + s_i)(θ_i − θ*_i)² (equation 8).
 
-    lam      λ
-    alpha    α ∈ [0, 1], the weight of the NEW batch in F ← α g² + (1 − α) F
-    dt       Δt ≥ 1, steps in a window of the path score: 10 for MNIST, 50 for CIFAR in the paper
-    eps      ε > 0, keeps the score finite for a parameter whose movement changed nothing
-    penalty  "gradient" or "proximal"
-    fisher   "batch" or "example" squares
+    Args:
+        lam: λ.
+        alpha: α ∈ [0, 1], the weight of the NEW batch in F ← α g² + (1 − α) F.
+        dt: Δt ≥ 1, steps in a window of the path score: 10 for MNIST, 50 for CIFAR in the paper.
+        eps: ε > 0, keeps the score finite for a parameter whose movement changed nothing.
+        penalty: "gradient" or "proximal".
+        fisher: "batch" or "example" squares.
+        fisher_at: Which F divides the score of a window of steps t to t + Δt. "end": F after its last step.
+            "start": F at θ(t), with the window's first batch, as the paper writes it; needs one more vector.
     """
 
     name: ClassVar[str] = "rwalk"
@@ -33,6 +38,7 @@ class RWalk(Method):
     alpha: Number = 0.9
     dt: int = 10
     eps: Number = 1e-3
+    fisher_at: Literal["start", "end"] = field(default="end", metadata={"later": True})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,6 +46,10 @@ class RWalk(Method):
         require(self.eps, "eps", minimum=0.0, open_=True)
         if not isinstance(self.dt, int) or self.dt < 1:
             raise InputError(f"dt must be a whole number of steps, at least 1, not {self.dt!r}")
+        if self.fisher_at not in ("start", "end"):
+            raise InputError(f"fisher_at must be one of start, end, not {self.fisher_at!r}")
+        if self.fisher_at == "start" and type(self).distance is not RWalk.distance:
+            raise InputError(f"{self.name} measures a window in its own way: leave fisher_at out")
 
     @property
     def window(self) -> int:
@@ -51,30 +61,39 @@ class RWalk(Method):
 
     def start(self, theta: Tensor) -> State:
         zeros = torch.zeros_like(theta)
-        return {"fisher": zeros, "path": zeros.clone(), "score": zeros.clone(), "origin": theta.clone()}
+        state = {"fisher": zeros, "path": zeros.clone(), "score": zeros.clone(), "origin": theta.clone()}
+        if self.fisher_at == "start":
+            state["metric"] = torch.full_like(theta, UNSET)
+        return state
 
     def observe(self, state: State, grad: Tensor, move: Tensor, square: Tensor) -> None:
         state["fisher"].lerp_(square, self.alpha)  # eq. (6)
         state["path"].addcmul_(grad, move, value=-1)  # eq. (7): L ← L − g·Δθ
+        if "metric" in state:  # the first step of a window sets it
+            metric = state["metric"]
+            metric.lerp_(state["fisher"], metric.sign().clamp_(max=0).abs())
 
     def distance(self, move: Tensor, fisher: Tensor) -> Tensor:
-        """How far a window moved every parameter, in place of `move`: the KL divergence of eq. (2)."""
+        """The distance of a window, parameter by parameter: the KL divergence of eq. (2), in place of `move`."""
         return move.square_().mul_(fisher).mul_(0.5)
 
     def score(self, state: State, theta: Tensor) -> None:
         path, origin = state["path"], state["origin"]
-        # Both are used up here, so the arithmetic is done in place.
-        distance = self.distance(torch.sub(theta, origin, out=origin), state["fisher"])
+        fisher = state["metric"].clamp_(min=0) if "metric" in state else state["fisher"]
+        # Path and origin are overwritten below, so the arithmetic is done in place.
+        distance = self.distance(torch.sub(theta, origin, out=origin), fisher)
         gained = path.div_(distance.add_(self.eps)).clamp_(min=0)
         # s ← ½ (s + s_task): halving s at a task's end and adding halves from then on needs no second vector.
         state["score"].add_(gained, alpha=0.5 if "anchor" in state else 1.0)
         path.zero_()
         origin.copy_(theta)
+        if "metric" in state:
+            state["metric"].zero_().add_(UNSET)
 
     def consolidate(
         self, state: State, theta: Tensor, fisher: Tensor | None = None, ranges: Ranges | None = None
     ) -> None:
-        self.score(state, theta)  # what is left of the last window
+        self.score(state, theta)  # the rest of the last window
         state["importance"] = unit(state, "fisher", ranges) + unit(state, "score", ranges)
         state["anchor"] = theta.clone()
         state["score"] *= self.carried
