@@ -30,11 +30,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import rwalk.data
-from rwalk.data.datasets import Reading, describe, load, npz, verified
+from rwalk.data.datasets import Reading, describe, files, load, official
 from rwalk.data.datasets.images import ImageForm, form_of, read_image
-from rwalk.data.datasets.mnist import read_idx
-from rwalk.data.datasets.official import OFFICIAL
-from rwalk.data.datasets.pickles import unpickled
+from rwalk.data.datasets.official import OFFICIAL, read_idx, unpickled
 from rwalk.data.splits import permuted, split
 from rwalk.errors import InputError
 from rwalk.studies.specs import StreamSpec
@@ -59,7 +57,7 @@ def refused(*fragments: str) -> Iterator[None]:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's cache, away from the user's."""
     monkeypatch.delenv("RWALK_DATA", raising=False)
-    monkeypatch.setattr(verified, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(official, "cache_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache"
 
 
@@ -338,7 +336,7 @@ def test_altered_content_is_refused_however_it_was_compressed(tmp_path: Path, mo
 def test_a_gzip_file_that_unpacks_to_fill_the_memory_is_refused(tmp_path: Path, monkeypatch) -> None:
     files = little_mnist()
     publish(monkeypatch, "mnist", files)
-    monkeypatch.setattr(verified, "LARGEST", 1 << 20)
+    monkeypatch.setattr(official, "LARGEST", 1 << 20)
     name = "train-images-idx3-ubyte.gz"
     path = write(tmp_path / "mnist", {**files, name: gzip.compress(bytes(5 << 20))}) / name
     with refused(str(path), "truncated or altered"):
@@ -776,7 +774,7 @@ def test_an_archive_that_unpacks_to_fill_the_memory_is_refused(tmp_path: Path, m
     path = tmp_path / "bomb.npz"
     np.savez_compressed(path, x=np.zeros((2000, 500), np.float32), y=np.arange(2000) % 2)
     assert len(load(str(path)).x)  # by itself it does no harm
-    monkeypatch.setattr(npz, "SUSPICIOUS", 1 << 20)
+    monkeypatch.setattr(files, "SUSPICIOUS", 1 << 20)
     monkeypatch.setattr(np, "load", None)
     with refused("bomb.npz", "would unpack to"):
         load(str(path))

@@ -26,7 +26,8 @@ import little
 from command_line import Rwalk, refused
 from rwalk import Fleet, IncrementalClassifier, MemorySpec, Training, models, parts, sealed
 from rwalk.closed_form import features
-from rwalk.data.datasets import Reading, columns
+from rwalk.data.datasets import Reading, TableEncoder, encoder
+from rwalk.data.datasets.columns import Column
 from rwalk.data.portions import source
 from rwalk.errors import InputError
 from rwalk.models.kept import refusal
@@ -117,7 +118,7 @@ def test_a_model_from_files_is_the_estimators_own(rwalk: Rwalk) -> None:
 
 def test_large_files_are_learned_in_portions(rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if each portion were a call: no call, and nothing held, grows with the file."""
-    monkeypatch.setattr(columns, "CELLS", 1)  # the least there is: 64 rows
+    monkeypatch.setattr(encoder, "CELLS", 1)  # the least there is: 64 rows
     calls = []
     learn = IncrementalClassifier.partial_fit
 
@@ -432,7 +433,7 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(
 
 
 def test_a_table_of_more_inputs_than_fit_into_memory_is_refused() -> None:
-    form = columns.TableForm("label", True, tuple(columns.Column(f"c{place}") for place in range(20_001)))
+    form = TableEncoder("label", True, tuple(Column(f"c{place}") for place in range(20_001)))
     with pytest.raises(InputError, match="the table makes 20,001 inputs"):
         models.Trained.begun(form)
 

@@ -21,9 +21,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_iris, load_wine
 
 from rwalk import Dataset, IncrementalClassifier
-from rwalk.data.datasets import Reading, columns, load
-from rwalk.data.datasets.columns import TableForm, every_row
-from rwalk.data.datasets.survey import look_at, survey
+from rwalk.data.datasets import Reading, TableEncoder, encoder, load
 from rwalk.data.datasets.tables import Table
 from rwalk.errors import InputError
 from rwalk.studies.specs import RunSpec, StreamSpec
@@ -82,10 +80,10 @@ def test_a_csv_file_is_a_dataset_whose_inputs_are_standardised(iris: Path) -> No
 
 def test_what_more_such_files_hold_is_read_as_the_dataset_was(iris: Path) -> None:
     dataset = load(str(iris))
-    assert isinstance(dataset.form, TableForm)
-    form = TableForm.from_json(dataset.form.to_json())
+    assert isinstance(dataset.form, TableEncoder)
+    form = TableEncoder.from_json(dataset.form.to_json())
     assert form == dataset.form
-    rows = torch.cat([torch.from_numpy(rows.x) for _, _, rows in every_row(form, [iris], labelled=False)]).float()
+    rows = torch.cat([torch.from_numpy(rows.x) for rows in form.read(iris, labelled=False)]).float()
     together = torch.cat([dataset.x, dataset.x_test])
     distances = torch.cdist(together.double(), rows.double()).min(1).values
     assert distances.max() < 1e-5
@@ -103,37 +101,37 @@ def test_other_delimiters_marks_and_compression(delimiter: str, tmp_path: Path) 
 
 def test_text_becomes_one_input_per_value(tmp_path: Path) -> None:
     path = written(tmp_path / "pets.csv", HEADER, PETS)
-    form = survey([path], Reading(label="kind"))
+    form = TableEncoder.fit(path, reading=Reading(label="kind"))
     assert [(column.name, column.values) for column in form.columns] == [
         ("age", None),
         ("colour", ("brown", "grey", "white")),
         ("weight", None),
     ]
-    ((_, _, rows),) = every_row(form, [path], labelled=True)
+    (rows,) = form.read(path, labelled=True)
     assert rows.x[:2].tolist() == [[2, 0, 1, 0, 3.5], [7, 1, 0, 0, 30.25]]
     assert rows.y is not None and rows.y.tolist() == [row[-1] for row in PETS]
     new = written(tmp_path / "new.csv", HEADER, [["5", "green", "8", "cat"]])
     with pytest.warns(UserWarning, match="'colour' holds 'green', which was not among its values"):
-        ((_, _, rows),) = every_row(form, [new], labelled=True)
+        (rows,) = form.read(new, labelled=True)
     assert rows.x.tolist() == [[5, 0, 0, 0, 8]]
 
 
 def test_the_label_is_found_or_named(tmp_path: Path) -> None:
     pets = written(tmp_path / "a.csv", HEADER, PETS)
-    assert survey([pets], Reading(drop=("colour",))).label == "kind"  # the last, and the only text
+    assert TableEncoder.fit(pets, reading=Reading(drop=("colour",))).label == "kind"  # the last, and the only text
     titled = written(tmp_path / "b.csv", ["Target", *HEADER[1:]], PETS)
-    assert survey([titled], Reading(drop=("kind",))).label == "Target"
-    assert survey([titled], Reading(label="colour", drop=("kind",))).label == "colour"
+    assert TableEncoder.fit(titled, reading=Reading(drop=("kind",))).label == "Target"
+    assert TableEncoder.fit(titled, reading=Reading(label="colour", drop=("kind",))).label == "colour"
     with refused("unknown column 'kinds': did you mean 'kind'?"):
-        survey([titled], Reading(label="kinds"))
+        TableEncoder.fit(titled, reading=Reading(label="kinds"))
     with refused("unknown column 'age'"):
-        survey([titled], Reading(drop=("age",)))
+        TableEncoder.fit(titled, reading=Reading(drop=("age",)))
     with refused("column 'weight' holds numbers with fractions", "--label"):
-        survey([titled], Reading(label="weight"))
+        TableEncoder.fit(titled, reading=Reading(label="weight"))
     with refused("column 'kind' cannot be the label and left out"):
-        survey([titled], Reading(label="kind", drop=("kind",)))
+        TableEncoder.fit(titled, reading=Reading(label="kind", drop=("kind",)))
     otherwise_used = Reading(task_column="kind", drop=("weight",))
-    assert survey([written(tmp_path / "c.csv", HEADER, PETS)], otherwise_used).label == "colour"
+    assert TableEncoder.fit(written(tmp_path / "c.csv", HEADER, PETS), reading=otherwise_used).label == "colour"
 
 
 @pytest.mark.parametrize(
@@ -149,23 +147,24 @@ def test_the_label_is_found_or_named(tmp_path: Path) -> None:
 def test_label_is_asked_for_where_several_columns_may_hold_the_classes(header, rows, rivals, tmp_path) -> None:
     path = written(tmp_path / "t.csv", header, rows)
     if rivals is None:
-        assert survey([path], Reading()).label == header[-1]
+        assert TableEncoder.fit(path).label == header[-1]
     else:
         with refused("which column holds the classes?", "--label", rivals):
-            survey([path], Reading())
-    assert survey([path], Reading(label=header[-1], drop=("note",) * ("note" in header))).label == header[-1]
+            TableEncoder.fit(path)
+    named = Reading(label=header[-1], drop=("note",) * ("note" in header))
+    assert TableEncoder.fit(path, reading=named).label == header[-1]
 
 
 def test_classes_that_are_whole_numbers_stay_numbers(tmp_path: Path) -> None:
     path = written(tmp_path / "numbers.csv", [], [[i / 10, -i, i % 11] for i in range(44)])
-    form = survey([path], Reading())
+    form = TableEncoder.fit(path)
     assert (form.label, form.whole) == ("column3", True)  # a first line of numbers names nothing
     assert load(str(path)).class_names == tuple(str(i) for i in range(11))
-    ((_, _, rows),) = every_row(form, [path], labelled=True)
+    (rows,) = form.read(path, labelled=True)
     assert rows.y is not None and rows.y.dtype == np.int64 and len(rows.y) == 44
     other = written(tmp_path / "other.csv", ["column1", "column2", "column3"], [[1, 2, "x"]])
     with refused("has the class 'x', where classes were whole numbers"):
-        list(every_row(form, [other], labelled=True))
+        list(form.read(other, labelled=True))
 
 
 @pytest.mark.parametrize("cell", ["", "NA", "nan", " ? ", "null"])
@@ -175,18 +174,18 @@ def test_missing_values_are_refused_filled_or_dropped(cell: str, tmp_path: Path)
     rows[4][1] = cell
     path = written(tmp_path / "gaps.csv", HEADER, rows)
     with refused(f"row 5 of {str(path)!r} has no value in column 'colour'", "--missing fill", "--missing drop"):
-        survey([path], Reading(label="kind"))
-    ((_, _, dropped),) = every_row(survey([path], Reading("kind", missing="drop")), [path], labelled=True)
+        TableEncoder.fit(path, reading=Reading(label="kind"))
+    (dropped,) = TableEncoder.fit(path, reading=Reading("kind", missing="drop")).read(path, labelled=True)
     assert dropped.numbers.tolist() == [1, 2, 3, 6] and len(dropped.x) == 4
-    ((_, _, filled),) = every_row(survey([path], Reading("kind", missing="fill")), [path], labelled=True)
+    (filled,) = TableEncoder.fit(path, reading=Reading("kind", missing="fill")).read(path, labelled=True)
     mean = np.mean([float(row[2]) for row in PETS if row is not PETS[3]])
     assert filled.x[3].tolist() == [4, 1, 0, 0, pytest.approx(mean)]
     assert filled.x[4].tolist() == [3, 0, 0, 0, 2.75]
     rows[0][3] = cell
     gaps = written(tmp_path / "gaps.csv", HEADER, rows)
     with refused(f"row 1 of {str(gaps)!r} has no 'kind'"):
-        list(every_row(survey([gaps], Reading("kind", missing="fill")), [gaps], labelled=True))
-    ((_, _, dropped),) = every_row(survey([gaps], Reading("kind", missing="drop")), [gaps], labelled=True)
+        list(TableEncoder.fit(gaps, reading=Reading("kind", missing="fill")).read(gaps, labelled=True))
+    (dropped,) = TableEncoder.fit(gaps, reading=Reading("kind", missing="drop")).read(gaps, labelled=True)
     assert dropped.numbers.tolist() == [2, 3, 6]
 
 
@@ -247,10 +246,9 @@ def test_text_that_no_two_rows_share_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_column_of_numbers_that_turns_out_to_be_text_is_text_throughout(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(columns, "CELLS", 64)  # chunks of 64 rows
-    monkeypatch.setattr("rwalk.data.datasets.survey.CELLS", 64)
+    monkeypatch.setattr(encoder, "CELLS", 64)  # chunks of 64 rows
     rows = [[i % 3 if i < 150 else "many", i, i % 2] for i in range(200)]
-    form = survey([written(tmp_path / "late.csv", ["count", "n", "label"], rows)], Reading())
+    form = TableEncoder.fit(written(tmp_path / "late.csv", ["count", "n", "label"], rows))
     assert form.columns[0].values == ("0", "1", "2", "many")
 
 
@@ -285,25 +283,26 @@ def test_options_that_say_nothing_of_the_data_are_refused(iris: Path) -> None:
 )
 def test_numbers_are_read_however_they_are_written(cells, numbers, way, tmp_path: Path) -> None:
     path = written(tmp_path / "t.csv", ["x", "label"], [[cell, "ab"[i % 2]] for i, cell in enumerate(cells * 3)])
-    form = survey([path], Reading())
+    form = TableEncoder.fit(path)
     assert form.columns[0].written.describe() == way
-    again = TableForm.from_json(json.loads(json.dumps(form.to_json())))
-    ((_, _, rows),) = every_row(again, [path], labelled=True)
+    again = TableEncoder.from_json(json.loads(json.dumps(form.to_json())))
+    (rows,) = again.read(path, labelled=True)
     assert rows.x[: len(cells), 0].tolist() == numbers
     filled = written(
         tmp_path / "g.csv", ["x", "label"], [[cell, "ab"[i % 2]] for i, cell in enumerate([*cells, ""])]
     )
-    assert survey([filled], Reading(missing="fill")).columns[0].mean == pytest.approx(np.mean(numbers))
+    with_mean = TableEncoder.fit(filled, reading=Reading(missing="fill"))
+    assert with_mean.columns[0].mean == pytest.approx(np.mean(numbers))
     other = written(tmp_path / "o.csv", ["x", "label"], [["12 apples", "a"]])
     with refused("row 1", "'12 apples'", f"column 'x', which holds {way}"):
-        list(every_row(form, [other], labelled=True))
+        list(form.read(other, labelled=True))
 
 
 def test_a_comma_before_three_digits_follows_what_separates_the_columns(tmp_path: Path) -> None:
     rows = [["1,234", "a"], ["5,678", "b"]] * 3
     for delimiter, first in ((",", 1234), (";", 1.234)):
         path = written(tmp_path / "t.csv", ["x", "label"], rows, delimiter=delimiter)
-        ((_, _, read),) = every_row(survey([path], Reading()), [path], labelled=True)
+        (read,) = TableEncoder.fit(path).read(path, labelled=True)
         assert read.x[0, 0] == first
 
 
@@ -313,17 +312,17 @@ def test_a_mistake_in_a_column_of_numbers_is_refused_by_its_row(wrong: str, tmp_
     rows[56][0] = wrong
     path = written(tmp_path / "t.csv", ["size", "n", "label"], rows)
     with refused(f"row 57 of {str(path)!r} has {wrong!r} in column 'size'", "other values are numbers", "--drop"):
-        survey([path], Reading())
+        TableEncoder.fit(path)
     rows[70][0] = rows[80][0] = wrong
     with refused("row 57", "(and 2 more)"):
-        survey([written(tmp_path / "t.csv", ["size", "n", "label"], rows)], Reading())
-    assert survey([path], Reading(drop=("size",))).shape == (1,)
+        TableEncoder.fit(written(tmp_path / "t.csv", ["size", "n", "label"], rows))
+    assert TableEncoder.fit(path, reading=Reading(drop=("size",))).shape == (1,)
 
 
 def test_a_few_numbers_beside_a_name_are_text_and_flagged(tmp_path: Path) -> None:
     rows = [[["0", "1", "2", "3+"][i % 4], i / 4, "ab"[i % 2]] for i in range(100)]
-    found = look_at([written(tmp_path / "t.csv", ["children", "x", "label"], rows)], Reading())
-    assert found.form.columns[0].values == ("0", "1", "2", "3+")
+    found = TableEncoder.fit(written(tmp_path / "t.csv", ["children", "x", "label"], rows))
+    assert found.columns[0].values == ("0", "1", "2", "3+")
     assert any(
         "'children' is read as text, though 75 of its 100 values are numbers" in note for note in found.notes
     )
@@ -336,28 +335,29 @@ def test_a_column_that_numbers_the_rows_is_not_learned(name: str, order: str, tm
     rng = np.random.default_rng(0)
     numbers = rng.permutation(100) if order == "shuffled" else np.arange(100)
     rows = [[number, rng.normal(), "a" if i < 50 else "b"] for i, number in enumerate(numbers)]
-    found = look_at([written(tmp_path / "t.csv", [name, "noise", "label"], rows)], Reading())
-    assert [column.name for column in found.form.columns] == ["noise"]
-    assert found.form.id == (name or "column1")
+    found = TableEncoder.fit(written(tmp_path / "t.csv", [name, "noise", "label"], rows))
+    assert [column.name for column in found.columns] == ["noise"]
+    assert found.id == (name or "column1")
     assert any(f"{name or 'column1'!r} is not learned" in note for note in found.notes)
-    assert TableForm.from_json(json.loads(json.dumps(found.form.to_json()))) == found.form
+    assert TableEncoder.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
 def test_identifiers_of_text_are_left_out_and_other_counters_flagged(tmp_path: Path) -> None:
     rows = [[f"u{i:04}", i, 7, i % 4 / 3, "ab"[i % 2]] for i in range(200)]
     path = written(tmp_path / "t.csv", ["user_id", "day", "version", "x", "label"], rows)
-    found = look_at([path], Reading())
-    assert found.form.id == "user_id" and found.form.shape == (3,)
+    found = TableEncoder.fit(path)
+    assert found.id == "user_id" and found.shape == (3,)
     notes = "; ".join(found.notes)
     assert "'day' counts the rows" in notes and "'version' has the same value in every row" in notes
     ages = written(tmp_path / "a.csv", ["id", "label"], [[i % 3, "ab"[i % 2]] for i in range(30)])
-    assert survey([ages], Reading()).shape == (1,)  # values that repeat tell no rows apart
+    assert TableEncoder.fit(ages).shape == (1,)  # values that repeat tell no rows apart
 
 
 def test_the_first_look_describes_every_column(tmp_path: Path) -> None:
     rows = [[i, f"${i},5", i / 3, "red" if i % 3 else "blue", "yn"[i % 2]] for i in range(40)]
-    found = look_at([written(tmp_path / "t.csv", ["id", "price", "x", "colour", "sick"], rows)], Reading("sick"))
-    assert found.rows == 40
+    path = written(tmp_path / "t.csv", ["id", "price", "x", "colour", "sick"], rows)
+    found = TableEncoder.fit(path, reading=Reading("sick"))
+    assert found.fitted == 40
     assert found.notes == (
         "numbers: x",
         "'price' holds numbers with decimal commas in $, such as '$0,5'",
@@ -379,7 +379,7 @@ def test_tables_in_other_encodings_are_read(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"t.csv' is not in UTF-8: it is read as Windows-1252"):
         dataset = load(str(tmp_path / "t.csv"))
     assert dataset.class_names == expected
-    assert isinstance(dataset.form, TableForm) and dataset.form.columns[0].name == "größe"
+    assert isinstance(dataset.form, TableEncoder) and dataset.form.columns[0].name == "größe"
 
 
 @pytest.mark.parametrize("content", ["one line", "empty lines", "rows", "a row of many lines"])
@@ -399,7 +399,7 @@ def test_a_small_compressed_table_that_unpacks_without_end_is_refused_at_once(
             file.write(part)
     tracemalloc.start()
     with refused("bomb.csv.gz", "would unpack to", "unpack it"):
-        survey([path], Reading())
+        TableEncoder.fit(path)
     assert tracemalloc.get_traced_memory()[1] < 20_000_000
     tracemalloc.stop()
 
@@ -409,7 +409,7 @@ def test_an_endless_row_is_refused_before_it_fills_the_memory(tmp_path: Path, mo
     for part in (b"1," * 40_000, b'"a\n",' * 20_000):
         (tmp_path / "t.csv").write_bytes(b"x,label\n" + part + b"\n1,a\n")
         with refused("t.csv", "over 65,536 characters"):
-            survey([tmp_path / "t.csv"], Reading())
+            TableEncoder.fit(tmp_path / "t.csv")
 
 
 def test_columns_are_looked_up_in_linear_time(tmp_path: Path, monkeypatch) -> None:
@@ -496,9 +496,9 @@ def test_parquet_of_many_types(tmp_path: Path) -> None:
         "label": pyarrow.array(["x", "y", "x", "y"]),
     }
     parquet.write_table(pyarrow.table(table), path)
-    form = survey([path], Reading(missing="fill"))
+    form = TableEncoder.fit(path, reading=Reading(missing="fill"))
     assert [column.values for column in form.columns] == [None, ("False", "True"), ("blue", "red")]
-    ((_, _, rows),) = every_row(form, [path], labelled=True)
+    (rows,) = form.read(path, labelled=True)
     assert rows.x.tolist() == [
         [1, 0, 1, 0, 1],
         [2, 1, 0, 1, 0],
@@ -514,6 +514,64 @@ def test_parquet_of_many_types(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
     with refused(str(path), "cannot be read as a table"):
         load(str(path))
+
+
+# ── data frames and Arrow tables by the encoder of files ──────────────────────────────────────────────────────
+
+
+def test_a_file_a_frame_and_an_arrow_table_have_one_encoder(tmp_path: Path) -> None:
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    path = written(tmp_path / "pets.csv", HEADER, PETS)
+    as_text = pandas.read_csv(path, dtype=str)
+    parsed = pandas.read_csv(path)
+    tables = [path, as_text, parsed, pyarrow.Table.from_pandas(parsed), pyarrow.Table.from_pandas(as_text)]
+    encoders = [TableEncoder.fit(table, reading=Reading("kind")) for table in tables]
+    assert all(each == encoders[0] for each in encoders) and encoders[0].fitted == 6
+    expected = encoders[0].transform(path)
+    assert expected.shape == (6, 5)
+    for table in tables:
+        assert encoders[0].transform(table).tolist() == expected.tolist()
+        (rows,) = encoders[0].read(table)
+        assert rows.y is not None and rows.y.tolist() == [row[-1] for row in PETS]
+    alone = TableEncoder.fit(parsed.drop(columns="kind"), labelled=False)
+    assert alone.label is None and alone.columns == encoders[0].columns
+    assert TableEncoder.from_json(json.loads(json.dumps(alone.to_json()))) == alone
+    assert alone.transform(parsed).tolist() == expected.tolist()
+    assert alone.transform(parsed[:0]).shape == (0, 5)
+
+
+def test_a_frame_is_refused_by_its_row_and_column(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"x": np.arange(40.0) / 3, 7: pandas.array([*range(39), None], dtype="Int64")})
+    with refused("row 40 of the table has no value in column '7'"):
+        TableEncoder.fit(frame, labelled=False)
+    filled = TableEncoder.fit(frame, reading=Reading(missing="fill"), labelled=False)
+    assert filled.transform(frame)[-1].tolist() == [13, 19]
+    typo = frame.astype({"x": str})
+    typo.loc[4, "x"] = "l.5"
+    with refused("row 5 of the table has 'l.5' in column 'x', whose other values are numbers"):
+        TableEncoder.fit(typo, reading=Reading(missing="fill"), labelled=False)
+    with refused("row 5 of the table has 'l.5' in column 'x', which holds numbers"):
+        filled.transform(typo)
+    with refused("column 'x' holds dates"):
+        filled.transform(frame.assign(x=pandas.date_range("2024-01-01", periods=40)))
+    with refused("the table has no column 'x': add it"):
+        filled.transform(frame[[7]])
+    with refused("two columns called '7'"):
+        TableEncoder.fit(frame.rename(columns={"x": "7"}), labelled=False)
+    with refused("the table has no rows"):
+        TableEncoder.fit(frame[:0], labelled=False)
+    with refused("list is no table"):
+        filled.transform([[1.0, 2.0]])
+
+
+def test_a_frames_identifier_is_not_learned_and_its_owner_told() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"id": range(30), "x": [0.5, 1.5, 2.5] * 10, "smokes": [True, False] * 15})
+    encoder = TableEncoder.fit(frame, labelled=False)
+    assert encoder.id == "id" and [column.name for column in encoder.columns] == ["x", "smokes"]
+    assert encoder.columns[1].values == ("False", "True")
+    assert "'id' is not learned: it numbers or names the rows (predictions show 'id')" in encoder.notes
 
 
 # ── DataFrames ────────────────────────────────────────────────────────────────────────────────────────────

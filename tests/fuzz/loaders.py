@@ -28,11 +28,8 @@ with atheris.instrument_imports(include=["rwalk"]):
     from rwalk.classifier import IncrementalClassifier, closed_form_files
     from rwalk.classifier import network_files as classifier_files
     from rwalk.data import datasets
-    from rwalk.data.datasets.columns import every_row
     from rwalk.data.datasets.images import FORMATS, form_of, read_image
-    from rwalk.data.datasets.mnist import read_idx
-    from rwalk.data.datasets.pickles import unpickled
-    from rwalk.data.datasets.survey import survey
+    from rwalk.data.datasets.official import read_idx, unpickled
     from rwalk.data.portions import form_from_json
     from rwalk.files import parse_json
     from rwalk.guard import Guard
@@ -186,7 +183,7 @@ def table(data: bytes) -> None:
     path = FOLDER / "table.csv"
     path.write_bytes(data)
     with warnings.catch_warnings(action="ignore"):
-        for _ in every_row(FORM, [path], labelled=True):
+        for _ in FORM.read(path, labelled=True):
             pass
         datasets.load(str(path))
 
@@ -242,7 +239,7 @@ def idx(data: bytes) -> None:
 
 TABLE = b"age,colour,price,label\n1,red,$2,a\n2,blue,$3,b\n3,red,$1,a\n4,,$4,b\n"
 (FOLDER / "first.csv").write_bytes(TABLE)
-FORM = survey([FOLDER / "first.csv"], datasets.Reading(missing="fill"))
+FORM = datasets.TableEncoder.fit(FOLDER / "first.csv", reading=datasets.Reading(missing="fill"))
 
 
 def closed_forms() -> list[bytes]:

@@ -28,7 +28,7 @@ from reproduction.reproduce import Planned, dry_run, find, plan, study_of
 from reproduction.results import blocks, blocks_of_appendix, filled
 from reproduction.settings import Setting
 from rwalk.cli import main
-from rwalk.data.datasets import verified
+from rwalk.data.datasets import official
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
 from rwalk.files import write_atomically
@@ -729,8 +729,8 @@ def test_a_dry_run_needs_no_data_and_downloads_none(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RWALK_DATA", raising=False)
-    monkeypatch.setattr(verified, "cache_folder", lambda: tmp_path / "no cache")
-    monkeypatch.setattr(verified, "download_file", lambda *_: pytest.fail("a dry run downloads nothing"))
+    monkeypatch.setattr(official, "cache_folder", lambda: tmp_path / "no cache")
+    monkeypatch.setattr(official, "download_file", lambda *_: pytest.fail("a dry run downloads nothing"))
     assert reproduce(monkeypatch, "all", "--dry-run") == 0
     *experiments, mnist, cifar = capsys.readouterr().out.splitlines()
     assert experiments[0] == "table1-mnist: 200 of 200 runs to do (20 s on an H200, 20 min on two CPU cores)"

@@ -75,13 +75,13 @@ def chosen_device(name: str) -> str:
 
 def with_label(dataset: str, reading: Reading, tell: Callable[[str], None]) -> Reading:
     """A table's reading with its column of classes named; if the user named none, the choice is reported."""
-    from rwalk.data.datasets.survey import survey
+    from rwalk.data.datasets import TableEncoder
     from rwalk.data.datasets.tables import is_table
     from rwalk.files import at_home
 
     if reading.label is not None or not is_table(dataset):
         return reading
-    found = survey([at_home(dataset)], reading).label
+    found = TableEncoder.fit(at_home(dataset), reading=reading).label
     tell(f"the classes are in column {found!r} (--label names another)")
     return replace(reading, label=found)
 

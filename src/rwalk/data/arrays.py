@@ -1,8 +1,9 @@
-"""Arrays as examples: inputs as float32 tensors, labels as integers or strings."""
+"""Arrays as examples: float32 inputs, labels of integers or strings, and orders determined by seeds alone."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
@@ -68,3 +69,43 @@ def natural_order(text: str) -> list[tuple[int, int, str]]:
     """
     parts = re.split(r"([0-9]{1,18})", text)
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
+
+
+def whole(number: Any, what: str, least: int) -> int:
+    if not isinstance(number, Integral) or number < least:
+        raise InputError(f"{what} is {number!r}: give a whole number, {least} or larger")
+    return int(number)
+
+
+def present(y: Tensor) -> list[int]:
+    """The classes that occur, ascending."""
+    columns: list[int] = torch.bincount(y).nonzero().flatten().tolist()
+    return columns
+
+
+def hold_out(
+    y: Tensor, fraction: float, seed: int, names: Sequence[str], most: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Indices kept and held out, ascending: a fraction of every class is held out, at least one example each.
+
+    Of no class are more than `most` held out.
+    """
+    held = torch.zeros(len(y), dtype=torch.bool)
+    for column in present(y):
+        members = (y.cpu() == column).nonzero().flatten()
+        if len(members) < 2:
+            raise InputError(
+                f"class {names[column]!r} has one training example, so none can be held out: add examples"
+            )
+        count = min(max(1, round(fraction * len(members))), len(members) - 1)
+        count = count if most is None else min(count, most)
+        held[members[shuffled(len(members), seed, column)[:count]]] = True
+    held = held.to(y.device)
+    return (~held).nonzero().flatten(), held.nonzero().flatten()
+
+
+def shuffled(count: int, *seed: int) -> list[int]:
+    """0..count-1 in an order that depends on the seeds alone."""
+    entropy = [whole(part, "the seed", least=0) for part in seed]
+    order: list[int] = np.random.default_rng(entropy).permutation(count).tolist()
+    return order

@@ -10,16 +10,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rwalk.data.arrays import as_labels
-from rwalk.data.datasets.cells import as_texts
-from rwalk.data.datasets.columns import TableForm, every_row
-from rwalk.data.datasets.folders import check_inside, labelled_images, parts_of
-from rwalk.data.datasets.images import ImageForm, form_of, is_image, read_images, unit_pixels
-from rwalk.data.datasets.npz import arrays_of
-from rwalk.data.datasets.reading import OF_IMAGES, OF_TABLES, Reading
-from rwalk.data.datasets.survey import look_at
-from rwalk.data.datasets.tables import is_table, open_table
-from rwalk.data.draws import shuffled
+from rwalk.data.arrays import as_labels, shuffled
+from rwalk.data.datasets.columns import as_texts
+from rwalk.data.datasets.encoder import TableEncoder
+from rwalk.data.datasets.files import OF_IMAGES, OF_TABLES, Reading, arrays_of
+from rwalk.data.datasets.images import (
+    ImageForm,
+    check_inside,
+    form_of,
+    is_image,
+    labelled_images,
+    parts_of,
+    read_images,
+    unit_pixels,
+)
+from rwalk.data.datasets.tables import as_table, is_table
 from rwalk.data.streams import Form
 from rwalk.errors import InputError, unknown
 from rwalk.files import at_home
@@ -53,7 +58,7 @@ class ArrayForm:
         return cls(tuple(record["shape"]))
 
 
-FORMS: dict[str, Any] = {"table": TableForm, "images": ImageForm, "arrays": ArrayForm}
+FORMS: dict[str, Any] = {"table": TableEncoder, "images": ImageForm, "arrays": ArrayForm}
 
 
 def form_from_json(record: Mapping[str, Any]) -> Form:
@@ -86,7 +91,7 @@ class Tables(Source):
     """Rows of tables, in their order; their places have the values of column `id` too, if there is one."""
 
     paths: tuple[Path, ...]
-    form: TableForm
+    form: TableEncoder
     id: str | None = None
     notes: tuple[str, ...] = ()
 
@@ -98,13 +103,14 @@ class Tables(Source):
 
     def portions(self, labelled: bool = True, mixed: bool = False) -> Iterator[Portion]:
         beside = [] if self.id is None else [self.id]
-        for path, chunk, rows in every_row(self.form, self.paths, labelled, beside):
-            if len(rows.x):
-                numbers = [(str(path), str(number)) for number in rows.numbers.tolist()]
-                places: list[tuple[str, ...]] = [*numbers]
+        for path in self.paths:
+            for rows in self.form.read(path, labelled, beside):
+                if not len(rows.x):
+                    continue
+                places: list[tuple[str, ...]] = [(str(path), str(number)) for number in rows.numbers.tolist()]
                 if self.id is not None:
-                    ids = as_texts(chunk.columns[self.id][rows.numbers - chunk.start])
-                    places = [(*place, each or "") for place, each in zip(numbers, ids, strict=True)]
+                    ids = as_texts(rows.beside[self.id])
+                    places = [(*place, each or "") for place, each in zip(places, ids, strict=True)]
                 yield Portion(rows.x, rows.y, places)
 
     def parts(self) -> list[Source]:
@@ -196,9 +202,9 @@ def source(
     if kinds[0] == "table":
         reading.only(OF_TABLES, str(paths[0]), "a table")
         notes: tuple[str, ...] = ()
-        if not isinstance(form, TableForm):
-            found = look_at(paths, reading)
-            form, notes = found.form, (f"{found.rows:,} rows in {_counted(paths)}", *found.notes)
+        if not isinstance(form, TableEncoder):
+            form = TableEncoder.fit(*paths, reading=reading)
+            notes = (f"{form.fitted:,} rows in {_counted(paths)}", *form.notes)
         return Tables(tuple(paths), form, _identifier(paths, form, id_column), notes)
     if id_column is not None:
         raise InputError(f"--id names a column, and {str(paths[0])!r} has none: leave it out")
@@ -215,13 +221,13 @@ def _counted(paths: Sequence[Path]) -> str:
     return "1 file" if len(paths) == 1 else f"{len(paths):,} files"
 
 
-def _identifier(paths: Sequence[Path], form: TableForm, named: str | None) -> str | None:
+def _identifier(paths: Sequence[Path], form: TableEncoder, named: str | None) -> str | None:
     """The column to show with every row: the one named, else the form's, if all tables have it."""
     name = form.id if named is None else named
     if name is None:
         return None
     for path in paths:
-        if name not in (columns := open_table(path).columns):
+        if name not in (columns := as_table(path).columns):
             if named is not None:
                 raise unknown("column", named, columns)
             return None

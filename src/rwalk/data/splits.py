@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from rwalk import seeds
-from rwalk.data.checks import present, whole
-from rwalk.data.draws import hold_out, shuffled
+from rwalk.data.arrays import hold_out, present, shuffled, whole
 from rwalk.data.streams import Dataset, Stream, Task, strata, until
 from rwalk.errors import InputError, unknown
 

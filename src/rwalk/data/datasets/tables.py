@@ -1,4 +1,4 @@
-"""Tables in files, CSV and Parquet, read in chunks of rows: memory use does not grow with the file."""
+"""Tables: CSV and Parquet files of any size, data frames and Arrow tables, read in chunks of rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import gzip
 import re
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,25 +17,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rwalk.data.datasets.npz import check_unpacked
-from rwalk.data.datasets.optional import optional
+from rwalk.data.datasets.files import check_unpacked, optional
 from rwalk.errors import InputError
 
 DELIMITED = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 PARQUET = (".parquet", ".pq")
 DELIMITERS = ",;\t|"
 LONGEST_ROW = 1 << 24  # characters
-EMPTY_LINE = 16  # characters that a line counts as, at least: a million empty ones in a row are no table
+EMPTY_LINE = 16  # characters that a line counts as, at least, so that empty lines reach the limit too
 UNDECODED = re.compile("[\udc80-\udcff]")  # bytes that are not UTF-8, as Python escapes them
 SUSPICIOUS = 1 << 25  # bytes that a small compressed table may unpack to, whatever its own size
 MOST_COLUMNS = 100_000
+UNUSABLE = {"M": "dates", "m": "durations", "c": "complex numbers", "V": "records"}  # NumPy's letters of types
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows of a table, by column: numbers, with NaN where one is missing, or texts, with None there."""
+    """Consecutive rows of a table, by column: numbers, NaN where one is missing, or texts, None where one is.
 
-    start: int  # the number of the first row, the first of all being 1
+    Args:
+        start: Number of the first row; the table's first row is 1.
+        columns: Cells by the column's name.
+    """
+
+    start: int
     columns: dict[str, NDArray[Any]]
 
     def __len__(self) -> int:
@@ -42,25 +48,30 @@ class Chunk:
 
 
 class Table:
-    """A table in a file.
+    """Rows of named columns.
 
-    columns    name: place
-    unnamed    columns without a name of their own, called by their place
-    separator  what stands between columns, if it is text
+    Args:
+        name: The table as messages show it.
+        columns: Names of the columns, in order.
+        unnamed: Columns that have no name in the file, and are called by their number.
+        separator: The character between the columns of a text file.
+
+    Raises:
+        InputError: If there are too many columns, or two of one name.
     """
 
     def __init__(
-        self, path: Path, columns: Sequence[str], unnamed: frozenset[str] = frozenset(), separator: str = ""
+        self, name: str, columns: Sequence[str], unnamed: frozenset[str] = frozenset(), separator: str = ""
     ) -> None:
-        self.path = path
+        self.name = name
         self.unnamed = unnamed
         self.separator = separator
         if len(columns) > MOST_COLUMNS:
-            raise InputError(f"{str(path)!r} has {len(columns):,} columns: keep at most {MOST_COLUMNS:,} of them")
-        self.columns = {name: place for place, name in enumerate(columns)}
+            raise InputError(f"{name} has {len(columns):,} columns: keep at most {MOST_COLUMNS:,} of them")
+        self.columns = {column: place for place, column in enumerate(columns)}
         if len(self.columns) < len(columns):
-            twice = next(name for place, name in enumerate(columns) if self.columns[name] != place)
-            raise InputError(f"{str(path)!r} has two columns called {twice!r}: rename one")
+            twice = next(column for place, column in enumerate(columns) if self.columns[column] != place)
+            raise InputError(f"{name} has two columns called {twice!r}: rename one")
 
     def chunks(self, rows: int, columns: Sequence[str]) -> Iterator[Chunk]:
         """These columns of all rows, in chunks of `rows`."""
@@ -68,41 +79,53 @@ class Table:
 
 
 def is_table(path: Path | str) -> bool:
+    """Whether a file's name says that it is a table."""
     return str(path).lower().endswith((*DELIMITED, *PARQUET))
 
 
-def open_table(path: Path) -> Table:
+def as_table(given: Any) -> Table:
+    """A table from the path of a file, a pandas DataFrame or a pyarrow Table."""
+    if isinstance(given, Table):
+        return given
+    if hasattr(given, "to_batches"):
+        return ArrowTable(given)
+    if hasattr(given, "iloc"):
+        return FrameTable(given)
+    if not isinstance(given, str | Path):
+        raise InputError(f"{type(given).__name__} is no table: give a path, a pandas DataFrame or a pyarrow Table")
+    path = Path(given)
     if not path.is_file():
         raise InputError(f"there is no file {str(path)!r}: correct the path")
     return ParquetTable(path) if str(path).lower().endswith(PARQUET) else TextTable(path)
 
 
 class TextTable(Table):
-    """Comma-separated values, or separated by semicolons, tabs or bars: whichever the first line has most of.
+    """A file of values separated by commas, semicolons, tabs or bars: by the one most frequent in the first line.
 
-    The first line names the columns, unless it holds nothing but numbers.
+    The first line has the columns' names, unless it has numbers only.
     """
 
     def __init__(self, path: Path) -> None:
-        if path.suffix.lower() == ".gz":
-            with _told(path):
+        self.path = path
+        with _readable(path):
+            if path.suffix.lower() == ".gz":
                 _check_packed(path)
-        with _told(path), _Lines(path) as lines:
-            line = next(iter(lines), "")
+            with _Lines(path) as lines:
+                line = next(iter(lines), "")
             separator = "\t" if ".tsv" in path.suffixes else max(DELIMITERS, key=line.count)
-        with _told(path), _Lines(path) as lines:
-            first = next(csv.reader(lines, delimiter=separator), [])
+            with _Lines(path) as lines:
+                first = next(csv.reader(lines, delimiter=separator), [])
         if not first:
             raise InputError(f"{str(path)!r} begins with an empty line: put the columns' names there")
         self.headed = not all(_is_number(cell) for cell in first)
-        names = {place: cell.strip() if self.headed else "" for place, cell in enumerate(first, 1)}
-        called = {place: name or f"column{place}" for place, name in names.items()}
-        unnamed = frozenset(called[place] for place, name in names.items() if not name and self.headed)
-        super().__init__(path, [*called.values()], unnamed, separator)
+        names = [cell.strip() if self.headed else "" for cell in first]
+        called = [name or f"column{number}" for number, name in enumerate(names, 1)]
+        unnamed = frozenset(each for each, name in zip(called, names, strict=True) if self.headed and not name)
+        super().__init__(repr(str(path)), called, unnamed, separator)
 
     def chunks(self, rows: int, columns: Sequence[str]) -> Iterator[Chunk]:
         start, wanted = 1, {name: self.columns[name] for name in columns}
-        with _told(self.path), _Lines(self.path) as lines:
+        with _readable(self.path), _Lines(self.path) as lines:
             filled = lines.rows(self.separator)
             if self.headed:
                 next(filled)
@@ -114,43 +137,84 @@ class TextTable(Table):
     def _checked(self, line: list[str], number: int) -> list[str]:
         if len(line) != len(self.columns):
             raise InputError(
-                f"row {number} of {str(self.path)!r} has {len(line)} cells, not {len(self.columns)} as its first "
-                "line: repair it"
+                f"row {number} of {self.name} has {len(line)} cells, not {len(self.columns)} as its first line: "
+                "repair it"
             )
         return line
 
 
 class ParquetTable(Table):
-    """Columns with types of their own, read by pyarrow."""
+    """A Parquet file, read by pyarrow."""
 
     def __init__(self, path: Path) -> None:
-        self.parquet = optional("pyarrow.parquet", "pyarrow")
-        with _told(path), self.parquet.ParquetFile(path) as file:
-            super().__init__(path, list(file.schema_arrow.names))
+        self.path, self.parquet = path, optional("pyarrow.parquet", "pyarrow")
+        with _readable(path), self.parquet.ParquetFile(path) as file:
+            super().__init__(repr(str(path)), list(file.schema_arrow.names))
 
     def chunks(self, rows: int, columns: Sequence[str]) -> Iterator[Chunk]:
-        start = 1
-        with _told(self.path), self.parquet.ParquetFile(self.path) as file:
-            for batch in file.iter_batches(batch_size=rows, columns=[*columns]):
-                if len(batch):
-                    yield Chunk(start, {name: self._cells(name, batch.column(name)) for name in columns})
-                    start += len(batch)
+        with _readable(self.path), self.parquet.ParquetFile(self.path) as file:
+            yield from _arrow_chunks(file.iter_batches(batch_size=rows, columns=[*columns]), columns, self.name)
 
-    def _cells(self, name: str, column: Any) -> NDArray[Any]:
-        types = optional("pyarrow.types", "pyarrow")
-        kind = column.type
-        if types.is_dictionary(kind):
-            column = column.dictionary_decode()
-            kind = column.type
-        if types.is_floating(kind) or types.is_integer(kind) or types.is_decimal(kind):
-            return np.array(column.cast("float64").to_numpy(zero_copy_only=False), dtype=np.float64)
-        if types.is_boolean(kind) or types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind):
-            texts = (value if value is None else str(value) for value in column.to_pylist())
-            return np.fromiter(texts, dtype=object, count=len(column))
-        raise InputError(
-            f"column {name!r} of {str(self.path)!r} is of type {kind}, neither numbers nor text: leave it out, "
-            f"--drop {name}"
-        )
+
+class ArrowTable(Table):
+    """A pyarrow Table in memory."""
+
+    def __init__(self, table: Any) -> None:
+        super().__init__("the table", list(table.column_names))
+        self.table = table
+
+    def chunks(self, rows: int, columns: Sequence[str]) -> Iterator[Chunk]:
+        yield from _arrow_chunks(self.table.select([*columns]).to_batches(rows), columns, self.name)
+
+
+class FrameTable(Table):
+    """A pandas DataFrame."""
+
+    def __init__(self, frame: Any) -> None:
+        super().__init__("the table", [str(name) for name in frame.columns])
+        self.frame = frame
+
+    def chunks(self, rows: int, columns: Sequence[str]) -> Iterator[Chunk]:
+        for start in range(0, len(self.frame), rows):
+            part = self.frame.iloc[start : start + rows]
+            yield Chunk(
+                start + 1, {name: _frame_cells(name, part.iloc[:, self.columns[name]]) for name in columns}
+            )
+
+
+def _frame_cells(name: str, column: Any) -> NDArray[Any]:
+    kind = getattr(column.dtype, "kind", "O")
+    if kind in UNUSABLE:
+        raise InputError(f"column {name!r} holds {UNUSABLE[kind]}: turn it into numbers, or leave it out")
+    if kind in "iuf":
+        numbers: NDArray[np.float64] = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        return numbers
+    missing = column.isna().tolist()
+    texts = (None if absent else str(value) for value, absent in zip(column.tolist(), missing, strict=True))
+    return np.fromiter(texts, dtype=object, count=len(column))
+
+
+def _arrow_chunks(batches: Iterator[Any], columns: Sequence[str], table: str) -> Iterator[Chunk]:
+    start = 1
+    for batch in batches:
+        if len(batch):
+            yield Chunk(start, {name: _arrow_cells(name, batch.column(name), table) for name in columns})
+            start += len(batch)
+
+
+def _arrow_cells(name: str, column: Any, table: str) -> NDArray[Any]:
+    types = optional("pyarrow.types", "pyarrow")
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kind = column.type
+    if types.is_floating(kind) or types.is_integer(kind) or types.is_decimal(kind):
+        return np.array(column.cast("float64").to_numpy(zero_copy_only=False), dtype=np.float64)
+    if types.is_boolean(kind) or types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind):
+        texts = (value if value is None else str(value) for value in column.to_pylist())
+        return np.fromiter(texts, dtype=object, count=len(column))
+    raise InputError(
+        f"column {name!r} of {table} is of type {kind}, neither numbers nor text: leave it out, --drop {name}"
+    )
 
 
 def _is_number(cell: str) -> bool:
@@ -162,7 +226,7 @@ def _is_number(cell: str) -> bool:
 
 
 class _Lines:
-    """The lines of a text file, none of which, nor any row of several lines, can fill the memory."""
+    """The lines of a text file; a line or a row of several lines that would fill the memory is refused."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -179,7 +243,7 @@ class _Lines:
         self._file.close()
 
     def __iter__(self) -> Iterator[str]:
-        told = False
+        warned = False
         while line := self._file.readline(LONGEST_ROW + 1):
             self._in_row += max(len(line), EMPTY_LINE)
             if self._in_row > LONGEST_ROW:
@@ -188,8 +252,8 @@ class _Lines:
                 raise InputError(f"{str(self.path)!r} is not text: save it as “CSV UTF-8”")
             if not line.isascii() and UNDECODED.search(line):
                 line = UNDECODED.sub(_western, line)
-                if not told:
-                    told = True
+                if not warned:
+                    warned = True
                     warnings.warn(
                         f"{str(self.path)!r} is not in UTF-8: it is read as Windows-1252 (Western European); if "
                         "names look wrong, save it as “CSV UTF-8”",
@@ -210,7 +274,7 @@ def _opened(path: Path, mode: str, **how: Any) -> Any:
 
 
 def _check_packed(path: Path) -> None:
-    """Unpack a file once, keeping nothing: a small one that would fill the memory is refused before it does."""
+    """Unpack a file once without keeping it, to refuse one that would fill the memory before it does."""
     unpacked, packed = 0, path.stat().st_size
     with gzip.open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -219,23 +283,19 @@ def _check_packed(path: Path) -> None:
 
 
 def _western(undecoded: re.Match[str]) -> str:
-    """A byte that is not UTF-8, read as Windows-1252, in which spreadsheets of Europe and America write."""
+    """A byte that is not UTF-8, read as Windows-1252, the encoding of western spreadsheets."""
     return bytes([ord(undecoded[0]) - 0xDC00]).decode("cp1252")
 
 
-class _told:
-    """Whatever is wrong with a file, in one line."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, InputError | GeneratorExit) or not isinstance(error, Exception):
-            return
-        if isinstance(error, UnicodeError):
-            raise InputError(f"{str(self.path)!r} is not text in UTF-8: save it as “CSV UTF-8”") from None
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn any error of reading into one line."""
+    try:
+        yield
+    except InputError:
+        raise
+    except UnicodeError:
+        raise InputError(f"{str(path)!r} is not text in UTF-8: save it as “CSV UTF-8”") from None
+    except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InputError(f"{str(self.path)!r} cannot be read as a table ({reason}): save it again") from None
+        raise InputError(f"{str(path)!r} cannot be read as a table ({reason}): save it again") from None
