@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from torch.optim import SGD
 
 import little
 from rwalk import Fleet, Guard, InputError, Training, learner, seeds
+from rwalk.data import splits
+from rwalk.engine import fisher as fisher_of
 from rwalk.guard.importance import fisher as guard_fisher
 from rwalk.methods.ewc_online import EWCOnline
 from rwalk.methods.mas import MAS
@@ -83,6 +87,29 @@ def test_mas_is_the_mean_size_of_the_outputs_gradient(fisher: str) -> None:
         elsewhere = theta + 0.3
         expected = 2.0 * (omega * (elsewhere - theta)[0] ** 2).sum()
         torch.testing.assert_close(MAS(lam=2.0).cost(state, elsewhere)[0], expected)
+
+
+@pytest.mark.parametrize("network", ["mlp", little.Network])
+def test_the_exact_fisher_of_a_blurry_stream_uses_each_examples_own_head(network: Any) -> None:
+    """Σ_c p(c) (∇ log p(c))² over the classes that compete with the example's, which may be another task's."""
+    stream = splits.blurred(replace(little.stream(), groups=((0, 1), (2, 3), (4, 5))), 0.3)
+    one = learner("ewc", fisher="exact")
+    fleet = Fleet(stream, network, [one], [4], Training(steps=2, batch=BATCH), dtype=torch.float64)
+    fleet.begin_task()
+    fleet.train_task()
+    assert stream.tasks[0].others
+    module = fleet.net.module.eval()
+    parameters = [each for each in module.parameters() if each.requires_grad]
+    total = torch.zeros(fleet.net.layout.size, dtype=torch.float64)
+    for example in fleet.task_plan.examples:
+        label = int(stream.y[example])
+        competing = next(list(group) for group in stream.groups or () if label in group)
+        for place in range(len(competing)):
+            log_p = module(stream.x[example][None].double())[0, competing].log_softmax(0)[place]
+            grads = torch.autograd.grad(log_p, parameters)
+            total += log_p.exp().detach() * torch.cat([each.flatten() for each in grads]).square()
+    expected = total / len(fleet.task_plan.examples)
+    torch.testing.assert_close(fisher_of.of_task(fleet)[0], expected, rtol=1e-9, atol=1e-14)
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.4, 0.0])

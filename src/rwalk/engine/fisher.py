@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,7 +44,7 @@ def of_task(fleet: Fleet) -> Tensor:
     for index in orders.to(fleet.theta.device).split(_at_once(fleet), dim=1):
         x, y = fleet.stream.batch(index)
         if method.fisher == "exact":
-            square = expected(fleet, x)
+            square = expected(fleet, x, y)
         elif method.fisher == "example":
             with torch.enable_grad():
                 square = example_squares(fleet.net, x, loss, y, method.in_pass)
@@ -72,29 +72,34 @@ def of_examples(fleet: Fleet, x: Tensor, y: Tensor) -> Tensor:
         return example_squares(fleet.net, x, loss, y)
 
 
-def expected(fleet: Fleet, x: Tensor) -> Tensor:
+def expected(fleet: Fleet, x: Tensor, y: Tensor) -> Tensor:
     """The mean over a batch of Σ_c p(c) (∇ log p(c))² [R, P]; p is the network's prediction for an example.
 
+    The labels y choose the heads alone: in a blurry stream some examples belong to the head of another task.
     Weighting the loss by √p(c) weights the squared gradient by p(c).
     """
-    # All examples of one task compete with the same classes.
-    head = fleet.task_plan.head_of(torch.tensor(fleet.stream.tasks[fleet.task].classes[0]))
-    labels = (head == 0).nonzero().flatten().tolist()
+    head_of = fleet.task_plan.head_of
+    trained = head_of(y) == 0  # [C] or [R, B, C]
+    classes = trained.reshape(-1, trained.shape[-1]).any(0).nonzero().flatten().tolist()
 
-    def loss(logits: Tensor, label: Tensor) -> Tensor:
-        log_p = (logits + head).log_softmax(-1).gather(-1, label[..., None])[..., 0]
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        """Of logits [..., C]; labels [..., 2] are the class c and the label."""
+        wanted, own = labels.unbind(-1)
+        log_p: Tensor = (logits + head_of(own)).log_softmax(-1).gather(-1, wanted[..., None])[..., 0]
+        log_p = log_p.where(log_p > -torch.inf, 0)  # a class of another head has no probability, and no gradient
         return -(log_p.detach().exp().sqrt() * log_p).sum(-1)
 
-    def losses(logits: Tensor) -> Iterator[Tensor]:
-        for label in labels:
-            yield loss(logits, torch.full(x.shape[:2], label, device=x.device))
+    def labels_of(label: int) -> Tensor:
+        return torch.stack([torch.full_like(y, label), y], dim=-1)
 
     with torch.enable_grad():
-        fast = squares_of_linear_layers(fleet.net, x, losses)
+        fast = squares_of_linear_layers(
+            fleet.net, x, lambda logits: (loss(logits, labels_of(label)) for label in classes)
+        )
         if fast is not None:
             return fast / x.shape[1]
-        each = (torch.full(x.shape[:2], label, device=x.device) for label in labels)
-        return sum((example_squares(fleet.net, x, loss, y) for y in each), start=torch.zeros_like(fleet.theta))
+        each = (example_squares(fleet.net, x, loss, labels_of(label)) for label in classes)
+        return sum(each, start=torch.zeros_like(fleet.theta))
 
 
 def example_squares(
