@@ -14,13 +14,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
-LEFT = 3600.0  # seconds after which a temporary file that nobody writes to was left by a process that was killed
-LOOKED_AT = 1000  # names of a folder that are searched for such files, at most
+LEFT = 3600.0  # seconds without a write after which a temporary file counts as left by a killed process
+LOOKED_AT = 1000  # names of a folder that are searched for such files
 _SEAL = re.compile(rb',\s*"sha256": "([0-9a-f]{64})"\s*\}\s*\Z')
 
 
 def at_home(path: str | Path) -> Path:
-    """A path that may begin with ~; if nobody has that name, it is a file that does."""
+    """Expand `~`; leave unknown user names alone."""
     return Path(os.path.expanduser(path))
 
 
@@ -61,7 +61,7 @@ def _clear(path: Path, beside: Path) -> None:
 
 def _flush_folder(folder: Path) -> None:
     """A rename survives a power cut once the folder itself has been flushed."""
-    with suppress(OSError):  # folders cannot be opened on Windows, which flushes them by itself
+    with suppress(OSError):  # folders cannot be opened on Windows, which flushes them
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -81,7 +81,7 @@ def is_private(folder: Path) -> bool:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """JSON from an untrusted file: whatever is wrong with it is a ValueError."""
+    """JSON from an untrusted file; raises ValueError for any other content."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
@@ -93,7 +93,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 class WrongChecksum(ValueError):
-    """A file's content is not what was written."""
+    """A file was altered after it was written."""
 
 
 def with_checksum(record: Mapping[str, Any], indent: int | None = None) -> str:
@@ -108,7 +108,8 @@ def with_checksum(record: Mapping[str, Any], indent: int | None = None) -> str:
 def checked_json(content: bytes) -> tuple[Any, bool]:
     """A JSON value from an untrusted file, without its checksum; and whether it had one.
 
-    Whatever is wrong with it is a ValueError, and WrongChecksum if it was altered.
+    Raises:
+        ValueError: If it is not valid JSON; WrongChecksum if it was altered.
     """
     content = content.replace(b"\r\n", b"\n")  # as some tools that copy files write the ends of lines
     record = parse_json(content)

@@ -1,10 +1,10 @@
-"""What an accuracy matrix says: average accuracy, forgetting, intransigence, transfer; and what lies between.
+"""Measures of an accuracy matrix: average accuracy, forgetting, intransigence, transfer, and within-task measures.
 
 Every measure is a pure function of a[..., k, j], the accuracy on task j after training up to task k. Leading
 dimensions are runs. Tasks are counted from 1, as the paper counts them, and `k=None` means the last one.
 
-What was not measured is NaN, and exactly the measures that need it become NaN, so a run that stopped early does
-not affect the others. Above the diagonal are tasks not yet learned; only `forward_transfer` uses them.
+A missing measurement is NaN, and exactly the measures that need it become NaN. A run that stopped early therefore
+does not affect the others. Above the diagonal are tasks not yet learned; only `forward_transfer` uses them.
 
 Two measures need more than that: `stability_gap` accuracies within tasks, `calibration_error` predictions.
 """
@@ -113,7 +113,7 @@ def backward_transfer(a: ArrayLike, k: int | None = None) -> Floats:
     >>> round(float(backward_transfer([[0.9, np.nan], [0.5, 0.7]])), 3)
     -0.4
     """
-    return 0.0 - forgetting(a, k, baseline="own")  # 0 − 0 is 0, where −(0) would print as −0
+    return 0.0 - forgetting(a, k, baseline="own")  # 0 − 0 is 0, but −(0) prints as −0
 
 
 def forward_transfer(a: ArrayLike, chance: ArrayLike) -> Floats:
@@ -152,9 +152,9 @@ def stability_gap(a: ArrayLike, within: ArrayLike) -> Floats:
     """How far accuracies on earlier tasks fall while a task is learned, and are regained by its end.
 
     `within[..., k, m, j]` is the m-th accuracy on task j that was measured while task k was learned, NaN where
-    there was none. Of an earlier task j the gap in task k is min(a_{k−1,j}, a_kj) − min_m within_kmj, or 0 if it
-    was never below: what is lost for good is forgetting, not a gap. The mean is over all j < k and all k ≥ 2.
-    (De Lange et al. 2023 saw it first.)
+    there was none. In task k an earlier task j has the gap max(0, min(a_{k−1,j}, a_kj) − min_m within_kmj): a loss
+    that stays is forgetting, not a gap. The mean is over all j < k and all k ≥ 2. (De Lange et al. 2023 saw it
+    first.)
 
     >>> a = [[0.9, np.nan], [0.8, 0.7]]
     >>> within = [[[0.5, np.nan], [0.9, np.nan]], [[0.3, 0.6], [0.8, 0.7]]]
@@ -214,7 +214,7 @@ def _lowest_within(within: ArrayLike, a: Floats) -> Floats:
 
 
 def _known_before(since_learned: Floats, baseline: str) -> Floats:
-    """What each task j is measured against, from its history [..., l, j]; NaN if it was never measured."""
+    """The baseline of each task j, from its history [..., l, j]; NaN if it was never measured."""
     known: Floats
     if baseline == "max":
         known = np.fmax.reduce(since_learned, axis=-2, initial=np.nan)

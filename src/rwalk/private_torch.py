@@ -1,7 +1,7 @@
 """Every private name of torch that we use, in one place; rwalk works without any of them.
 
-These names may move or disappear in any release (pyproject.toml bounds the releases that were tested). Each
-function here says what happens if its names are gone.
+These names may move or disappear in any release (pyproject.toml bounds the releases that were tested). The
+docstring of each function names the fallback without them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def compiled(recorded: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., t
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    # Without a context of its own, what is compiled is not kept on the disk for the next process.
+    # Only with a context of its own does a program stay on the disk for the next process.
     fake = FakeTensorMode(shape_env=ShapeEnv())
     with tracing(TracingContext(fake)):
         program: Callable[..., tuple[Tensor, ...]] = compile(
@@ -63,7 +63,7 @@ def compiled(recorded: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., t
 def keep_headers_in(folder: Path) -> None:
     """Keep the headers that the C++ compiler has prepared in this folder. Without it: none are prepared.
 
-    torch keeps them in its default cache, whichever cache is asked for.
+    torch keeps them in its default cache, even if another cache is set.
     """
     with suppress(ImportError, AttributeError):
         from torch._inductor import codecache, config
@@ -76,7 +76,7 @@ def keep_headers_in(folder: Path) -> None:
 
 
 def allow_variants(count: int) -> None:
-    """Let torch.compile make so many programs of a function. Without it, what is beyond its limit runs eagerly."""
+    """Let torch.compile make so many programs of a function. Without it: programs beyond its limit run eagerly."""
     try:
         torch._dynamo.config.recompile_limit = max(count, torch._dynamo.config.recompile_limit)
     except AttributeError as error:
@@ -104,7 +104,7 @@ def foreach(name: str) -> Callable[..., Any] | None:
     """The kernel that does an operation to a list of tensors at once. Without it: one kernel per tensor."""
     kernel: Callable[..., Any] | None = getattr(torch, f"_foreach_{name}", None)
     if kernel is None:
-        _say_once(f"this torch has no kernel that does {name!r} to many tensors: they are taken one by one")
+        _say_once(f"this torch has no kernel that does {name!r} to many tensors: they go one by one")
     return kernel
 
 
@@ -124,7 +124,7 @@ def _marks_steps() -> bool:
     marks = hasattr(type(plain).step, "hooked")
     if not marks:
         _say_once(
-            "this torch does not mark the optimizers that call hooks: wrappers are recognised by what they wrap"
+            "this torch does not mark optimizers that call hooks: a wrapper is recognised by its inner optimizer"
         )
     return marks
 

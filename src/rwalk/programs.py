@@ -44,14 +44,17 @@ _recording = threading.local()  # `now`: whether this thread records
 
 
 class CompilerFailed(RuntimeError):
-    """What was recorded could not be compiled: here and now, or by this version of torch."""
+    """A record could not be compiled: here and now, or by this version of torch."""
 
 
 def program(function: Function, *example: Tensor) -> Function:
     """The function for tensors of these shapes. The program changes its arguments in place like the function does.
 
-    Other tensors that it reads are read again in every call; only arguments may be changed. Raises CompilerFailed,
-    or whatever recording raises: a function whose control flow depends on values cannot be recorded.
+    Other tensors that it reads are read again in every call; only arguments may be changed.
+
+    Raises:
+        CompilerFailed: If the record cannot be compiled.
+        Exception: Of any kind, if the function cannot be recorded, because its control flow depends on values.
     """
     with _compiling:
         use_private_cache()
@@ -88,12 +91,14 @@ def _used(recorded: GraphModule) -> list[bool]:
 
 
 class Programs:
-    """Functions as programs, each compiled when it is first asked for.
+    """Functions as programs, each compiled at its first use.
 
-    what  they are parts of, as messages name it
-    warn  whether anybody asked for them, and should know if they cannot be had
+    Args:
+        what: The whole that they are parts of, for messages.
+        warn: Whether the user required them, and is warned if they cannot be compiled.
 
-    `compiler_failed` says whether one of them was recorded but could not be compiled.
+    Attributes:
+        compiler_failed: Whether one of them was recorded but could not be compiled.
     """
 
     def __init__(self, what: str, warn: bool) -> None:
@@ -183,7 +188,7 @@ def compiler_works(device: str = "cpu") -> bool:
         return False
     try:
         program(lambda x: (x + 1,), torch.zeros(64, device=device))  # enough for vector instructions
-    except Exception as error:  # whatever it is: what cannot be compiled can still be trained
+    except Exception as error:  # of any kind: training works without a compiler
         name = "C++ compiler" if device == "cpu" else "compiler for CUDA (Triton)"
         gone = isinstance(error, private_torch.Gone) or isinstance(error.__cause__, private_torch.Gone)
         name = "compiler of torch" if gone else name

@@ -1,7 +1,7 @@
-"""Random numbers that depend on names, not on who drew before: (seed, what, task, epoch …) → generator.
+"""Random numbers that depend on names, not on earlier draws: (seed, purpose, task, epoch …) → generator.
 
-A run must not depend on who shares its fleet, nor on where it was interrupted. So nothing in the training loop
-draws from global random state. The constructors of torch's layers do: `seeded` lends them the global generator.
+A run must not depend on the other runs of its fleet, nor on where it was interrupted. So nothing in the training
+loop draws from global random state. The constructors of torch's layers do: `seeded` seeds and restores it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def derive(*parts: int | str) -> int:
 
 
 def generator(*parts: int | str) -> torch.Generator:
-    """A CPU generator seeded by a name; draws are made on the CPU so that every device sees the same ones."""
+    """A CPU generator seeded by a name; draws are made on the CPU, so that they are the same for every device."""
     return torch.Generator().manual_seed(derive(*parts))
 
 

@@ -1,4 +1,4 @@
-"""How many threads a CPU uses: one, unless the user asks for more and cores are idle.
+"""The number of threads on a CPU: one, unless the user sets more and cores are idle.
 
 Threads that share an operation wait for each other at its end, by spinning. An operation of a small network takes
 microseconds; on a busy machine the wait is for a free core, which takes milliseconds, in every operation. On an
@@ -43,7 +43,7 @@ def flushes_denormals() -> bool:
 
 
 def allowed() -> int:
-    """One thread, or as many as RWALK_THREADS says, but never more than there are idle cores."""
+    """One thread, or the number in RWALK_THREADS, but at most as many as there are idle cores."""
     asked = os.environ.get(VARIABLE, "1")
     if not (asked.isascii() and asked.isdigit() and int(asked) > 0):
         raise InputError(f"{VARIABLE} must be a whole number, at least 1, not {asked!r}")
@@ -61,10 +61,10 @@ def idle_cores() -> int:
 
 
 def _others_running() -> int:
-    """How many threads, of this program or others, want a core at this moment."""
+    """The number of threads, of this program or others, that are running or waiting for a core."""
     with suppress(OSError, ValueError, IndexError):
         running = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
-        return max(0, int(running) - 1)  # the one that reads this
+        return max(0, int(running) - 1)  # this thread
     with suppress(OSError, AttributeError):
         return round(os.getloadavg()[0])
     return 0

@@ -1,6 +1,6 @@
-"""What an augmentation is: draws, made on the CPU by a named generator, and a pure function of inputs and draws.
+"""Base of the augmentations: draws, made on the CPU by a named generator, and a pure function of inputs and draws.
 
-So a run sees the same inputs alone, in a fleet, in a captured graph and after a resume.
+A run therefore has the same inputs alone, in a fleet, in a captured graph and after a resume.
 """
 
 from __future__ import annotations

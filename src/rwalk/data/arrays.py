@@ -88,7 +88,7 @@ def hold_out(
 ) -> tuple[Tensor, Tensor]:
     """Indices kept and held out, ascending: a fraction of every class is held out, at least one example each.
 
-    Of no class are more than `most` held out.
+    At most `most` examples of a class are held out.
     """
     held = torch.zeros(len(y), dtype=torch.bool)
     for column in present(y):

@@ -1,6 +1,6 @@
-"""Which examples each step sees: pure functions from pools of example indices to batches [steps, B].
+"""The examples of each step: pure functions from pools of example indices to batches [steps, B].
 
-Batches of exemplars "beside" the new examples are wider once there are any: [steps, 2B], or as wide as asked.
+Batches with exemplars "beside" the new examples are wider: [steps, 2B], or [steps, B + beside].
 `current` is the task's training data by class, `kept` the exemplars of earlier tasks by class, and of the task too
 where exemplars alone are trained on.
 """

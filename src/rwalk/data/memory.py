@@ -16,13 +16,14 @@ from rwalk.errors import InputError, unknown
 class MemorySpec:
     """How many exemplars are kept, and how they are used.
 
-    per_class  m exemplars per class; or
-    total      a fixed budget shared by all classes seen (iCaRL's rule: every class shrinks as classes arrive)
-    sampler    which examples, at their task's end: uniform, plane, entropy, mof, …; or "reservoir": any of all
-               examples seen, as they pass, to be replayed beside the others from the next step on
-    replay     how batches mix them in: balanced, concat, half, beside, alone, none
-    beside     so many in every step, where they stand beside the task's own (or constrain it: A-GEM); by default
-               as many as these
+    Args:
+        per_class: m exemplars per class; or
+        total: A fixed budget shared by all classes seen. By iCaRL's rule every class shrinks as classes arrive.
+        sampler: How examples are chosen at their task's end: uniform, plane, entropy, mof, … With "reservoir" any
+            of the examples seen is kept as it passes, and replayed beside the others from the next step on.
+        replay: How batches mix them in: balanced, concat, half, beside, alone, none.
+        beside: Number of exemplars in a step, if they stand beside the task's own examples, or constrain them
+            (A-GEM); by default as many as the task's own.
     """
 
     per_class: int | None = None
@@ -33,7 +34,10 @@ class MemorySpec:
 
     def __post_init__(self) -> None:
         if (self.per_class is None) == (self.total is None):
-            raise InputError("give a memory's size per class or in total (memory or memory_total), and not both")
+            raise InputError(
+                "give a memory's size per class or in total (memory or memory_total; in a MemorySpec per_class or "
+                "total), and not both"
+            )
         size = self.per_class if self.per_class is not None else self.total
         if not isinstance(size, int) or size < 1:
             raise InputError(f"a memory must hold at least 1 exemplar, not {size!r}")
@@ -73,7 +77,7 @@ class MemorySpec:
 
 @dataclass(frozen=True)
 class Group:
-    """The exemplars of one class of one task, best first: examples [R, m], and what is stored with each."""
+    """The exemplars of one class of one task, best first: examples [R, m], and the tensors stored with each."""
 
     task: int
     label: int

@@ -62,7 +62,7 @@ FORMS: dict[str, Any] = {"table": TableEncoder, "images": ImageForm, "arrays": A
 
 
 def form_from_json(record: Mapping[str, Any]) -> Form:
-    """The form that a record describes; whatever is wrong with it is a ValueError, LookupError or TypeError."""
+    """The form that a record describes; an unsound record raises a ValueError, LookupError or TypeError."""
     form: Form = FORMS[record["kind"]].from_json(record)
     return form
 
@@ -71,11 +71,11 @@ class Source:
     """Examples in files, all of one form."""
 
     form: Form
-    places: tuple[str, ...]  # what the parts of an example's place are called
-    notes: tuple[str, ...] = ()  # what was found at a first look, in words
+    places: tuple[str, ...]  # names of the parts of an example's place
+    notes: tuple[str, ...] = ()  # findings of a first pass, in words
 
     def portions(self, labelled: bool = True, mixed: bool = False) -> Iterator[Portion]:
-        """All examples, in portions; without classes, if those are not asked for.
+        """All examples, in portions; without classes, unless they are `labelled`.
 
         Always in the same order, which is that of the files, unless it can be `mixed`.
         """
@@ -256,7 +256,7 @@ def _kind(path: Path) -> str:
 
 
 def _images(paths: Sequence[Path], labelled: bool) -> tuple[tuple[Path, ...], tuple[str, ...] | None]:
-    """All images; with their classes, if those are asked for, or if every image has one."""
+    """All images; with their classes if they are `labelled`, or if every image has one."""
     found: list[Path] = []
     labels: list[str] | None = []
     for path in paths:

@@ -2,8 +2,8 @@
 
 The t-th example of the stream, counted from 1, goes to a place drawn from 1..t, and is held if the memory has that
 place. Each example is offered once, in the first epoch of its task, and is replayed from the next step on. Orders
-and places are drawn by names, so what is held at any step is known before the task begins: nothing here is changed
-step by step, and a task's batches are as much a function of seeds as those of any other replay.
+and places are drawn by names, so the content at any step is fixed before the task begins. Nothing here changes
+step by step, and a task's batches are a function of seeds, as with any other replay.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def places(count: int, seen: int, budget: int, generator: Generator) -> Tensor:
 
 
 def after(held: Tensor, passing: Passing) -> Tensor:
-    """What is held [budget] once these have passed: where several went to one place, the last."""
+    """The content [budget] once these have passed; if several went to one place, the last stays."""
     now = held.numpy().copy()
     kept = passing.places < len(held)
     now[passing.places[kept].numpy()] = passing.examples[kept].numpy()
@@ -46,12 +46,16 @@ def beside(
 ) -> tuple[Tensor, Tensor]:
     """Batches [steps, B + count]: the task's own examples [steps, B], and beside them some that are held by then.
 
-    As many as its own, unless `count` says otherwise. The second tensor [steps, B + count] says where each of its
-    own goes, and where each of the others comes from; nowhere is `budget`. In the first step of all nothing is
-    held yet, and the examples stand beside themselves.
+    The second tensor [steps, B + count] has the places that its own examples go to, and the others come from;
+    nowhere is `budget`. In the very first step nothing is held yet, and the examples stand beside themselves.
 
-    goes  where the first examples go [n]; the rest have passed before
-    held  what is held before the first step [budget], of `seen` examples
+    Args:
+        fresh: The task's own examples.
+        goes: Places of the first examples [n]; the rest have passed before.
+        held: The content before the first step [budget].
+        seen: The number of examples that passed before.
+        generator: For the draws.
+        count: Number of others; by default as many as its own.
     """
     (steps, size), budget = fresh.shape, len(held)
     into = torch.full((steps * size,), budget)
@@ -73,6 +77,6 @@ def beside(
 
 
 def _last_alone(into: Tensor, budget: int) -> Tensor:
-    """Of several that go to one place in one step [steps, B] the last does, as if they had come one by one."""
+    """Keep the last of several that go to one place in one step [steps, B], as if they had come one by one."""
     later = (into[:, :, None] == into[:, None, :]).triu(1).any(2)
     return into.masked_fill(later, budget)

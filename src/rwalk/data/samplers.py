@@ -1,8 +1,8 @@
 """Which examples of one class to keep: uniform, plane distance, entropy, mean of features.
 
 Every sampler is pure and works for R runs at once. It returns indices [R, min(m, n)] into the n candidates,
-without repeats and best first: a smaller m gives a prefix of what a larger one gives, so a memory whose
-budget shrinks may just cut each class short.
+without repeats and best first. A smaller m gives a prefix of the result for a larger one, so a memory whose budget
+shrinks cuts each class short.
 
 Random samplers draw once for every candidate, from the run's own generator: a run keeps the same exemplars
 whatever else is in its fleet. Examples whose score is NaN or infinite are kept only if there are fewer than m
@@ -53,7 +53,7 @@ def plane_distance(
     _expect(distance, "distance[R, n]", dimensions=2)
     sound = distance.isfinite()
     nearest = distance.where(sound & (distance > 0), torch.inf).amin(-1, keepdim=True)
-    log_weight = -distance.maximum(nearest).log()  # all at d ≤ 0: nobody is nearest, every weight is zero
+    log_weight = -distance.maximum(nearest).log()  # all at d ≤ 0: none is nearest, every weight is zero
     return _race(log_weight.where(sound, torch.nan), m, None if top else _given(generators))
 
 
@@ -79,8 +79,8 @@ def mean_of_features(features: Tensor, m: int, valid: Tensor | None = None, *, u
     the k-th exemplar minimises ‖μ − (S + φ)/k‖, where S is the sum of those before it. Averages are not
     normalised again.
 
-    Classes of unequal size share a call when `valid[..., n]` tells examples from padding; the indices of a
-    class with fewer than m examples end in −1.
+    Classes of unequal size can share a call, with `valid[..., n]` False for padding; the indices of a class with
+    fewer than m examples end in −1.
 
     >>> mean_of_features(torch.tensor([[[1.0, 0.0], [2.0, 1.0], [0.0, 3.0]]]), 2).tolist()
     [[1, 2]]
@@ -170,10 +170,10 @@ def select(
     weights: Tensor | None = None,
     logits: Tensor | None = None,
 ) -> Tensor:
-    """What the sampler `name` keeps of the n examples of one class: indices [R, min(m, n)].
+    """The examples that a sampler keeps of n examples of one class: indices [R, min(m, n)].
 
     features[R, n, f] are φ(x), weights[R, f] is w_y, the class's row of the last layer, logits[R, n, C] are
-    the outputs. `SAMPLERS[name].needs` says which of them to give; the others are ignored.
+    the outputs. `SAMPLERS[name].needs` lists the tensors to give; the others are ignored.
 
     >>> logits = torch.tensor([[[9.0, 1.0], [2.0, 1.0], [8.0, 1.0]]])
     >>> select("entropy-top", 3, 2, [torch.Generator()], logits=logits).tolist()
@@ -195,8 +195,8 @@ def select(
 def _race(log_weight: Tensor, m: int, generators: Sequence[Generator] | None) -> Tensor:
     """Draw m by log_weight[R, n] without replacement (Gumbel top-k); without generators, the m largest.
 
-    Weight zero (−inf) comes after all others, uniformly; NaN comes last. The few weights of a class are sorted
-    where the noise is drawn, on the CPU in float64, whatever the device.
+    Weight zero (−inf) comes after all others, uniformly; NaN comes last. The few weights of a class are sorted on
+    the CPU in float64, like the noise, for every device.
     """
     runs, n = log_weight.shape
     m = _affordable(m, n)
@@ -220,7 +220,7 @@ def _herd(features: Tensor, m: int, valid: Tensor, unit: bool) -> Tensor:
     """Algorithm 4 on features[B, n, f], with one matrix–vector product for each exemplar.
 
     k²‖μ − (S + φ)/k‖² = ‖kμ − S‖² − 2 φ·(kμ − S) + ‖φ‖², and its first term is the same for every candidate.
-    The product is computed in float32, for speed; float64 decides among the few that it cannot tell from the best.
+    The product is computed in float32, for speed; float64 decides among the few that are within its rounding.
     """
     phi = features.detach().to(torch.float64, copy=True)
     length = torch.linalg.vector_norm(phi, dim=-1)

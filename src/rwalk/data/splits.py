@@ -105,7 +105,7 @@ def _same_labels(dataset: Dataset, groups: Sequence[Sequence[int]]) -> Stream:
     labels = tuple(range(size))
     return Stream(
         x=dataset.x,
-        y=place[dataset.y].clamp(min=0),  # of what no task shows, any
+        y=place[dataset.y].clamp(min=0),  # any label for examples that are in no task
         x_test=dataset.x_test,
         y_test=place[dataset.y_test].clamp(min=0),
         tasks=tuple(
@@ -266,7 +266,7 @@ def from_arrays(
 
 
 def union(stream: Stream, k: int) -> Stream:
-    """Tasks 0..k as one task under the unchanged head: what the reference model a*_k learns."""
+    """Tasks 0..k as one task under the unchanged head, for the reference model a*_k."""
     tasks = until(stream, k)
     train, test = torch.cat([task.train for task in tasks]), torch.cat([task.test for task in tasks])
     classes = tuple(sorted(stream.seen(k)))
@@ -282,8 +282,8 @@ def first_tasks(stream: Stream, count: int) -> Stream:
 def validation_split(stream: Stream, fraction: float = 0.1, seed: int = 0, most: int | None = None) -> Stream:
     """The stream tested on a held-out part of every class's training data; its real test data are not in it.
 
-    Use it to choose hyper-parameters. An example held out is held out of every task. Of no class (of a task) are
-    more than `most` held out.
+    Use it to choose hyper-parameters. An example held out is held out of every task. At most `most` examples of a
+    class (of a task) are held out.
     """
     if not 0 < fraction < 1:
         raise InputError(

@@ -114,12 +114,13 @@ class Dataset:
     def from_huggingface(cls, data: Any, **options: Any) -> Dataset:
         """From a `datasets.Dataset`, or a `DatasetDict` with train and test.
 
-        label        the column of classes; by default the ClassLabel, or one called label, target or class
-        inputs       the column or columns to learn from; by default the image column, or all columns of numbers
-        task_column  the column that says in which task an example arrives
-        size         images are resized and cropped to squares of this many pixels
-        name         of the dataset
-        seed         chooses the test examples where there is no test part
+        Args:
+            data: The dataset in memory.
+            **options: `label`, the column of classes; by default the ClassLabel, or one called label, target or
+                class. `inputs`, the column or columns to learn from; by default the image column, or all columns
+                of numbers. `task_column`, the column of the task in which an example arrives. `size`, to which
+                images are resized and cropped. `name`, of the dataset. `seed`, which chooses the test examples if
+                there is no test part.
         """
         from rwalk.data.datasets.huggingface import read_huggingface
 
@@ -179,7 +180,7 @@ class Stream:
     """Examples and the tasks they arrive in.
 
     Where inputs are permuted or rotated, an example's index includes its view: v · N + i is example i of N under
-    view v. So whatever holds an index (a task, a memory, a batch) needs to know nothing else.
+    view v. A task, a memory or a batch therefore needs no other record of views.
 
     `groups` divides the classes into those that compete in the softmax of a training step (`splits.SCENARIOS`).
     Without it the paper's rule applies: the task's own classes, or with exemplars all classes seen.

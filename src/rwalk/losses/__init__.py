@@ -1,4 +1,4 @@
-"""What a step minimises: cross entropy, or an algorithm's own loss.
+"""Losses that a step minimises: cross entropy, or an algorithm's own.
 
 One file each; a new file in this folder is found automatically, by its loss's name.
 """

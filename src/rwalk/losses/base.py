@@ -1,7 +1,7 @@
-"""What a loss is: a few hyper-parameters, and one number per run from the network's outputs and the batch.
+"""Base of the losses: a few hyper-parameters, and one number per run from the network's outputs and the batch.
 
-A loss may ask for more than labels, and declares it: the network as it was before the task, or what the memory has
-stored with an exemplar. Its state is a dict of named tensors, of any shape, so that checkpoints need no
+A loss may need more than labels, and declares it: the outputs of the network before the task, or tensors that the
+memory stores with an exemplar. Its state is a dict of named tensors of any shape, so that checkpoints need no
 loss-specific code.
 """
 
@@ -22,20 +22,31 @@ State = dict[str, Tensor]
 
 
 class Batch(NamedTuple):
-    """What a loss sees beside the network's logits [R, B, C]."""
+    """The inputs of a loss beside the network's logits [R, B, C].
 
-    y: Tensor  # labels [R, B]
-    head: Tensor  # added to the logits: 0 for the classes that are trained, −∞ for the others; [C] or [R, B, C]
-    new: Tensor  # which classes are the task's own [C]
-    old: Tensor  # which were seen before it and are not among them [C]
-    taught: Tensor | None = None  # logits [R, B, C] of the loss's teacher
-    is_kept: Tensor | None = None  # which examples come from the memory [R, B]; None until it holds any
-    kept: Mapping[str, Tensor] = MappingProxyType({})  # what is stored beside them [R, B, …]; elsewhere, anything
-    rivals: Tensor | None = (
-        None  # of a teacher: which classes compete with each other [G, C], if a scenario says so
-    )
-    times: Tensor | None = None  # how often each of those groups was taught before this task [G]
-    task: Tensor | None = None  # how many tasks came before this one [], for a loss that asks
+    Args:
+        y: Labels [R, B].
+        head: Added to the logits: 0 for trained classes, −∞ for the others; [C] or [R, B, C].
+        new: The task's own classes, as booleans [C].
+        old: The other classes seen before, as booleans [C].
+        taught: Logits of the loss's teacher [R, B, C].
+        is_kept: Whether an example comes from the memory [R, B]; None until the memory has one.
+        kept: Tensors stored with exemplars [R, B, …]; arbitrary values for other examples.
+        rivals: Groups of competing classes [G, C], for a loss with a teacher in a scenario that has groups.
+        times: How often each of these groups was taught before this task [G].
+        task: The number of earlier tasks [], for a loss that `tells_task`.
+    """
+
+    y: Tensor
+    head: Tensor
+    new: Tensor
+    old: Tensor
+    taught: Tensor | None = None
+    is_kept: Tensor | None = None
+    kept: Mapping[str, Tensor] = MappingProxyType({})
+    rivals: Tensor | None = None
+    times: Tensor | None = None
+    task: Tensor | None = None
 
 
 def spread(number: Number, over: Tensor) -> Number:
@@ -47,17 +58,17 @@ def spread(number: Number, over: Tensor) -> Number:
 class Loss:
     """Base of all losses; a subclass is a frozen record of its hyper-parameters.
 
-    name          its name on the command line, if it is an algorithm
-    replay        how exemplars are mixed into batches, if that is part of the algorithm
-    needs_memory  whether it requires exemplars
-    tells_kept    whether it treats exemplars differently: then `Batch.is_kept` says which examples are exemplars
-    tells_task    whether it depends on the number of the task: then `Batch.task` holds it
-    keeps         what the memory stores with an exemplar: "logits" or "features", as they are at its task's end;
-                  `Batch.kept` returns it, and `Batch.is_kept` says where
-    everything    whether it learns from the data of all tasks so far
-    memoryless    whether it has no use for exemplars
-    afresh        whether every task begins with a new network
-    classifier    how examples are finally classified
+    Attributes:
+        name: Its name on the command line, if it is an algorithm.
+        replay: How exemplars are mixed into batches, if that is part of the algorithm.
+        needs_memory: Whether it requires exemplars.
+        tells_kept: Whether it treats exemplars differently, and needs `Batch.is_kept`.
+        tells_task: Whether it depends on the number of the task, and needs `Batch.task`.
+        keeps: "logits" or "features" that the memory stores with an exemplar at its task's end, for `Batch.kept`.
+        everything: Whether it learns from the data of all tasks so far.
+        memoryless: Whether it has no use for exemplars.
+        afresh: Whether every task begins with a new network.
+        classifier: How examples are finally classified.
     """
 
     name: ClassVar[str] = ""

@@ -21,8 +21,9 @@ class DERpp(Loss):
     chosen at a task's end, those at that end. Either way one draw of exemplars serves both terms: the authors draw
     twice.
 
-    alpha  α
-    beta   β; 0 is DER
+    Args:
+        alpha: α.
+        beta: β; 0 is DER.
     """
 
     name: ClassVar[str] = "der++"

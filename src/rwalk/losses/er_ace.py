@@ -1,4 +1,4 @@
-"""ER-ACE (Caccia et al. 2022): what is new is not learned at the expense of the classes that it is not."""
+"""ER-ACE (Caccia et al. 2022): new examples do not push down the old classes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rwalk.losses.heads import each_cross_entropy, mean_over
 
 @dataclass(frozen=True)
 class ERACE(Loss):
-    """Asymmetric cross entropy: of new examples over the classes among them, of kept ones over all classes seen.
+    """Asymmetric cross entropy: of new examples over the classes among them, of exemplars over all classes seen.
 
-    So the logits of old classes are pushed down by exemplars alone, among which the old classes are too.
+    Only exemplars push down the logits of old classes, and old classes are among them.
     """
 
     name: ClassVar[str] = "er-ace"

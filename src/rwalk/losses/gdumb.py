@@ -1,8 +1,8 @@
 """GDumb (Prabhu et al. 2020): a greedy balanced memory, and a new network that has seen nothing else.
 
-Their sampler takes an example while its class has less than its share, and makes room at the largest class's
-expense. Where a task's examples come in random order it keeps a random choice of every class, all of one size: as
-the sampler `uniform` does under a total budget, but for the remainder of the division.
+Their sampler takes an example while its class has less than its share, and drops one of the largest class. If the
+examples of a task come in random order, it keeps a random choice of every class, all of one size. The sampler
+`uniform` does the same under a total budget, except for the remainder of the division.
 """
 
 from __future__ import annotations

@@ -33,10 +33,10 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def each_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Of every example: [R, B, C], [R, B] → [R, B]."""
+    """Cross entropy of each example: [R, B, C], [R, B] → [R, B]."""
     return F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
 
 
 def mean_over(values: Tensor, where: Tensor) -> Tensor:
-    """Over some of the examples of a batch [R, B] → [R]; 0 over none."""
+    """Mean over some of the examples of a batch: [R, B] → [R]; 0 over none."""
     return (values * where).sum(-1) / where.sum(-1).clamp(min=1)

@@ -17,9 +17,10 @@ from rwalk.methods.base import Number, require
 
 @dataclass(frozen=True)
 class ICaRL(Taught):
-    """Sigmoid cross entropy: new outputs learn the labels, old outputs what the network said before the task.
+    """Sigmoid cross entropy: new outputs learn the labels, old outputs those of the network before the task.
 
-    temperature  softens what it said; the paper does without
+    Args:
+        temperature: Softens the old outputs; 1, as in the paper, leaves them as they are.
     """
 
     name: ClassVar[str] = "icarl"
@@ -36,8 +37,8 @@ class ICaRL(Taught):
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         target = F.one_hot(batch.y, logits.shape[-1]).to(logits.dtype)
         if batch.taught is not None:
-            said = (batch.taught / spread(self.temperature, logits)).sigmoid()
-            target = torch.where(batch.old, said, target)
+            soft = (batch.taught / spread(self.temperature, logits)).sigmoid()
+            target = torch.where(batch.old, soft, target)
         each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
         return (each * (batch.new | batch.old)).sum(-1).mean(-1)
 

@@ -1,4 +1,4 @@
-"""Joint training: all data of all tasks so far, and a new network for every task. Nobody has to do better."""
+"""Joint training: all data of all tasks so far, and a new network for every task. An upper bound."""
 
 from __future__ import annotations
 

@@ -20,11 +20,12 @@ class LwF(Taught):
     The old outputs are those of the classes seen before. Where a scenario groups the classes, the outputs of every
     group are distilled among themselves, once for each task that taught it (van de Ven et al. 2022).
 
-    T² keeps the gradient's size as T grows (Hinton et al. 2015); the paper does without, so its weight of 1 is
-    λ = 1/T² here.
+    T² keeps the gradient's size as T grows (Hinton et al. 2015). The paper has no T²: its weight of 1 is λ = 1/T²
+    here.
 
-    lam          λ
-    temperature  T softens both distributions, so that unlikely classes count too
+    Args:
+        lam: λ.
+        temperature: T softens both distributions, so that unlikely classes count too.
     """
 
     name: ClassVar[str] = "lwf"
@@ -47,7 +48,7 @@ class LwF(Taught):
         return learned + self.lam * (torch.stack(each, dim=-1) * batch.times).sum(-1)
 
     def _distilled(self, logits: Tensor, taught: Tensor, among: Tensor) -> Tensor:
-        """T² times the cross entropy to what was taught, among some classes [C]."""
+        """T² times the cross entropy to the teacher's outputs, among some classes [C]."""
         soft = spread(self.temperature, logits)
         # Among no classes at all the cross entropy is 0, not NaN.
         mask = torch.where(among | ~among.any(), 0.0, -torch.inf).to(logits.dtype)

@@ -1,13 +1,13 @@
-"""What a method is: a few hyper-parameters, and what it does with the parameter vector.
+"""Base of the methods: a few hyper-parameters, and pure equations on the parameter vector.
 
 All vectors are [R, P], all hyper-parameters floats or [R, 1]; state is a plain dict of named vectors, so that
 checkpoints need no method-specific code. Nothing here reduces over runs, and only two things reduce over
-parameters: the penalty's value, and the normalisation at a task's end. Everything else is elementwise, so that a
-network may also come in pieces of any shape [R, ...], where `ranges` says what no piece can know by itself; or,
-around a step of somebody's own model, which is one run, in pieces of its parameters' shapes.
+parameters: the penalty's value, and the normalisation at a task's end. Everything else is elementwise. A network
+may therefore come in pieces of any shape [R, ...], with the extrema over the whole network in `ranges`. A Guard
+uses this: its pieces have the shapes of the model's parameters.
 
-Every penalty in the paper is a set of springs, Σ_i w_i (θ_i − θ*_i)². A method says how stiff they are;
-their cost, their pull and their proximal step are written once, below.
+Every penalty in the paper is a set of springs, Σ_i w_i (θ_i − θ*_i)². A method defines their stiffness; their
+cost, their pull and their proximal step are written once, below.
 """
 
 from __future__ import annotations
@@ -46,21 +46,28 @@ class Default(float):
 
 @dataclass(frozen=True)
 class Method:
-    """No method at all: nothing is observed, nothing is held.
+    """Base of all methods; by itself it observes nothing and holds nothing.
 
-    lam      λ, the strength of the penalty; each form has a default of its own
-    penalty  "gradient": the pull is added to the gradient (the paper); "proximal": taken as an exact
-             step after the optimizer's, stable for any λ
-    fisher   "batch": squares of the batch-mean gradient; "example": mean of squared per-example gradients;
-             "exact": the same, expected over the labels that the network predicts (by a pass over the data)
+    Args:
+        lam: λ, the strength of the penalty; each form has a default of its own.
+        penalty: "gradient": the pull is added to the gradient (the paper). "proximal": an exact step after the
+            optimizer's, stable for any λ.
+        fisher: "batch": squares of the batch-mean gradient. "example": mean of squared per-example gradients.
+            "exact": the same, expected over the labels that the network predicts, in a pass over the data.
+
+    Attributes:
+        wants: Inputs of `observe` that it uses: "move", "square", both or none.
+        data_pass: Whether its importance is measured in a pass over the task's data at its end.
+        of_outputs: Whether that pass measures the outputs' squared length instead of the loss.
+        grows: Whether every task adds springs.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    wants: ClassVar[frozenset[str]] = frozenset()  # of every step: "move", "square", both or nothing
-    data_pass: ClassVar[bool] = False  # wants importance measured in a pass over the task's data at its end
-    of_outputs: ClassVar[bool] = False  # in that pass, of the outputs' squared length instead of the loss
-    grows: ClassVar[bool] = False  # has more springs with every task
+    wants: ClassVar[frozenset[str]] = frozenset()
+    data_pass: ClassVar[bool] = False
+    of_outputs: ClassVar[bool] = False
+    grows: ClassVar[bool] = False
 
     lam: Number = 0.0
     penalty: Literal["gradient", "proximal"] = "gradient"
@@ -83,7 +90,7 @@ class Method:
 
     @property
     def window(self) -> int | None:
-        """`score` is wanted every so many steps."""
+        """Steps between two calls of `score`; None for a method without it."""
         return None
 
     @property
@@ -95,7 +102,7 @@ class Method:
         return {}
 
     def begin(self, state: State, fisher: Tensor) -> None:
-        """θ was trained elsewhere, and this Fisher is all that is known of how; `consolidate` follows."""
+        """Begin with a θ that was trained elsewhere, and its Fisher; `consolidate` follows."""
         if "fisher" in state:
             state["fisher"].copy_(fisher)
 
@@ -106,28 +113,31 @@ class Method:
         """
 
     def moved(self, state: State, move: Tensor) -> None:
-        """θ was moved outside of the steps, such as back towards old weights: that is no part of the path."""
+        """Take a move of θ outside of the steps, such as back towards old weights, out of the path."""
         if "origin" in state:
             state["origin"] += move
 
     def score(self, state: State, theta: Tensor) -> None:
-        """A window of steps ended."""
+        """End a window of steps."""
 
     def consolidate(
         self, state: State, theta: Tensor, fisher: Tensor | None = None, ranges: Ranges | None = None
     ) -> None:
-        """A task ended.
+        """End a task.
 
-        `fisher` is given to methods that asked for a pass over the data; `ranges`, of the vectors in `scales`, if
-        θ is a piece of a network whose last window has been scored already.
+        Args:
+            state: The method's vectors.
+            theta: θ at the task's end.
+            fisher: The importance from a pass over the data, for methods with `data_pass`.
+            ranges: Extrema of the vectors in `scales`, if θ is a piece of a network whose last window was scored.
         """
 
     def in_pass(self, square: Tensor) -> Tensor:
-        """What `consolidate` gets the mean of: a function of the squared gradients of batches, or of examples."""
+        """A function of squared gradients (of batches or examples), whose mean `consolidate` takes as `fisher`."""
         return square
 
     def springs(self, state: State) -> list[Spring]:
-        """What holds θ; nothing until the first `consolidate`."""
+        """The springs that hold θ; none until the first `consolidate`."""
         if "anchor" not in state:
             return []
         return [(self.lam, state["importance"], state["anchor"])]
@@ -164,7 +174,7 @@ class Method:
 def normalized(vector: Tensor, extrema: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Min–max to [0, 1] over the parameters of each run; a constant vector becomes zero.
 
-    `extrema` is given where the vector is a piece of a network: smallest and largest over all of it.
+    For a piece of a network `extrema` are the smallest and largest value over all of it.
 
     >>> normalized(torch.tensor([[1.0, 2.0, 3.0], [4.0, 4.0, 4.0]]))
     tensor([[0.0000, 0.5000, 1.0000],
@@ -176,7 +186,7 @@ def normalized(vector: Tensor, extrema: tuple[Tensor, Tensor] | None = None) -> 
 
 
 def unit(state: State, name: str, ranges: Ranges | None) -> Tensor:
-    """A vector of the state, min–max normalised over the network: all of it, or the `ranges` a piece is told."""
+    """A vector of the state, min–max normalised over the network: over all of θ, or by the `ranges` of a piece."""
     return normalized(state[name], None if ranges is None else ranges[name])
 
 

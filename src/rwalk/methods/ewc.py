@@ -14,9 +14,10 @@ from rwalk.methods.base import Default, Method, Number, Ranges, Spring, State
 class EWC(Method):
     """Penalty λ · ½ Σ_k Σ_i F^k_i (θ_i − θ^k_i)², F^k from a pass over task k's data at its end.
 
-    lam      λ
-    penalty  "gradient" or "proximal"
-    fisher   "batch", "example" or "exact" squares in that pass
+    Args:
+        lam: λ.
+        penalty: "gradient" or "proximal".
+        fisher: "batch", "example" or "exact" squares in that pass.
     """
 
     name: ClassVar[str] = "ewc"
@@ -29,7 +30,7 @@ class EWC(Method):
     def consolidate(
         self, state: State, theta: Tensor, fisher: Tensor | None = None, ranges: Ranges | None = None
     ) -> None:
-        assert fisher is not None, "EWC asks for a pass over the data (data_pass)"
+        assert fisher is not None, "EWC needs a pass over the data (data_pass)"
         task = len(state) // 2
         state[f"fisher.{task}"] = fisher
         state[f"anchor.{task}"] = theta.clone()

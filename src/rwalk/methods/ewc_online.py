@@ -17,10 +17,11 @@ class EWCOnline(Method):
     The one anchor is where the last task ended: it was learned under the springs of all before it, and holding θ
     by their anchors too would count them twice (Huszár 2018).
 
-    lam      λ
-    gamma    γ ∈ [0, 1], how much of the older tasks' Fisher is left after a task; 1 forgets none of it
-    penalty  "gradient" or "proximal"
-    fisher   "batch" or "example" squares in that pass
+    Args:
+        lam: λ.
+        gamma: γ ∈ [0, 1], the share of the older tasks' Fisher that is left after a task; 1 forgets none of it.
+        penalty: "gradient" or "proximal".
+        fisher: "batch", "example" or "exact" squares in that pass.
     """
 
     name: ClassVar[str] = "ewc-online"
@@ -37,7 +38,7 @@ class EWCOnline(Method):
     def consolidate(
         self, state: State, theta: Tensor, fisher: Tensor | None = None, ranges: Ranges | None = None
     ) -> None:
-        assert fisher is not None, "EWC asks for a pass over the data (data_pass)"
+        assert fisher is not None, "EWC needs a pass over the data (data_pass)"
         state["importance"] = fisher + self.gamma * state["importance"] if "importance" in state else fisher
         state["anchor"] = theta.clone()
 

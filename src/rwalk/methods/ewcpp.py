@@ -16,11 +16,12 @@ from rwalk.methods.base import Default, Method, Number, Ranges, Spring, State, r
 class EWCpp(Method):
     """Penalty λ · ½ Σ_i F_i (θ_i − θ*_i)², F a moving average over the steps of all tasks.
 
-    lam        λ
-    alpha      α ∈ [0, 1], the weight of the NEW batch in F ← α g² + (1 − α) F
-    normalize  min–max F to [0, 1] at a task's end
-    penalty    "gradient" or "proximal"
-    fisher     "batch" or "example" squares
+    Args:
+        lam: λ.
+        alpha: α ∈ [0, 1], the weight of the NEW batch in F ← α g² + (1 − α) F.
+        normalize: Whether F is min–max normalised to [0, 1] at a task's end.
+        penalty: "gradient" or "proximal".
+        fisher: "batch" or "example" squares.
     """
 
     name: ClassVar[str] = "ewc++"

@@ -16,9 +16,10 @@ from rwalk.methods.base import Default, Method, Number, Ranges, State
 class L2SP(Method):
     """Penalty λ Σ_i (θ_i − θ*_i)².
 
-    lam      λ
-    anchor   θ*: where the "last" task ended, or the "first", a fixed starting point
-    penalty  "gradient" or "proximal"
+    Args:
+        lam: λ.
+        anchor: θ*: where the "last" task ended, or the "first", a fixed starting point.
+        penalty: "gradient" or "proximal".
     """
 
     name: ClassVar[str] = "l2"

@@ -1,4 +1,4 @@
-"""MAS, memory aware synapses (Aljundi et al. 2018): what the outputs are sensitive to is held. No labels. O(P)."""
+"""MAS, memory aware synapses (Aljundi et al. 2018): what outputs depend on is held. Needs no labels."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from rwalk.methods.base import Default, Method, Number, Ranges, State
 class MAS(Method):
     """Penalty λ Σ_i Ω_i (θ_i − θ*_i)², Ω += mean |∂‖f(x)‖²/∂θ_i| over the task's inputs at its end.
 
-    f(x) are the outputs that were trained: the task's own, or with exemplars those of all classes seen.
+    f(x) are the outputs that were trained: the task's own, or with exemplars those of all classes seen. It takes
+    O(P) memory.
 
-    lam      λ
-    penalty  "gradient" or "proximal"
-    fisher   the mean is of "batch" gradients, as in the authors' code, or of "example" gradients, as in the paper
+    Args:
+        lam: λ.
+        penalty: "gradient" or "proximal".
+        fisher: Mean of "batch" gradients, as in the authors' code, or of "example" gradients, as in the paper.
     """
 
     name: ClassVar[str] = "mas"
@@ -34,6 +36,6 @@ class MAS(Method):
     def consolidate(
         self, state: State, theta: Tensor, fisher: Tensor | None = None, ranges: Ranges | None = None
     ) -> None:
-        assert fisher is not None, "MAS asks for a pass over the data (data_pass)"
+        assert fisher is not None, "MAS needs a pass over the data (data_pass)"
         state["importance"] = fisher + state.get("importance", 0)
         state["anchor"] = theta.clone()

@@ -15,9 +15,10 @@ from rwalk.methods.base import Default, Method, Number, Ranges, State, require
 class PI(Method):
     """Penalty λ Σ_i Ω_i (θ_i − θ*_i)², Ω the loss reduction due to each parameter per squared distance.
 
-    lam      λ
-    xi       ξ > 0, keeps Ω finite for a parameter that did not move
-    penalty  "gradient" or "proximal"
+    Args:
+        lam: λ.
+        xi: ξ > 0, keeps Ω finite for a parameter that did not move.
+        penalty: "gradient" or "proximal".
     """
 
     name: ClassVar[str] = "pi"

@@ -74,7 +74,7 @@ class RWalk(Method):
             metric.lerp_(state["fisher"], metric.sign().clamp_(max=0).abs())
 
     def distance(self, move: Tensor, fisher: Tensor) -> Tensor:
-        """The distance of a window, parameter by parameter: the KL divergence of eq. (2), in place of `move`."""
+        """The distance of a window, parameter by parameter: the KL divergence of eq. (2). Overwrites `move`."""
         return move.square_().mul_(fisher).mul_(0.5)
 
     def score(self, state: State, theta: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What a projector is: it takes the gradient and the gradients of old exemplars, and returns a new gradient."""
+"""Base of the projectors: a new gradient from the gradient and those of old exemplars."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from rwalk.data.batches import Replay
 class Projector:
     """Base of all projectors; a subclass is a frozen record of its hyper-parameters.
 
-    per_task  one gradient per old task, from all its exemplars; otherwise one, from a batch of all exemplars
-    replay    exemplars only constrain: training on them as well would be another algorithm
+    Attributes:
+        per_task: Whether there is one gradient per old task, from all its exemplars; otherwise one in all, from a
+            batch of all exemplars.
+        replay: Exemplars only constrain: training on them as well would be another algorithm.
     """
 
     name: ClassVar[str] = ""

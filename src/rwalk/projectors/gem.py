@@ -22,9 +22,10 @@ from rwalk.projectors.base import Projector
 class GEM(Projector):
     """Projection by the dual quadratic program, one constraint per task.
 
-    margin  γ ≥ 0 pushes beyond the constraint, favouring backward transfer (0.5 in the authors' experiments)
-    ridge   ε added to the diagonal of the constraints' cosines, so that dependent constraints have a solution;
-            a constraint may be missed by about this share of the gradient's length
+    Args:
+        margin: γ ≥ 0 pushes beyond the constraint, favouring backward transfer (0.5 in the authors' experiments).
+        ridge: ε is added to the diagonal of the constraints' cosines, so that dependent constraints have a
+            solution. A constraint may be missed by about this share of the gradient's length.
     """
 
     name: ClassVar[str] = "gem"

@@ -1,6 +1,6 @@
 """Learners without a gradient: features that never change, sums of them, and weights that are solved for.
 
-One file each. A file that is put here is found by itself, under the name that its solver has.
+One file each; a new file in this folder is found automatically, by its solver's name.
 """
 
 from __future__ import annotations

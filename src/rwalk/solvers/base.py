@@ -1,4 +1,4 @@
-"""What a solver is: a few hyper-parameters, a feature map, and weights from the sums of all that was seen."""
+"""Base of the solvers: a few hyper-parameters, a feature map, and weights from the sums of all examples."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from rwalk.methods.base import require
 class Solver:
     """Base of all solvers; a subclass is a frozen record of its hyper-parameters.
 
-    The map is made from the first task's inputs, without labels, and never changes. Every example is counted in
-    once, so neither the order nor the batches nor the tasks that examples come in make a difference.
+    The map is made from the first task's inputs, without labels, and never changes. Every example is counted
+    once, so the order, the batches and the tasks of the examples make no difference.
 
-    features  "vectors": the inputs, rectified random projections and random waves; "images": patches of images;
-              "auto": what suits the inputs
-    size      random features of vectors, or patches of images; None for a good number
-    ridge     how strongly weights are held back, relative to a feature's variance; None to have it chosen
+    Args:
+        features: "vectors": the inputs, rectified random projections and random waves. "images": patches of
+            images. "auto": chosen by the inputs' shape.
+        size: Number of random features of vectors, or of patches of images; None for a good number.
+        ridge: How strongly weights are held back, relative to a feature's variance; None to have it chosen.
     """
 
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""
-    memoryless: ClassVar[bool] = True  # nothing is forgotten that exemplars could remind of
+    memoryless: ClassVar[bool] = True  # nothing is forgotten, so exemplars are of no use
 
     features: Literal["auto", "vectors", "images"] = "auto"
     size: int | None = None

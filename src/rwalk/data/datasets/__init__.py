@@ -1,6 +1,6 @@
 """Named datasets, image folders, tables and array files, each read into a `Dataset`.
 
-An official file is used only when it holds what was published, wherever it came from and however it is packed.
+An official file is used only if its content is the published one. Its source and its compression do not matter.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def load(
     """The dataset of that name, or in that folder or file; `describe` lists them.
 
     Official files are looked for in `data` (or $RWALK_DATA), else downloaded once into the user's cache.
-    `seed` chooses the test examples of datasets that come without any. `reading` says how the user's own files are
-    to be read.
+    `seed` chooses the test examples of datasets that come without any. `reading` has the settings for a user's
+    file or folder.
     """
     how = reading or Reading()
     known = name == "digits" or name in OFFICIAL
@@ -65,7 +65,7 @@ def is_folder(path: Path | str) -> bool:
 
 
 def describe() -> dict[str, str]:
-    """What can be loaded, one line each."""
+    """Names and kinds of datasets, one line each."""
     return {
         "digits": "1,797 handwritten digits, 8 × 8, 10 classes; comes with scikit-learn",
         **{name: source.summary for name, source in OFFICIAL.items()},

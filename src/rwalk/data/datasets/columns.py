@@ -1,4 +1,4 @@
-"""Columns of a table: how their cells are written, and what a first pass over all rows finds in them."""
+"""Columns of a table: how their cells are written, and a first pass over all rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ SPACES = " '’\u00a0\u2009\u202f"  # between thousands
 MOST_VALUES = 100  # of a column of text: more is an identifier, or prose
 MOST_CLASSES = 10_000
 FEW = 20  # values of a column of whole numbers that may be classes
-TYPOS = 0.1  # of a column: if its share of values that are no numbers is at most this, they are mistakes
+TYPOS = 0.1  # the largest share of values that count as mistakes in a column of numbers
+
 # Names of columns that identify rows. The index that pandas writes has no name.
 IDENTIFIER = re.compile(
     r"(?i:id|uuid|guid|index|idx|row|row[ _]?(number|no|id)|unnamed: \d+|__index_level_\d+__|.*[ _-]id)"
@@ -198,7 +199,7 @@ class _Tried:
 
 @dataclass
 class ColumnScan:
-    """What the rows read so far say about a column.
+    """Findings about a column in the rows read so far.
 
     Args:
         name: Its name.
@@ -266,7 +267,7 @@ class ColumnScan:
         if self.fractions or (self.repeats and not self.counts):
             return
         before = numbers[:1] - 1 if self.last is None else np.array([self.last])
-        with np.errstate(invalid="ignore"):  # infinity is refused later, by its row
+        with np.errstate(invalid="ignore"):  # infinity is refused later, with its row
             self.counts &= bool((np.diff(np.concatenate([before, numbers])) == 1).all())
         self.repeats |= len(np.unique(numbers)) < len(numbers)
         self.last = float(numbers[-1])
@@ -278,7 +279,7 @@ class ColumnScan:
 
     @property
     def wrong(self) -> int:
-        """How many values are no numbers."""
+        """The number of values that are not numbers."""
         return self.tried[self.way].wrong if self.tried else 0
 
     @property

@@ -1,7 +1,7 @@
 """From the columns of a table to inputs and classes, by one encoder for files and for data frames.
 
-A column of numbers is one input. A column of text becomes one input per value, which is 1 where a row has that
-value; values are those of the first pass over all rows, and a later new value counts as none of them.
+A column of numbers is one input. A column of text becomes one input per value, which is 1 in rows with that value.
+The first pass over all rows collects the values; a new value in later rows counts as none of them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Rows:
         x: Inputs [n, d].
         y: Classes, if they were read.
         numbers: The rows' numbers in their table; the first is 1.
-        beside: Cells of other columns that were asked for.
+        beside: Cells of other columns.
     """
 
     x: NDArray[np.float64]
@@ -91,7 +91,7 @@ class TableEncoder:
 
         Args:
             given: Tables of the same columns: paths, pandas DataFrames or pyarrow Tables.
-            reading: What the tables do not say about themselves.
+            reading: How the tables are read.
             labelled: Whether one of the columns has the classes; else all are inputs.
 
         Raises:
@@ -288,7 +288,7 @@ def _tasks(name: str, cells: NDArray[Any]) -> NDArray[Any]:
 
 
 def _label_by_name(table: Table, reading: Reading, labelled: bool) -> tuple[str | None, bool]:
-    """The column of classes, and whether its name says so; by default the last column without another use."""
+    """The column of classes, and whether its name is clear; by default the last column without another use."""
     for name in (reading.label, reading.task_column, *reading.drop):
         if name is not None and name not in table.columns:
             raise unknown("column", name, table.columns)

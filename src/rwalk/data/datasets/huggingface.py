@@ -14,7 +14,7 @@ from rwalk.data.datasets.images import GREY, TESTS, ImageForm, pixels_of, unit_p
 from rwalk.data.streams import Dataset
 from rwalk.errors import InputError, unknown
 
-NUMBERS = ("int", "uint", "float", "bool")  # what the names of numeric types begin with
+NUMBERS = ("int", "uint", "float", "bool")  # beginnings of the names of numeric types
 
 
 def read_huggingface(

@@ -18,7 +18,7 @@ from rwalk.data.streams import Dataset
 from rwalk.errors import InputError
 
 TESTS = ("test", "val", "valid", "validation")  # what people call the part beside train/
-# All that is opened, by suffix. Pillow knows more, but some formats start other programs (EPS).
+# All that is opened, by suffix. Pillow has more, but some formats start other programs (EPS).
 FORMATS = {
     ".bmp": "BMP",
     ".gif": "GIF",
@@ -33,9 +33,11 @@ FORMATS = {
 }
 GREY = ("1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N")
 DEEPEST = 65535  # the largest value of a pixel of 16 bits
-BACKDROP = (128, 128, 128, 255)  # what is seen through transparent pixels: black and white shapes both stand out
-ORIENTATION = 0x0112  # Exif's number for how a camera was held
-# By that tag's values: what puts an image upright.
+# Shown through transparent pixels: black and white shapes both stand out.
+BACKDROP = (128, 128, 128, 255)
+ORIENTATION = 0x0112  # Exif's tag for the camera's orientation
+
+# The transposition that puts an image upright, by that tag's values.
 UPRIGHT = {
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
@@ -49,7 +51,7 @@ UPRIGHT = {
 
 @dataclass(frozen=True)
 class ImageForm:
-    """What all images are converted to: grey or colour, and squares of `size` pixels if it is set."""
+    """The form that all images are converted to: grey or colour, and squares of `size` pixels if it is set."""
 
     channels: int
     height: int
@@ -158,7 +160,7 @@ def pixels_of(image: Any, form: ImageForm | None = None) -> NDArray[Any]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """The image in a file; whatever is wrong with it, in one line."""
+    """The image in a file; an InputError of one line if it cannot be read."""
     pillow = optional("PIL.Image", "pillow")
     try:
         with warnings.catch_warnings():
@@ -181,14 +183,14 @@ def opened(path: Path) -> Iterator[Any]:
 def _orientation(image: Any) -> int:
     """How a photograph has to be turned, by its orientation tag.
 
-    Pillow turns TIFF images by itself; other formats would have to be unpacked.
+    Pillow turns TIFF images already; other formats would have to be unpacked.
     """
     kind = getattr(image, "format", None)
     if kind not in ("JPEG", "MPO", "WEBP") and not (kind == "PNG" and "exif" in image.info):
         return 1
     try:
         return int(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # what a camera wrote beside an image does not spoil it
+    except Exception:  # a damaged tag does not spoil the image
         return 1
 
 

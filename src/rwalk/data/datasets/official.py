@@ -34,7 +34,7 @@ from rwalk.files import at_home
 GZIP = b"\x1f\x8b"
 LARGEST = 1 << 28  # bytes that a file may hold, unpacked; the largest official one holds 154 MB
 Verified = TypeVar("Verified")
-Verify = Callable[[bytes], Verified | None]  # what a file's bytes hold, if that is what was published
+Verify = Callable[[bytes], Verified | None]  # the content of a file's bytes, if it is the published one
 
 
 # Formats
@@ -149,8 +149,8 @@ class Official:
     folders: tuple[str, ...]  # below the data folder, where people keep them
     mirrors: tuple[str, ...]
     read: Callable[[str, Mapping[str, bytes]], Dataset]
-    archive: tuple[str, str] | None = None  # name and sha256 of the tar file that holds them all
-    contents: Mapping[str, str] = field(default_factory=dict)  # name: sha256 of what a compressed file holds
+    archive: tuple[str, str] | None = None  # name and sha256 of the tar file with all files
+    contents: Mapping[str, str] = field(default_factory=dict)  # name: sha256 of a compressed file's content
 
 
 OFFICIAL = {
@@ -277,7 +277,7 @@ def contents(source: Official, data: Path | str | None, download: bool) -> dict[
 
 
 def _content(source: Official, name: str, packed: bytes) -> bytes | None:
-    """The content of an official file, however it was compressed; None if it is not what was published."""
+    """The unpacked content of an official file; None if it is not the published one."""
     as_published = _has(packed, source.files[name])
     if not name.endswith(".gz"):
         return packed if as_published else None
@@ -303,8 +303,8 @@ def _unzipped(packed: bytes) -> bytes | None:
 def _members(source: Official, packed: bytes) -> dict[str, bytes] | None:
     """The source's files from an archive; None if it is damaged, or neither the published one nor complete.
 
-    It is read in memory, and nothing an archive says can lead to a write. What counts is what is in it: an archive
-    that was packed again is as good.
+    It is read in memory, so that no entry can lead to a write. Only its content is compared: an archive that was
+    packed again is accepted.
     """
     members = {}
     try:
@@ -399,7 +399,7 @@ def download_file(source: Official, name: str, checksum: str, folder: Path, beca
     console = optional("rich.console", "rich").Console(stderr=True)
     draw = optional("rich.progress", "rich").Progress
     if console.is_terminal:
-        pooch.get_logger().setLevel("WARNING")  # the bar says it already
+        pooch.get_logger().setLevel("WARNING")  # the bar shows it already
     failures = []
     for mirror in source.mirrors:
         with draw(console=console, transient=True, disable=not console.is_terminal) as progress:

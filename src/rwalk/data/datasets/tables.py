@@ -25,8 +25,9 @@ PARQUET = (".parquet", ".pq")
 DELIMITERS = ",;\t|"
 LONGEST_ROW = 1 << 24  # characters
 EMPTY_LINE = 16  # characters that a line counts as, at least, so that empty lines reach the limit too
+SUSPICIOUS = 1 << 25  # bytes that a compressed table of any size may unpack to
+
 UNDECODED = re.compile("[\udc80-\udcff]")  # bytes that are not UTF-8, as Python escapes them
-SUSPICIOUS = 1 << 25  # bytes that a small compressed table may unpack to, whatever its own size
 MOST_COLUMNS = 100_000
 UNUSABLE = {"M": "dates", "m": "durations", "c": "complex numbers", "V": "records"}  # NumPy's letters of types
 
@@ -79,7 +80,7 @@ class Table:
 
 
 def is_table(path: Path | str) -> bool:
-    """Whether a file's name says that it is a table."""
+    """Whether a file is a table, by its name."""
     return str(path).lower().endswith((*DELIMITED, *PARQUET))
 
 
