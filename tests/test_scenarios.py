@@ -380,8 +380,8 @@ def test_the_exact_fisher_is_the_expectation_over_what_the_network_predicts(scen
     trained.begin_task()
     trained.train_task()
     index = trained.stream.tasks[0].train[:5].expand(2, -1)
-    x, _ = trained.stream.batch(index)
-    found = fisher.expected(trained, x)
+    x, y = trained.stream.batch(index)
+    found = fisher.expected(trained, x, y)
     classes = sorted(competing(trained, 0))
     for run in range(2):
         slow = torch.zeros_like(found[run])
@@ -397,10 +397,10 @@ def test_the_exact_fisher_is_the_expectation_over_what_the_network_predicts(scen
 
 def test_networks_of_other_layers_have_their_exact_fisher_too() -> None:
     trained = Fleet(little.stream(), "little:Network", [learner("ewc", fisher="exact")], [0], SHORT)
-    x, _ = trained.stream.batch(trained.stream.tasks[0].train[:4][None])
+    x, y = trained.stream.batch(trained.stream.tasks[0].train[:4][None])
     trained.begin_task()
     assert squares_of_linear_layers(trained.net, x, lambda logits: [logits.sum((1, 2))]) is None
-    assert fisher.expected(trained, x).isfinite().all()
+    assert fisher.expected(trained, x, y).isfinite().all()
 
 
 def test_the_exact_fisher_needs_a_pass_over_the_data() -> None:

@@ -19,9 +19,7 @@ DOCS = Path(__file__).parents[1]
 ROOT = DOCS.parent
 PAGES = DOCS / "methods"
 APPENDIX = DOCS / "results-appendix.md"
-sys.path[:0] = [str(ROOT / "src"), str(DOCS / "_extensions")]
-
-from plain_docstrings import NAMED  # noqa: E402
+sys.path[:0] = [str(ROOT / "src")]
 
 from rwalk import parts  # noqa: E402
 from rwalk.losses import Loss  # noqa: E402
@@ -29,6 +27,7 @@ from rwalk.methods import Method  # noqa: E402
 from rwalk.projectors import Projector  # noqa: E402
 from rwalk.solvers import Solver  # noqa: E402
 
+ARGUMENT = re.compile(r" {8}(?P<name>\w+): (?P<meaning>\S.*)")
 KINDS = {
     Method: "Springs on parameters",
     Loss: "Replay and distillation: another loss",
@@ -121,18 +120,19 @@ def _meaning(kind: type, setting: str) -> str:
     for each in kind.__mro__:
         meanings = _explained(each.__doc__ or "")
         if setting in meanings:
-            return meanings[setting].replace("|", "\\|")
+            return meanings[setting].rstrip(".").replace("|", "\\|")
     raise ValueError(f"no docstring says what {setting} of {kind.__name__} is")
 
 
 def _explained(docstring: str) -> dict[str, str]:
+    """The arguments in a docstring, by name."""
     found: dict[str, str] = {}
     last = ""
     for line in docstring.splitlines():
-        if (match := NAMED.fullmatch(line.strip())) is not None:
+        if (match := ARGUMENT.fullmatch(line)) is not None:
             last = match["name"]
             found[last] = match["meaning"]
-        elif last and line.startswith("           ") and line.strip():
+        elif last and line.startswith(" " * 12) and line.strip():
             found[last] += f" {line.strip()}"
         else:
             last = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from numbers import Integral
+from typing import Any
 
 import torch
 from numpy.typing import ArrayLike
@@ -66,17 +67,14 @@ def split(
         Task(tuple(columns), _where(y, columns), _where(y_test, columns))
         for columns in (sorted(column[group].tolist()) for group in groups)
     )
-    return Stream(
-        x=x,
-        y=y,
-        x_test=x_test,
-        y_test=y_test,
-        tasks=found,
-        class_names=tuple(names[index] for index in used),
-        name=f"split-{dataset.name}",
-        groups=competing(found, len(used), scenario),
-        form=dataset.form,
-    )
+    labelled = {"x": x, "y": y, "x_test": x_test, "y_test": y_test, "class_names": tuple(names[i] for i in used)}
+    return _stream("split", dataset, found, **labelled, groups=competing(found, len(used), scenario))
+
+
+def _stream(how: str, dataset: Dataset, tasks: Iterable[Task], **changes: Any) -> Stream:
+    """The dataset's examples in these tasks; `changes` are fields of the stream that differ from the dataset's."""
+    same = {name: getattr(dataset, name) for name in ("x", "y", "x_test", "y_test", "class_names", "form")}
+    return Stream(tasks=tuple(tasks), name=f"{how}-{dataset.name}", **{**same, **changes})
 
 
 def check_scenario(name: str | None) -> None:
@@ -103,20 +101,13 @@ def _same_labels(dataset: Dataset, groups: Sequence[Sequence[int]]) -> Stream:
     for number, group in enumerate(groups):
         place[list(group)], task[list(group)] = torch.arange(size), number
     labels = tuple(range(size))
-    return Stream(
-        x=dataset.x,
-        y=place[dataset.y].clamp(min=0),  # any label for examples that are in no task
-        x_test=dataset.x_test,
-        y_test=place[dataset.y_test].clamp(min=0),
-        tasks=tuple(
-            Task(labels, *((task[y] == number).nonzero().flatten() for y in (dataset.y, dataset.y_test)))
-            for number in range(len(groups))
-        ),
-        class_names=tuple(map(str, labels)),
-        name=f"domains-{dataset.name}",
-        groups=(labels,),
-        form=dataset.form,
+    tasks = (
+        Task(labels, *((task[y] == number).nonzero().flatten() for y in (dataset.y, dataset.y_test)))
+        for number in range(len(groups))
     )
+    y, y_test = (place[each].clamp(min=0) for each in (dataset.y, dataset.y_test))  # 0 if it is in no task
+    named = tuple(map(str, labels))
+    return _stream("domains", dataset, tasks, y=y, y_test=y_test, class_names=named, groups=(labels,))
 
 
 def as_it_arrives(dataset: Dataset, scenario: str | None = None) -> Stream:
@@ -135,17 +126,7 @@ def as_it_arrives(dataset: Dataset, scenario: str | None = None) -> Stream:
         raise InputError("a class arrives in several tasks, so they are not task-incremental: drop the scenario")
     if scenario == "domain" and any(task.classes != tasks[0].classes for task in tasks):
         raise InputError("the tasks have different classes, so they are not domain-incremental: drop the scenario")
-    return Stream(
-        x=dataset.x,
-        y=dataset.y,
-        x_test=dataset.x_test,
-        y_test=dataset.y_test,
-        tasks=tuple(tasks),
-        class_names=dataset.class_names,
-        name=f"tasks-{dataset.name}",
-        groups=competing(tasks, len(dataset.class_names), scenario),
-        form=dataset.form,
-    )
+    return _stream("tasks", dataset, tasks, groups=competing(tasks, len(dataset.class_names), scenario))
 
 
 def permuted(dataset: Dataset, tasks: int = 10, seed: int = 0) -> Stream:
@@ -197,17 +178,8 @@ def _viewed(dataset: Dataset, views: Tensor, how: str) -> Stream:
     """Every task has all examples under a view of its own."""
     train, test = torch.arange(len(dataset.y)), torch.arange(len(dataset.y_test))
     classes = tuple(range(len(dataset.class_names)))
-    return Stream(
-        x=dataset.x,
-        y=dataset.y,
-        x_test=dataset.x_test,
-        y_test=dataset.y_test,
-        tasks=tuple(Task(classes, v * len(train) + train, v * len(test) + test) for v in range(len(views))),
-        class_names=dataset.class_names,
-        name=f"{how}-{dataset.name}",
-        views=views,
-        form=dataset.form,
-    )
+    tasks = (Task(classes, v * len(train) + train, v * len(test) + test) for v in range(len(views)))
+    return _stream(how, dataset, tasks, views=views)
 
 
 def blurred(stream: Stream, fraction: float, seed: int = 0) -> Stream:
