@@ -128,7 +128,7 @@ def write(folder: Path, files: Mapping[str, bytes]) -> Path:
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves a folder on 127.0.0.1 and remembers what it was asked for."""
+    """Serves a folder on 127.0.0.1 and records the requests."""
 
     def __init__(self, folder: Path) -> None:
         self.asked: list[str] = []
@@ -432,7 +432,7 @@ def test_cifar10_from_its_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 class Malice:
-    """Calls what it is given when unpickled."""
+    """Calls a function when unpickled."""
 
     def __init__(self, function: object, *arguments: object) -> None:
         self.call = (function, arguments)
@@ -773,7 +773,7 @@ def test_a_decompression_bomb_is_refused(limit: int, tmp_path: Path, monkeypatch
 def test_an_archive_that_unpacks_to_fill_the_memory_is_refused(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "bomb.npz"
     np.savez_compressed(path, x=np.zeros((2000, 500), np.float32), y=np.arange(2000) % 2)
-    assert len(load(str(path)).x)  # by itself it does no harm
+    assert len(load(str(path)).x)  # alone it does no harm
     monkeypatch.setattr(files, "SUSPICIOUS", 1 << 20)
     monkeypatch.setattr(np, "load", None)
     with refused("bomb.npz", "would unpack to"):

@@ -1,4 +1,4 @@
-"""The training loop: a fleet of R equals R fleets of one, and every part of a step does what it says."""
+"""The training loop: a fleet of R equals R fleets of one, and every part of a step is tested alone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def stream() -> Stream:
 class WithBatchNorm(nn.Module):
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
-        # No bias under the norm: its gradient is zero but for rounding, which Adam would blow up to whole steps.
+        # No bias under the norm: its gradient is zero up to rounding, which Adam would blow up to whole steps.
         layers = (nn.Linear(64, 20, bias=False), nn.BatchNorm1d(20), nn.ReLU(), nn.Dropout(0.3))
         self.body = nn.Sequential(nn.Flatten(), *layers)
         self.head = nn.Linear(20, classes)
@@ -84,9 +84,9 @@ LEARNERS: dict[str, Callable[[float], Learner]] = {
 @pytest.mark.parametrize("network", [small, WithBatchNorm], ids=["plain", "batchnorm"])
 @pytest.mark.parametrize("name", ["rwalk-S-total", "vanilla-S-plane"])
 def test_a_fleet_with_any_memory_equals_its_runs_alone(stream: Stream, name: str, network: Any) -> None:
-    """Different seeds and different λ in one fleet, float64, but for rounding: parameters, buffers, accuracies.
+    """Different seeds and different λ in one fleet, float64, up to rounding: parameters, buffers, accuracies.
 
-    What holds for every learner is in test_contract.py.
+    Promises of every learner are in test_contract.py.
     """
     near = little.rounding(SHORT, len(stream))
     learners = [LEARNERS[name](n) for n in (1.0, 2.0, 3.0)]
@@ -414,7 +414,7 @@ def test_no_garbage_is_collected_during_a_capture() -> None:
 @pytest.mark.parametrize("runs", [1, 3])
 def test_named_networks_are_the_same_on_cuda(stream: Stream, network: str, fuse: bool, runs: int) -> None:
     learners, seeds = [learner("rwalk")] * runs, list(range(runs))
-    # Plain SGD: where a gradient is zero but for rounding, Adam makes a whole step of the rounding.
+    # Plain SGD: if a gradient is zero up to rounding, Adam makes a whole step of the rounding.
     training = Training(steps=6, batch=8, optimizer="sgd", lr=0.01)
     here = Fleet(stream, network, learners, seeds, training, dtype=DOUBLE)
     there = Fleet(stream, network, learners, seeds, training, device="cuda", dtype=DOUBLE, fuse=fuse)

@@ -1,4 +1,4 @@
-"""What is kept of the past, and which examples every step sees."""
+"""Exemplars of earlier tasks, and the examples of every step."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_every_replay_is_described() -> None:
     tasks=st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=3), min_size=1, max_size=5),
 )
 def test_under_a_budget_every_class_shrinks_to_its_best(total: int, tasks: list[list[int]]) -> None:
-    """Classes of unequal size arrive; what each keeps is a beginning of what it was chosen in."""
+    """Classes of unequal size arrive; each keeps the first of its chosen exemplars."""
     memory, arrived = Memory(MemorySpec(total=total)), []
     for task, sizes in enumerate(tasks):
         quota = memory.spec.quota(len(arrived) + len(sizes))
@@ -91,7 +91,7 @@ def test_exemplars_are_found_by_run_and_by_task() -> None:
 
 
 class Watcher:
-    """Notes what a fleet remembers after every task."""
+    """Record a fleet's memory after every task."""
 
     def __init__(self) -> None:
         self.seen: list[list[Group]] = []

@@ -1,4 +1,4 @@
-"""Scenarios: which labels, which examples and which competing classes a learner sees; alone and in a fleet."""
+"""Scenarios: the labels, examples and competing classes of a learner, alone and in a fleet."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ def test_online_sees_every_example_once() -> None:
     trained.train()
     seen = [number for _, index in steps for number in index.flatten().tolist()]
     assert sorted(set(seen)) == sorted(int(n) for task in trained.stream.tasks for n in task.train)
-    assert len(seen) - len(set(seen)) < 3 * 10, "but for those that fill a task's last batch"
+    assert len(seen) - len(set(seen)) < 3 * 10, "except those that fill a task's last batch"
 
 
 # ── specs ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -333,7 +333,7 @@ def test_settings_of_later_leave_rows_of_before_as_they_were() -> None:
     assert list(row["single"]) == ["A", "F", "I"]
 
 
-# ── the optimizer that goes on, the exact Fisher, exemplars beside ────────────────────────────────────────────
+# ── an optimizer that is kept, the exact Fisher, exemplars beside ────────────────────────────────────────────
 
 
 def test_an_optimizer_that_is_kept_goes_on_with_its_moments() -> None:

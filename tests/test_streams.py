@@ -21,7 +21,7 @@ NAMES = ("ant", "bee", "cat", "dog", "elk", "fox")
 
 
 def toy(classes: int = 6, train: int = 5, test: int = 2) -> Dataset:
-    """Inputs [2, 3] whose first number is the class and whose others tell every example apart."""
+    """Inputs [2, 3] with the class as the first number; the others differ in every example."""
 
     def examples(each: int, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
         y = torch.arange(classes).repeat(each)

@@ -331,7 +331,7 @@ def test_a_few_numbers_beside_a_name_are_text_and_flagged(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["", "Unnamed: 0", "id", "PassengerId", "customer_id", "Order ID", "index"])
 @pytest.mark.parametrize("order", ["sorted", "shuffled"])
 def test_a_column_that_numbers_the_rows_is_not_learned(name: str, order: str, tmp_path: Path) -> None:
-    """Rows sorted by class would be told apart by their number alone, and noise would be learned."""
+    """Rows sorted by class could be classified by their number alone, and noise would be learned."""
     rng = np.random.default_rng(0)
     numbers = rng.permutation(100) if order == "shuffled" else np.arange(100)
     rows = [[number, rng.normal(), "a" if i < 50 else "b"] for i, number in enumerate(numbers)]
@@ -350,7 +350,7 @@ def test_identifiers_of_text_are_left_out_and_other_counters_flagged(tmp_path: P
     notes = "; ".join(found.notes)
     assert "'day' counts the rows" in notes and "'version' has the same value in every row" in notes
     ages = written(tmp_path / "a.csv", ["id", "label"], [[i % 3, "ab"[i % 2]] for i in range(30)])
-    assert TableEncoder.fit(ages).shape == (1,)  # values that repeat tell no rows apart
+    assert TableEncoder.fit(ages).shape == (1,)  # values that repeat identify no row
 
 
 def test_the_first_look_describes_every_column(tmp_path: Path) -> None:
@@ -538,6 +538,19 @@ def test_a_file_a_frame_and_an_arrow_table_have_one_encoder(tmp_path: Path) -> N
     assert TableEncoder.from_json(json.loads(json.dumps(alone.to_json()))) == alone
     assert alone.transform(parsed).tolist() == expected.tolist()
     assert alone.transform(parsed[:0]).shape == (0, 5)
+
+
+def test_chunks_of_frames_and_arrow_tables_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame({"x": rng.normal(size=200), "k": rng.choice(["a", "b"], 200)})
+    whole = TableEncoder.fit(frame, labelled=False).transform(frame)
+    monkeypatch.setattr(encoder, "CELLS", 1)  # chunks of 64 rows
+    for table in (frame, pyarrow.Table.from_pandas(frame)):
+        in_chunks = TableEncoder.fit(table, labelled=False)
+        assert in_chunks.transform(table).tolist() == whole.tolist()
+        numbers = np.concatenate([rows.numbers for rows in in_chunks.read(table, labelled=False)])
+        assert numbers.tolist() == [*range(1, 201)]
 
 
 def test_a_frame_is_refused_by_its_row_and_column(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ VICTIM = fleet()
 
 
 def signed(content: object, packed: bytes) -> Path:
-    """A checkpoint whose checksums are right, so that what they guard is reached."""
+    """A checkpoint with sound checksums, so that its content is read."""
     record = FOLDER / "0000-00000001.json"
     record.with_suffix(".safetensors").write_bytes(packed)
     if isinstance(content, dict):
@@ -97,7 +97,7 @@ def tensors(data: bytes) -> None:
 def sealed_again(kind: str, data: bytes) -> Path:
     """A file whose checksum is right: `data` are its record and, after a zero byte, its tensors.
 
-    What cannot be taken apart so is the whole file.
+    Bytes that cannot be split like this are the whole file.
     """
     path = FOLDER / "sealed.safetensors"
     record, _, packed = data.partition(b"\0")
@@ -214,7 +214,7 @@ def image(data: bytes) -> None:
 
 
 def form(data: bytes) -> None:
-    """How files become inputs, as a model's note says."""
+    """How files become inputs, from a model's note."""
     with suppress(ValueError, LookupError, TypeError, ArithmeticError, AttributeError):
         form_from_json(parse_json(data))
 
@@ -226,7 +226,7 @@ def sums(data: bytes) -> None:
 
 def pickle(data: bytes) -> None:
     """CIFAR's batches, after their checksum."""
-    # C's unpickler allocates the memo it is told to. Only the official bytes ever get there, so let it.
+    # C's unpickler allocates a memo of any size in the file. Only the official bytes ever get there, so let it.
     if b"r" in data:
         return
     unpickled(data, "data_batch_1")
