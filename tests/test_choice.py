@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rwalk import IncrementalClassifier, InputError, sealed
-from rwalk.classifier import choice, choice_files
+from rwalk.classifier import choice
 from rwalk.classifier.choice import AutoClassifier
 
 QUICK: dict[str, Any] = {"method": "auto", "memory": 5, "size": 60, "epochs": 2}
@@ -97,7 +97,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
         "damaged": ({**record, "candidates": {}}, tensors),
     }
     for what, contents in wrong.items():
-        sealed.write(path, choice_files.FORMAT, *contents)
+        sealed.write(path, choice.FORMAT, *contents)
         with pytest.raises(InputError, match=what) as error:
             IncrementalClassifier.load(path)
         assert "\n" not in str(error.value)

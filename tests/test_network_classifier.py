@@ -25,11 +25,9 @@ from sklearn.utils.estimator_checks import check_estimator
 from torch import Tensor, nn
 
 from rwalk import sealed
-from rwalk.classifier import network_files as classifier_files
-from rwalk.classifier.lessons import Call, stream_of, take_up
-from rwalk.classifier.network import NetworkClassifier
-from rwalk.classifier.network_settings import learner_of
-from rwalk.classifier.trials import longest
+from rwalk.classifier import network as classifier_files
+from rwalk.classifier.calls import Call, longest, stream_of, take_up
+from rwalk.classifier.network import NetworkClassifier, learner_of
 from rwalk.data import datasets, splits
 from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Stream

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from rwalk.classifier.closed_form import IncrementalRegressor
 from rwalk.classifier.estimator import IncrementalClassifier
-from rwalk.classifier.evaluation import Prequential, prequential
-from rwalk.classifier.regressor import IncrementalRegressor
-from rwalk.classifier.search import StreamSearch, stream_search
+from rwalk.classifier.evaluation import Prequential, StreamSearch, prequential, stream_search
 
 __all__ = [
     "IncrementalClassifier",

@@ -17,19 +17,20 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from rwalk.classifier import choice_files as files
+from rwalk.classifier import files
+from rwalk.classifier.base import Parameters
+from rwalk.classifier.calls import FOR_JUDGES, some_of_each
 from rwalk.classifier.closed_form import ClosedFormClassifier
-from rwalk.classifier.network import NetworkClassifier
-from rwalk.classifier.network_settings import memory_of
-from rwalk.classifier.parameters import Parameters
-from rwalk.classifier.stored import Contents, Stored
-from rwalk.classifier.trials import FOR_JUDGES, some_of_each
+from rwalk.classifier.files import Contents, Stored, section
+from rwalk.classifier.network import NetworkClassifier, memory_of
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
 from rwalk.labels import columns_of, labels_of, merged
+from rwalk.sealed import expect
 from rwalk.seeds import generator
 
 Candidate = ClosedFormClassifier | NetworkClassifier
+FORMAT = "rwalk.auto/1"
 CLOSED = "closed-form"
 CANDIDATES = (CLOSED, "rwalk", "er", "icarl")
 WITH_LAM = ("rwalk",)
@@ -49,7 +50,7 @@ class AutoClassifier(Stored, Parameters):
     judged_  the share of the judges that each candidate recognises
     """
 
-    _formats = (files.FORMAT,)
+    _formats = (FORMAT,)
     _candidates: dict[str, Candidate]
     _judges: Judges
     chosen_: str
@@ -122,12 +123,10 @@ class AutoClassifier(Stored, Parameters):
         return memory
 
     def _made(self, name: str) -> Candidate:
-        kind = ClosedFormClassifier if name == CLOSED else NetworkClassifier
-        return kind(**self._params_of(name))
+        return _kind(name)(**self._params_of(name))
 
     def _params_of(self, name: str) -> dict[str, Any]:
-        kind = ClosedFormClassifier if name == CLOSED else NetworkClassifier
-        params = {each: getattr(self, each) for each in kind._get_param_names()} | {"method": name}
+        params = {each: getattr(self, each) for each in _kind(name)._get_param_names()} | {"method": name}
         if name == CLOSED:
             params |= {"network": None, "encoder": None, "backbone": "frozen"}
         elif name not in WITH_LAM:
@@ -142,26 +141,46 @@ class AutoClassifier(Stored, Parameters):
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _contents(self) -> Contents:
-        names = [*getattr(self, "feature_names_in_", [])]
-        about = files.about(self.get_params(deep=False), self.classes_, self.input_shape_, names)
-        return files.contents(about, self._candidates, self._judges)
+        x, y = self._judges
+        tensors = {"judges.x": x.cpu().contiguous(), "judges.y": columns_of(y, self.classes_)}
+        own = {name: each._contents() for name, each in self._candidates.items()}
+        for name, (_, held) in own.items():
+            tensors |= {f"{name}/{key}": tensor for key, tensor in held.items()}
+        record = {
+            **files.about_inputs(self),
+            "params": files.plain(self.get_params(deep=False)),
+            "classes": files.labels_to_json(self.classes_),
+            "candidates": {name: about for name, (about, _) in own.items()},
+        }
+        return record, tensors
 
     @classmethod
     def _restored(cls, record: dict[str, Any], tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Self:
-        saved = files.checked(record, tensors, cls._get_param_names(), given)
-        self = cls(**saved.params)
+        names = cls._get_param_names()
+        params = files.checked_params(record["params"], names, given)
+        files.check_complete(params, names)
+        expect(params["method"] == "auto", "the method")
+        self = cls(**params)
         self._memory()
-        self.classes_, self.input_shape_ = saved.classes, saved.shape
-        self.n_features_in_ = saved.shape[0]
-        if saved.feature_names:
-            self.feature_names_in_ = np.array(saved.feature_names, dtype=object)
-        self._judges = Judges(*saved.judges)
-        self._candidates = {}
-        for name in CANDIDATES:
-            kind = ClosedFormClassifier if name == CLOSED else NetworkClassifier
-            self._candidates[name] = kind._restored(*saved.candidates[name], self._params_of(name))
+        files.restore_inputs(self, record)
+        classes = self.classes_ = files.checked_labels(record["classes"])
+        x, columns = tensors["judges.x"], tensors["judges.y"]
+        expect(tuple(x.shape[1:]) == self.input_shape_ and bool(x.isfinite().all()), "a judge")
+        expect(columns.dtype == torch.int64 and columns.shape == (len(x),), "a judge")
+        expect(bool(((columns >= 0) & (columns < len(classes))).all()), "a judge")
+        self._judges = Judges(x, classes[columns.numpy()])
+        own = {name: section(tensors, f"{name}/") for name in record["candidates"]}
+        expect(2 + sum(map(len, own.values())) == len(tensors), "the list of tensors")
+        self._candidates = {
+            name: _kind(name)._restored(record["candidates"][name], own[name], self._params_of(name))
+            for name in CANDIDATES
+        }
         self._choose()
         return self
+
+
+def _kind(name: str) -> type[Candidate]:
+    return ClosedFormClassifier if name == CLOSED else NetworkClassifier
 
 
 def _with_judges(

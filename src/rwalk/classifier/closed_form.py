@@ -1,36 +1,251 @@
-"""The classifier: new classes at any time, in any order, exactly as if all had come at once."""
+"""Closed form: classifier and regressor of sums, by scikit-learn's conventions.
+
+Inputs become features by a map that never changes, and only sums of the features are kept. The weights are solved
+for when they are needed, so the order of calls makes no difference.
+"""
 
 from __future__ import annotations
 
 import copy
-from typing import Any, Self
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Real
+from types import MappingProxyType
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
+from torch import Tensor, nn
 
-from rwalk.classifier import closed_form_settings as settings
-from rwalk.classifier import records
-from rwalk.classifier.arrays import ArrayClassifier
-from rwalk.classifier.closed_form_base import TAKES, ClosedForm
+from rwalk.classifier import closed_form_files as sums_files
+from rwalk.classifier import encoders, files
+from rwalk.classifier.base import ArrayClassifier, ArrayEstimator, Summable, Takes, positive
+from rwalk.classifier.calls import Scaling
+from rwalk.classifier.encoders import texts_of
+from rwalk.classifier.files import Contents, Stored
+from rwalk.classifier.network import NetworkClassifier
 from rwalk.closed_form.examples import Examples
-from rwalk.closed_form.model import check_mergeable
+from rwalk.closed_form.features import Recipe
+from rwalk.closed_form.features.backbone import BackboneFeatures
+from rwalk.closed_form.fit import Rule
+from rwalk.closed_form.ledger import Ledger
+from rwalk.closed_form.model import Model, check_mergeable
 from rwalk.closed_form.ridge import FOR_CLASSES
+from rwalk.engine import networks
+from rwalk.engine.networks import Factory
 from rwalk.errors import InputError, unknown
 from rwalk.labels import columns_of, labels_of, merged
 
 METHODS = {"closed-form": "ridge", "lda": "lda"}  # and how they solve
+BACKBONES = ("frozen", "first call")
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+TAKES = ("network", "encoder", "backbone", "features", "size", "ridge", "half_life", "ledger", "standardize",
+         "mirror", "warm_up", "dtype", "device", "random_state", "verbose")  # fmt: skip
+FIXED = ("network", "encoder", "backbone", "features", "size", "standardize", "mirror", "dtype", "random_state",
+         "ledger")  # fmt: skip
+
+
+class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
+    """Inputs, files and sums of both estimators."""
+
+    _formats = (sums_files.FORMAT, sums_files.FIRST)
+    _share = 1.0  # of the λ that predicts targets best
+    _model: Model
+    _ledger: Ledger | None = None
+    _fixed: Mapping[str, Any] = MappingProxyType({})  # parameters that later calls cannot change
+    _encodes_texts = False
+
+    # ── inputs ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _inputs(self, X: Any) -> Tensor:
+        return super()._inputs(self._encoded(X))
+
+    def _examples(
+        self, X: Any, y: Any, sample_weight: Any, afresh: bool, **checks: Any
+    ) -> tuple[Tensor, Any, Tensor]:
+        return super()._examples(self._encoded(X), y, sample_weight, afresh, **checks)
+
+    def _encoded(self, X: Any) -> Any:
+        if self.encoder is None:
+            return X
+        self._encodes_texts = texts_of(X) is not None
+        return encoders.encoded(self.encoder, X, bool(self.verbose))
+
+    # ── learning ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _learned(self, model: Model, x: Tensor, y: Tensor, weight: Tensor, afresh: bool, labels: Any) -> None:
+        """Learn these examples with a model, and take it over; `labels` are those of the ledger."""
+        if not afresh:
+            model.warn_outside(x, self._names())
+        model.learn(Examples(x, y, weight))
+        self._model, self.input_shape_ = model, model.shape
+        if afresh:
+            self._fix()
+            self._ledger = Ledger() if self.ledger else None
+        if self._ledger is not None:
+            self._ledger.add(x, labels, weight)
+
+    def _forgotten(self, x: Tensor, y: Tensor, weight: Tensor, labels: Any) -> None:
+        ledger = None if self._ledger is None else self._ledger.without(x, labels, weight)
+        self._model.forget(Examples(x, y, weight))
+        self._ledger = ledger
+
+    def fresh(self) -> Self:
+        """One with the same feature map that has learned nothing yet: for another worker, to be merged later."""
+        check_is_fitted(self)
+        twin = copy.copy(self)
+        twin._begin()
+        twin._ledger = None if self._ledger is None else self._ledger.fresh()
+        return twin
+
+    def _begin(self) -> None:
+        """Drop everything but the map."""
+        raise NotImplementedError
+
+    def _fix(self) -> None:
+        self._fixed = {name: getattr(self, name) for name in FIXED}
+
+    def _check_mergeable(self, other: Self) -> None:
+        check_is_fitted(self)
+        check_is_fitted(other)
+        check_mergeable(self._model, other._model)
+
+    def _merge_ledgers(self, other: Self) -> None:
+        if (self._ledger is None) != (other._ledger is None):
+            raise InputError("one has a ledger and the other has none: set ledger= alike before they learn")
+        if self._ledger is not None and other._ledger is not None:
+            self._ledger.merge(other._ledger)
+
+    # ── the model ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_model")
+
+    def _ready(self) -> Model:
+        check_is_fitted(self)
+        for name, value in self._fixed.items():
+            now = getattr(self, name)
+            if not (now is value or (type(now) is type(value) and now == value)):
+                raise InputError(
+                    f"{name}={now!r} was set after the features were made with {name}={value!r}: set it back, or "
+                    "call fit to begin anew"
+                )
+        self._model.use_ridge(positive("ridge", self.ridge))
+        self._model.use_half_life(positive("half_life", self.half_life, least=1))
+        return self._model
+
+    def _made(self, shape: tuple[int, ...], columns: int) -> Model:
+        """A model that has learned nothing, by the parameters."""
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise unknown("dtype", str(self.dtype), DTYPES)
+        size, warm_up = positive("size", self.size, whole=True), positive("warm_up", self.warm_up, whole=True)
+        mirror = None if self.mirror is None else bool(self.mirror)
+        return Model(
+            Recipe(self._features(), size, bool(self.standardize), self._seed(), mirror),
+            shape,
+            columns,
+            Rule(self._solver(), positive("ridge", self.ridge), self._share),
+            warm_up=warm_up or 0,
+            dtype=None if self.dtype is None else DTYPES[self.dtype],
+            device=self._device(),
+            half_life=positive("half_life", self.half_life, least=1),
+        )
+
+    def _features(self) -> str | nn.Module | FirstCall:
+        network = self.network
+        if self.backbone not in BACKBONES:
+            raise unknown("backbone", str(self.backbone), BACKBONES)
+        if self.backbone == "first call":
+            if network is None:
+                raise InputError(
+                    "backbone='first call' trains a network: name it, network='cnn', or give a module"
+                )
+            return FirstCall(network, self._seed(), self._device())
+        if not (network is None or isinstance(network, nn.Module)):
+            raise InputError(
+                f"closed form takes features from a trained nn.Module, not from network={network!r}: to train it "
+                "on the first call, set backbone='first call'"
+            )
+        return self.features if network is None else network
+
+    def _solver(self) -> str:
+        return "ridge"
+
+    # ── what was found ────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def ridge_(self) -> float:
+        """The λ in use, relative to the mean variance of a feature."""
+        return self._ready().fit.solution.ridge
+
+    @property
+    def coef_(self) -> NDArray[np.float64]:
+        """Weights of the features, one row per class or target."""
+        weights: NDArray[np.float64] = self._ready().fit.solution.weights.T.cpu().numpy().copy()
+        return weights
+
+    @property
+    def intercept_(self) -> NDArray[np.float64]:
+        bias: NDArray[np.float64] = self._ready().fit.intercept.cpu().numpy().copy()
+        return bias
+
+    @property
+    def n_samples_seen_(self) -> int:
+        """Examples learned and not forgotten."""
+        counts = self._ready().counts
+        return int(counts.sum() if isinstance(self, ArrayClassifier) else counts.max())
+
+    def features_of(self, X: ArrayLike | Tensor) -> NDArray[Any]:
+        """The features of these inputs: `coef_` and `intercept_` apply to them."""
+        model = self._ready()
+        features: NDArray[Any] = torch.cat([rows.cpu() for rows in model.features(self._inputs(X))]).numpy()
+        return features
+
+    # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    # Sums are written, not examples, except while fewer than `warm_up` have been seen.
+
+    def _contents(self) -> Contents:
+        classes = isinstance(self, ArrayClassifier)  # a regression has no probabilities
+        params = files.plain(self.get_params(deep=False))
+        del params["encoder"]
+        encoder = None if self.encoder is None else encoders.about(self.encoder, self._encodes_texts)
+        own = {"estimator": type(self).__qualname__, "params": params, "encoder": encoder}
+        about, tensors = sums_files.contents(self._ready(), classes)
+        if classes:
+            self._model.drop_sample()
+        if self._ledger is not None:
+            tensors |= {f"ledger.{name}": each for name, each in self._ledger.tensors().items()}
+        return {**files.about_inputs(self), **self._about(), **own, **about}, tensors
+
+    @classmethod
+    def _restored(cls, record: dict[str, Any], tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Self:
+        self = cls(**sums_files.checked_params(record, cls.__qualname__, cls._get_param_names(), given, FIXED))
+        sums_files.check_encoder(self.encoder, record.get("encoder"))
+        self._encodes_texts = bool((record.get("encoder") or {}).get("probe"))
+        files.restore_inputs(self, record)
+        self._fix()
+        self._model = self._made(self.input_shape_, self._restore_targets(record))
+        sums, self._ledger = sums_files.without_ledger(tensors)
+        sums_files.restore(self._model, record, sums)
+        return self
+
+    def _about(self) -> dict[str, Any]:
+        """The record of classes or targets."""
+        raise NotImplementedError
+
+    def _restore_targets(self, record: Mapping[str, Any]) -> int:
+        """Read `_about`; the number of columns of targets."""
+        raise NotImplementedError
 
 
 class ClosedFormClassifier(ArrayClassifier, ClosedForm):
     """Learns classes call by call, in any order and any portions, exactly as if it had seen all at once.
 
-    Inputs become features by a map that never changes; of the features only sums are kept; the weights are solved
-    for when they are needed. Nothing is forgotten but what `forget` is told to forget.
-
-    Parameters as for `IncrementalClassifier`.
+    Nothing is forgotten unless `forget` is called. Parameters as for `IncrementalClassifier`.
 
     >>> clf = ClosedFormClassifier()
     >>> clf = clf.partial_fit([[0.0, 0.0], [1.0, 0.0]], ["left", "right"])
@@ -57,7 +272,7 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
         classes: ArrayLike | Tensor | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> Self:
-        """Learn some more. `classes` may announce labels that are still to come; it need not."""
+        """Learn some more. `classes` may announce labels that are still to come."""
         return self._learn(X, y, classes, sample_weight, afresh=not self.__sklearn_is_fitted__())
 
     def _learn(self, X: Any, y: Any, classes: Any, sample_weight: Any, afresh: bool) -> Self:
@@ -68,21 +283,18 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
         every = merged(known, labels, announced)
         if self.method not in METHODS:
             raise unknown("method", str(self.method), METHODS)
-        model = settings.model_of(self, tuple(x.shape[1:]), len(every)) if afresh else copy.copy(self._ready())
+        model = self._made(tuple(x.shape[1:]), len(every)) if afresh else copy.copy(self._ready())
         if len(every) != model.columns:
             model.move_columns(columns_of(known, every).tolist(), len(every))
-        if not afresh:
-            model.warn_outside(x, [*getattr(self, "feature_names_in_", [])])
-        model.learn(Examples(x, columns_of(labels, every), weight))
+        self._learned(model, x, columns_of(labels, every), weight, afresh, labels)
         drift = {} if model.counted is None else model.counted.drift
         names = every.tolist()
         self.moved_ = {names[column]: moved for column, moved in drift.items()}
-        self._model, self.classes_, self.input_shape_ = model, every, model.shape
-        self._note(afresh, x, labels, weight)
+        self.classes_ = every
         return self
 
     def forget(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> Self:
-        """Become what it would be had it never learned these examples, given with the labels and weights of then.
+        """Become the classifier that never learned these examples, given with the labels and weights of then.
 
         A class none of whose examples are left is gone from `classes_`.
         """
@@ -92,9 +304,7 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
         if (columns < 0).any():
             raise InputError("an example of an unknown class is to be forgotten: give only what was learned")
         before = self._model.counts
-        ledger = None if self._ledger is None else self._ledger.without(x, labels, weight)
-        self._model.forget(Examples(x, columns, weight))
-        self._ledger = ledger
+        self._forgotten(x, columns, weight, labels)
         gone = (before > 0) & (self._model.counts == 0)
         if gone.any():
             places = torch.where(gone, -1, (~gone).cumsum(0) - 1).tolist()
@@ -103,10 +313,8 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
         return self
 
     def merge(self, other: Self) -> Self:
-        """Learn all that another has learned. Both must have the same feature map: see `fresh`."""
-        check_is_fitted(self)
-        check_is_fitted(other)
-        check_mergeable(self._model, other._model)
+        """Learn everything that another has learned. Both must have the same feature map: see `fresh`."""
+        self._check_mergeable(other)
         self._merge_ledgers(other)
         every = merged(self.classes_, other.classes_)
         theirs, ours = copy.copy(other._model), copy.copy(self._model)
@@ -116,13 +324,16 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
         self._model, self.classes_ = ours, every
         return self
 
+    def _begin(self) -> None:
+        self._model, self.classes_ = self._model.fresh(0), self.classes_[:0]
+
     # ── using ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _scores(self, X: Any) -> Tensor:
         model = self._ready()
         scores, sure = model.scores(self._inputs(X)), model.quick_fit.certainty
         seen, prior = model.counts > 0, model.prior
-        emphasis = settings.checked_class_weight(self.class_weight, self.classes_, prior.exp())
+        emphasis = _emphasis(self.class_weight, self.classes_, prior.exp())
         scores = scores + (sure.prior * prior.where(seen, 0) + emphasis) / sure.sharpness
         return scores.masked_fill(~seen, -torch.inf)
 
@@ -137,21 +348,149 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
     def _solver(self) -> str:
         return METHODS[self.method]
 
-    def _begin(self) -> None:
-        self._model, self.classes_ = self._model.fresh(0), self.classes_[:0]
-
     @property
     def class_count_(self) -> NDArray[np.int64]:
         """Examples learned and not forgotten, by class."""
         counts: NDArray[np.int64] = self._ready().counts.numpy()
         return counts
 
-    def _columns(self) -> int:
+    def _about(self) -> dict[str, Any]:
+        return {"classes": files.labels_to_json(self.classes_)}
+
+    def _restore_targets(self, record: Mapping[str, Any]) -> int:
+        self.classes_ = files.checked_labels(record["classes"])
         return len(self.classes_)
 
-    def _to_record(self) -> dict[str, Any]:
-        return {**super()._to_record(), "classes": records.labels_to_json(self.classes_)}
 
-    def _from_record(self, record: dict[str, Any]) -> None:
-        super()._from_record(record)
-        self.classes_ = records.checked_labels(record["classes"])
+class IncrementalRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
+    """The same for numbers: one target or several. Parameters as for `IncrementalClassifier`."""
+
+    _takes = TAKES
+    _flat: bool
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def fit(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> Self:
+        """Forget everything, then learn this."""
+        return self._learn(X, y, sample_weight, afresh=True)
+
+    def partial_fit(
+        self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None
+    ) -> Self:
+        """Learn some more."""
+        return self._learn(X, y, sample_weight, afresh=not self.__sklearn_is_fitted__())
+
+    def _learn(self, X: Any, y: Any, sample_weight: Any, afresh: bool) -> Self:
+        x, targets, weight, flat = self._with_targets(X, y, sample_weight, afresh)
+        model = self._made(tuple(x.shape[1:]), targets.shape[1]) if afresh else copy.copy(self._ready())
+        self._learned(model, x, targets, weight, afresh, targets.tolist())
+        self._flat = flat
+        return self
+
+    def forget(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> Self:
+        """Become the regressor that never learned these, given with the targets and weights of then."""
+        self._ready()
+        x, targets, weight, _ = self._with_targets(X, y, sample_weight, afresh=False)
+        self._forgotten(x, targets, weight, targets.tolist())
+        return self
+
+    def merge(self, other: Self) -> Self:
+        """Learn everything that another has learned. Both must have the same feature map: see `fresh`."""
+        if hasattr(self, "_model") and hasattr(other, "_model") and self._model.columns != other._model.columns:
+            raise InputError(f"{self._model.columns} and {other._model.columns} targets cannot be merged")
+        self._check_mergeable(other)
+        self._merge_ledgers(other)
+        self._model.merge(other._model)
+        return self
+
+    def predict(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
+        """[n], or [n, targets] if targets came so."""
+        model = self._ready()
+        values = model.scores(self._inputs(X)).numpy()
+        return cast(NDArray[np.float64], values[:, 0] if self._flat else values)
+
+    def _with_targets(
+        self, X: Any, y: Any, sample_weight: Any, afresh: bool
+    ) -> tuple[Tensor, Tensor, Tensor, bool]:
+        x, y, weight = self._examples(X, y, sample_weight, afresh, multi_output=True, y_numeric=True)
+        targets = torch.from_numpy(np.array(y, dtype=np.float64, ndmin=1))
+        flat = targets.ndim == 1
+        targets = targets[:, None] if flat else targets
+        if not afresh and targets.shape[1] != self._model.columns:
+            raise InputError(f"{targets.shape[1]} targets per example: give {self._model.columns}, as learned")
+        return x, targets, weight, flat
+
+    def _begin(self) -> None:
+        self._model = self._model.fresh(self._model.columns)
+
+    def _about(self) -> dict[str, Any]:
+        return {"targets": self._model.columns, "flat": self._flat}
+
+    def _restore_targets(self, record: Mapping[str, Any]) -> int:
+        targets, self._flat = sums_files.checked_targets(record["targets"], record["flat"])
+        return targets
+
+
+@dataclass(frozen=True)
+class FirstCall:
+    """Trains a network on the first examples, classes against each other, as long as it pays.
+
+    A module continues from the weights it has, with a last layer of its own. Its features are fixed afterwards.
+    """
+
+    network: str | Factory | nn.Module
+    seed: int
+    device: torch.device
+
+    def __call__(self, x: Tensor, y: Tensor) -> nn.Module:
+        if y.ndim != 1 or len(y.unique()) < 2:
+            raise InputError(
+                "backbone='first call' learns to tell classes apart: give it at least two in the first call"
+            )
+        learner = NetworkClassifier(
+            method=None, network=self._factory(), device=self.device, random_state=self.seed
+        )
+        return learner.fit(x.cpu(), y.cpu()).network_
+
+    def blank(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """A network of the form that training gives, to be filled from a file."""
+        column = torch.zeros(shape[0], *(1 for _ in shape[1:]))
+        module = networks.find(self._factory())(shape, outputs)
+        return nn.Sequential(Scaling(column, column + 1), module).eval()
+
+    def _factory(self) -> str | Factory:
+        module = self.network
+        if not isinstance(module, nn.Module):
+            return module
+        return lambda shape, classes: _with_head(module, shape, classes)
+
+
+def _with_head(module: nn.Module, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A copy that ends in a fresh linear layer, which replaces its last one or follows it."""
+    features = BackboneFeatures(module, torch.zeros(1, *shape))
+    twin, name = copy.deepcopy(module), features.head_name
+    if name is None:
+        return nn.Sequential(twin, nn.Flatten(), nn.Linear(features.blocks[0], classes))
+    if name == "":
+        return nn.Linear(features.blocks[0], classes)
+    twin.set_submodule(name, nn.Linear(features.blocks[0], classes))
+    return twin
+
+
+def _emphasis(class_weight: Any, classes: Any, share: Tensor) -> Tensor:
+    """The factors of the classes' probabilities, as logarithms [C]."""
+    if class_weight is None:
+        return torch.zeros_like(share)
+    if isinstance(class_weight, str) and class_weight == "balanced":
+        return -share.where(share > 0, 1.0).log()
+    if not isinstance(class_weight, Mapping):
+        raise InputError(
+            f"class_weight={class_weight!r} is unknown: give 'balanced', a dict of weights by label, or None"
+        )
+    weights = [class_weight.get(label, 1.0) for label in classes.tolist()]
+    if not all(isinstance(each, Real) and 0 < float(each) < np.inf for each in weights):
+        raise InputError("class_weight has a weight that is no positive number: give one for each label")
+    return torch.tensor(weights, dtype=torch.float64).log()

@@ -1,22 +1,17 @@
-"""An estimator on the disk: one safetensors file of sums, checked before it is believed.
-
-Nothing in a file names a function, and nothing is unpickled. What is read is checked, names, types, shapes and
-sizes, before it is used.
-"""
+"""Sums, map and solution of a closed form on disk. Everything read is checked before it is used."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from rwalk.classifier import records
-from rwalk.classifier.backbones import FirstCall
-from rwalk.classifier.stored import Contents
+from rwalk.classifier import encoders, files
+from rwalk.classifier.files import Contents, check_tensors
 from rwalk.closed_form.calibration import Certainty, Familiar
 from rwalk.closed_form.counted import Counted
 from rwalk.closed_form.examples import Examples
@@ -27,9 +22,11 @@ from rwalk.closed_form.ledger import Ledger
 from rwalk.closed_form.model import Model
 from rwalk.closed_form.ridge import Solution
 from rwalk.closed_form.statistics import Statistics
-from rwalk.engine.networks import NETWORKS
 from rwalk.errors import InputError
-from rwalk.sealed import expect
+from rwalk.sealed import expect, is_whole, shown
+
+if TYPE_CHECKING:
+    from rwalk.classifier.closed_form import FirstCall
 
 PUBLIC = {"ClosedFormClassifier": "IncrementalClassifier"}  # what users know estimators by
 FORMAT, FIRST = "rwalk.closed_form/2", "rwalk.closed_form/1"
@@ -51,11 +48,8 @@ MOST_FACTORED = 4096  # features whose moments are factored when a file is read:
 # ── writing ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def contents(
-    name: str, params: Mapping[str, Any], about: Mapping[str, Any], model: Model, classes: bool = True
-) -> Contents:
-    """Of an estimator of this name: its parameters, what it says about itself, and its model, solved."""
-    records.check_writable(model.shape)
+def contents(model: Model, classes: bool = True) -> Contents:
+    """A model, solved."""
     tensors: dict[str, Tensor] = {}
     counted, fit = model.counted, model.stored_fit()
     for place, each in enumerate(model.held):
@@ -72,10 +66,7 @@ def contents(
         tensors |= {f"map.{key}": tensor for key, tensor in _trained(model).items()}
         if used.shift is not None:
             tensors["sums.shift"] = used.shift
-    record = {
-        **about,
-        "estimator": name,
-        "params": _params_to_json(params),
+    record: dict[str, Any] = {
         "seed": model.recipe.seed,
         "map": None if used is None else _about_map(model, used.map),
         "held": len(model.held),
@@ -95,7 +86,7 @@ def contents(
 
 def _trained(model: Model) -> dict[str, Tensor]:
     """The parameters and buffers of a network that was trained here."""
-    if model.counted is None or not isinstance(model.recipe.features, FirstCall):
+    if model.counted is None or isinstance(model.recipe.features, str | nn.Module):
         return {}
     assert isinstance(model.counted.map, BackboneFeatures)
     return dict(model.counted.map.network.state_dict())
@@ -108,15 +99,6 @@ def _about_map(model: Model, features: FeatureMap) -> dict[str, Any]:
         with torch.no_grad():
             about["outputs"] = features.network(torch.zeros(1, *model.shape, device=model.device)).shape[1]
     return about
-
-
-def _params_to_json(params: Mapping[str, Any]) -> dict[str, Any]:
-    stored = records.plain(params)
-    network = params["network"]
-    if not (network is None or (isinstance(network, str) and network in NETWORKS)):
-        del stored["network"]
-    del stored["encoder"]
-    return stored
 
 
 def _upper(gram: Tensor) -> Tensor:
@@ -134,17 +116,28 @@ def checked_params(
     if record["estimator"] != estimator:
         held, asked = (PUBLIC.get(each, str(each)) for each in (record["estimator"], estimator))
         raise InputError(f"it holds a {held}, not a {asked}: load it as one")
-    params = records.checked_params(record["params"], names, given)
+    params = files.checked_params(record["params"], names, given)
     for name, value in given.items():
         if name in fixed and name in record["params"] and record["params"][name] != value:
             raise InputError(
                 f"its features were made with {name}={record['params'][name]!r}, so {name}={value!r} cannot be "
                 "given: leave it out"
             )
-    expect(record["params"].get("network") in (None, *NETWORKS), "the network")
     if "network" not in params:
         raise InputError("its features are a network, which no file holds: pass it again, load(path, network=…)")
     return params
+
+
+def check_encoder(encoder: Any, stored: Any) -> None:
+    """Refuse an encoder that is not the one of the file."""
+    if (stored is None) != (encoder is None):
+        which = "was learned without an encoder: leave it out"
+        if stored is not None:
+            name = shown(stored["name"])
+            which = f"needs its encoder {name!r}, which no file holds: pass it again, load(path, encoder=…)"
+        raise InputError(f"it {which}")
+    if stored is not None:
+        encoders.check_same(encoder, stored)
 
 
 def without_ledger(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Ledger | None]:
@@ -176,7 +169,7 @@ def restore(model: Model, record: Mapping[str, Any], tensors: Mapping[str, Tenso
     known = {"D": size, "C": model.columns, "t": size * (size + 1) // 2}
     shift = left.pop("sums.shift", None)
     if shift is not None:
-        _fits({"shift": shift}, {"shift": "D"}, known)
+        check_tensors({"shift": shift}, {"shift": "D"}, known)
         shift = shift.to(model.device)
     if not model.held:
         model.take(features)
@@ -194,7 +187,7 @@ def restore(model: Model, record: Mapping[str, Any], tensors: Mapping[str, Tenso
         weights, bias = (own[name].to(model.device, torch.float64) for name in FIT)
         sample = left.pop("fit.known", None)
         if sample is not None:
-            _fits({"known": sample}, {"known": "m3"}, {"3": 3})
+            check_tensors({"known": sample}, {"known": "m3"}, {"3": 3})
             expect(len(sample) > 0 and bool((sample.diff(dim=0) >= 0).all()), "what is known")
         measured = Certainty(sharpness, prior), None if sample is None else Familiar(sample)
         model.use_stored_fit(features, shift, rule, Solution(weights, bias, lam), measured)
@@ -205,7 +198,7 @@ def _restore_sums(
     counted: Counted, record: Mapping[str, Any], left: dict[str, Tensor], known: Mapping[str, int]
 ) -> None:
     sums = _taken(left, "sums.", SUMS)
-    _fits(sums, SUMS, known)
+    check_tensors(sums, SUMS, known, WHOLE)
     expect(bool((sums["counts"] >= 0).all()) and float(sums["weight"]) >= 0, "the counts")
     size, device = known["D"], counted.device
     gram = torch.zeros(size, size, dtype=torch.float64)
@@ -215,11 +208,11 @@ def _restore_sums(
     places = {**sums, "gram": gram}
     counted.statistics = Statistics(*(places[name].to(device) for name in SUMS))
     squared = left.pop("sums.squared", sums["weight"])
-    _fits({"squared": squared}, {"squared": ""}, {})
+    check_tensors({"squared": squared}, {"squared": ""}, {})
     counted.squared = squared.to(device)
     if "range.low" in left:
         ends = _taken(left, "range.", RANGE)
-        _fits(ends, RANGE, {})
+        check_tensors(ends, RANGE, {})
         counted.range = ends["low"], ends["high"]
     # The first format had no units: there, weights count as repetitions.
     unit, clock, origin = record.get("time") or (1, int(sums["counts"].sum()), 0.0)
@@ -265,15 +258,17 @@ def _restored_map(model: Model, stored: Any, left: dict[str, Tensor]) -> Feature
     if kind == "backbone":
         example = torch.zeros(1, *model.shape, device=model.device)
         own = {key.removeprefix("map."): left.pop(key) for key in [*left] if key.startswith("map.")}
-        if isinstance(model.recipe.features, FirstCall):
-            features = BackboneFeatures(_filled(model.recipe.features, model.shape, stored, own), example)
+        if not isinstance(model.recipe.features, str | nn.Module):
+            features = BackboneFeatures(
+                _filled(cast("FirstCall", model.recipe.features), model.shape, stored, own), example
+            )
         else:
             expect(not own, "the list of tensors")
             features = model.recipe.make(example, torch.ones(1))
     else:
         parts = _taken(left, "map.", DIMENSIONS[kind])
         known = {"d": math.prod(model.shape)} if kind == "vectors" else {"c": model.shape[0]}
-        _fits(parts, DIMENSIONS[kind], known)
+        check_tensors(parts, DIMENSIONS[kind], known, WHOLE)
         expect(bool((parts["scale"] > 0).all()) if kind == "vectors" else float(parts["faint"]) > 0, "a scale")
         expect(kind == "vectors" or 0 < int(parts["grid"]) <= min(model.shape[1:]), "the grid")
         expect(kind == "vectors" or float(parts["mirrored"]) in (0.0, 0.5), "whether images are mirrored")
@@ -310,18 +305,6 @@ def _held(model: Model, left: dict[str, Tensor], place: int) -> Examples:
     return Examples(x, y, weight)
 
 
-def _fits(tensors: Mapping[str, Tensor], dimensions: Mapping[str, str], known: Mapping[str, int]) -> None:
-    """Every tensor has the dimensions its letters say, and holds finite numbers of the right type."""
-    sizes = dict(known)
-    for name, letters in dimensions.items():
-        tensor = tensors[name]
-        expect(tensor.ndim == len(letters), name)
-        for letter, size in zip(letters, tensor.shape, strict=True):
-            expect(sizes.setdefault(letter, size) == size, name)
-        expect(tensor.dtype == (torch.int64 if name in WHOLE else torch.float64), name)
-        expect(bool(tensor.isfinite().all()), name)
-
-
 def _whole(number: Any) -> int:
-    expect(type(number) is int and 0 <= number < 2**31, "a number")
+    expect(is_whole(number, 0, 2**31), "a number")
     return int(number)

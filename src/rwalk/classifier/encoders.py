@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from scipy.sparse import issparse
 from torch import Tensor, nn
 
-from rwalk.classifier.texts import texts_of
 from rwalk.errors import InputError, first_line
 
 BATCH = 256  # inputs encoded at a time
@@ -27,6 +26,33 @@ CALLED = ("encode", "embed", "transform")  # methods that encode; an object with
 PROBES = ("The quick brown fox jumps over the lazy dog.", "rwalk", "42")
 TOLERANCE = 1e-2  # relative: the same weights on another machine round differently
 _loaded: dict[str, Any] = {}
+
+
+def texts_of(X: Any) -> list[str] | None:
+    """The texts, if inputs are texts: a list, an array, a column of a table; None if they are anything else."""
+    if isinstance(X, str):
+        raise InputError("X is one text: give a list of texts")
+    if isinstance(X, Tensor) or issparse(X):
+        return None
+    if hasattr(X, "columns") and hasattr(X, "iloc"):  # a table of one column
+        if X.shape[1] != 1:
+            return None
+        X = X.iloc[:, 0]
+    if not isinstance(X, list | tuple):
+        values = np.asarray(X)
+        if values.dtype.kind not in "UOT":
+            return None
+        X = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+        if X.ndim != 1:
+            return None
+    if not any(isinstance(each, str) for each in X):
+        return None
+    for place, each in enumerate(X):
+        if not isinstance(each, str):
+            raise InputError(
+                f"input {place} is {type(each).__name__}, where others are texts: give a text, or leave it out"
+            )
+    return [str(each) for each in X]
 
 
 def encoded(encoder: Any, X: Any, verbose: bool = False) -> NDArray[Any]:

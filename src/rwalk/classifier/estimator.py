@@ -1,14 +1,16 @@
 """The estimator: classes that arrive call by call, learned without forgetting, by scikit-learn's conventions.
 
-Families stand behind it, each an estimator of its own. Closed form, the default, keeps sums: it forgets nothing
-and is the same in any order. Networks learn their features too, and keep the old by a method and by exemplars.
-"auto" has all of them learn, and chooses. The classifier here has the parameters of all, makes the family that
-`method` names, and hands on what it is asked.
+Four families stand behind it, each an estimator of its own. Closed form, the default, keeps sums, forgets nothing
+and is the same in any order; for texts it has sums of its own. Networks learn their features too, and keep old
+classes by a method and exemplars. "auto" trains all of them and chooses. The classifier here has the parameters of
+all families, makes the one that `method` names, and passes every call to it.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -18,13 +20,27 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from rwalk.classifier import families
-from rwalk.classifier.arrays import Summable
-from rwalk.classifier.closed_form import ClosedFormClassifier
-from rwalk.classifier.families import Family
-from rwalk.classifier.parameters import Parameters
-from rwalk.errors import InputError
+from rwalk import parts, sealed
+from rwalk.classifier.base import Parameters, Summable
+from rwalk.classifier.choice import AutoClassifier
+from rwalk.classifier.closed_form import METHODS, ClosedFormClassifier
+from rwalk.classifier.encoders import texts_of
+from rwalk.classifier.files import reading
+from rwalk.classifier.network import AUTO, NetworkClassifier
+from rwalk.classifier.texts import TextClassifier, is_sparse
+from rwalk.data import samplers
+from rwalk.errors import InputError, unknown
 from rwalk.labels import array
+
+Sums = ClosedFormClassifier | TextClassifier  # families that forget and merge
+Family = Sums | NetworkClassifier | AutoClassifier
+FORMATS: dict[str, type[Family]] = {
+    form: kind
+    for kind in (ClosedFormClassifier, NetworkClassifier, AutoClassifier, TextClassifier)
+    for form in kind._formats
+}
+for _kind in FORMATS.values():
+    _kind.__name__ = "IncrementalClassifier"  # scikit-learn's messages show this name; `__qualname__` stays
 
 
 class IncrementalClassifier(Summable, Parameters):
@@ -92,8 +108,8 @@ class IncrementalClassifier(Summable, Parameters):
 
     def fit(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> Self:
         """Forget everything, then learn this."""
-        inner = families.made(self, X)
-        inner.fit(X, y, **families.weights(inner, sample_weight))
+        inner = _made(self, X)
+        inner.fit(X, y, **_weights(inner, sample_weight))
         self._inner = inner
         return self
 
@@ -112,8 +128,8 @@ class IncrementalClassifier(Summable, Parameters):
         """
         if isinstance(X, Iterator):
             return self._learn_each(X, classes, sample_weight)
-        inner = self._current() if self.__sklearn_is_fitted__() else families.made(self, X)
-        inner.partial_fit(X, y, classes, **families.weights(inner, sample_weight))
+        inner = self._current() if self.__sklearn_is_fitted__() else _made(self, X)
+        inner.partial_fit(X, y, classes, **_weights(inner, sample_weight))
         self._inner = inner
         return self
 
@@ -210,7 +226,10 @@ class IncrementalClassifier(Summable, Parameters):
 
         Nothing in the file is executed, and all of it is checked.
         """
-        inner = families.written_in(Path(path)).load(path, **params)
+        with reading(path):
+            form = sealed.header(Path(path)).get("format")
+        # An unknown format is refused by any family.
+        inner = FORMATS.get(form or "", ClosedFormClassifier).load(path, **params)
         self = cls(**inner.get_params(deep=False))
         self._inner = inner
         return self
@@ -223,14 +242,78 @@ class IncrementalClassifier(Summable, Parameters):
     def _current(self) -> Family:
         """The one that learned so far, with the parameters as they are now."""
         check_is_fitted(self)
-        kind = families.kind_of(self.method)
-        if not isinstance(self._inner, families.Sums if kind is ClosedFormClassifier else kind):
+        kind = _kind_of(self.method)
+        if not isinstance(self._inner, Sums if kind is ClosedFormClassifier else kind):
             raise InputError(f"method={self.method!r} did not learn this: set it back, or call fit")
-        self._inner.set_params(**families.params_of(self, type(self._inner)))
+        self._inner.set_params(**_params_of(self, type(self._inner)))
         return self._inner
 
-    def _sums(self) -> families.Sums:
+    def _sums(self) -> Sums:
         inner = self._current()
-        if not isinstance(inner, families.Sums):
+        if not isinstance(inner, Sums):
             raise InputError("only sums can be taken apart and put together: set method='closed-form'")
         return inner
+
+
+# ── families ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _kind_of(method: Any) -> type[Family]:
+    """The family that a method belongs to."""
+    if isinstance(method, str):
+        if method == AUTO:
+            return AutoClassifier
+        if method in METHODS:
+            return ClosedFormClassifier
+        if ":" not in method and method not in {**(known := parts.parts()), **parts.VARIANTS}:
+            raise unknown("method", method, [AUTO, *METHODS, *known])
+    return NetworkClassifier
+
+
+def _made(estimator: Parameters, X: Any) -> Family:
+    """A new one, of the family that the method and the inputs need; parameters it does not use are named once."""
+    kind = _kind_of(estimator.method)
+    if estimator.encoder is not None:
+        if kind is not ClosedFormClassifier:
+            raise InputError(f"method={estimator.method!r} takes no encoder: set method='closed-form'")
+    elif is_sparse(X) or texts_of(X) is not None:
+        if kind is not ClosedFormClassifier:
+            raise InputError(f"method={estimator.method!r} takes no texts: set method='closed-form'")
+        kind = TextClassifier
+    samplers.check_name(estimator.sampler)  # refused even where it is not used
+    unused = [name for name in _given(estimator) if name not in kind._get_param_names()]
+    if unused and not getattr(estimator, "_warned", False):
+        estimator._warned = True
+        what, other = f"method={estimator.method!r}", "method='closed-form' does"
+        if kind is TextClassifier:
+            what, other = "learning texts", "leave it out"
+        elif kind is ClosedFormClassifier:
+            other = "method='rwalk' does"
+        warnings.warn(f"{what} does not use {', '.join(unused)}: {other}", stacklevel=3)
+    return kind(**_params_of(estimator, kind))
+
+
+def _params_of(estimator: Parameters, kind: type[Family]) -> dict[str, Any]:
+    return {name: getattr(estimator, name) for name in kind._get_param_names()}
+
+
+def _weights(family: Family, sample_weight: Any) -> dict[str, Any]:
+    """The weights of a call's examples as the family takes them, if it does."""
+    if sample_weight is not None and not isinstance(family, Sums):
+        raise InputError(
+            "networks take no sample_weight, as a step draws its examples class by class: leave it out, or set "
+            "method='closed-form'"
+        )
+    return {} if sample_weight is None else {"sample_weight": sample_weight}
+
+
+def _given(estimator: Parameters) -> list[str]:
+    """The parameters that differ from their defaults."""
+    defaults = inspect.signature(type(estimator)).parameters
+    given = []
+    for name in estimator._get_param_names():
+        value, default = getattr(estimator, name), defaults[name].default
+        # Equal, not identical: an unpickled estimator has defaults of its own.
+        if not (value is default or (type(value) is type(default) and value == default)):
+            given.append(name)
+    return given

@@ -1,33 +1,56 @@
-"""The estimator: a network that learns new classes from arrays, by scikit-learn's conventions.
+"""A network that learns new classes from arrays, by scikit-learn's conventions.
 
-There is no training loop here. A call of `partial_fit` is one task of a fleet of one, which takes up what the
-last call left: the parameters, the method's vectors and the exemplars. The exemplars are copies, for the data of
-earlier calls are gone; in the call's stream they stand for the tasks they came from.
+There is no training loop here. A call of `partial_fit` is one task of a fleet of one, which continues from the
+parameters, the method's vectors and the exemplars that the last call left.
 """
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from rwalk.classifier import network_files as files
-from rwalk.classifier.arrays import ArrayClassifier
-from rwalk.classifier.learning import Place, learned, scale_of
-from rwalk.classifier.lessons import Call, Knowledge
-from rwalk.classifier.network_settings import Settings, learner_of, settings_of
-from rwalk.classifier.parameters import Takes
-from rwalk.classifier.predictor import Predictor
-from rwalk.classifier.stored import Contents, Stored
-from rwalk.engine.vectors import Layout
-from rwalk.labels import columns_of, labels_of, merged
+from rwalk import parts
+from rwalk.classifier import files
+from rwalk.classifier.base import ArrayClassifier, Takes
+from rwalk.classifier.calls import (
+    Call,
+    Knowledge,
+    Place,
+    Scaling,
+    Settings,
+    check_method,
+    learned,
+    scale_of,
+    trained_network,
+)
+from rwalk.classifier.files import Contents, Stored, fingerprint, section
+from rwalk.classifiers import Classifier
+from rwalk.data.memory import MemorySpec
+from rwalk.data.samplers import RESERVOIR
+from rwalk.engine import networks
+from rwalk.engine.networks import Factory
+from rwalk.engine.vectors import Layout, Networks
+from rwalk.errors import InputError
+from rwalk.labels import columns_of, labels_of, merged, whole
+from rwalk.learners import LAMS, Learner, learner, with_lam
+from rwalk.methods import Method
+from rwalk.sealed import expect, is_whole
 from rwalk.threads import few_threads
+from rwalk.training import Training
+
+FORMAT = "rwalk.IncrementalClassifier/2"
+FIRST = "rwalk.IncrementalClassifier/1"  # whose classifiers took inputs as they came, and λ as it was
+AUTO = "auto"
+AT_ONCE = 4096  # inputs
 
 WITHOUT_MEMORY = (
     "learning classes call by call without exemplars is hard: no batch ever shows old and new classes together, "
@@ -67,7 +90,7 @@ class NetworkClassifier(Takes, Stored, ArrayClassifier):
     ['right', 'left', 'up']
     """
 
-    _formats = (files.FORMAT, files.FIRST)
+    _formats = (FORMAT, FIRST)
     _takes = ("method", "memory", "memory_total", "lam", "standardize", "sampler", "network", "epochs",
               "batch_size", "learning_rate", "device", "random_state", "verbose")  # fmt: skip
     _defaults: ClassVar = {"method": "rwalk"}
@@ -164,18 +187,263 @@ class NetworkClassifier(Takes, Stored, ArrayClassifier):
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _contents(self) -> Contents:
-        names = [*getattr(self, "feature_names_in_", [])]
-        params = self.get_params(deep=False)
-        return files.contents(files.Saved(params, self.classes_, self.input_shape_, names, self._knowledge))
+        return contents(self, self._knowledge)
 
     @classmethod
     def _restored(cls, record: dict[str, Any], tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Self:
-        saved = files.checked(record, tensors, cls._get_param_names(), given)
-        self = cls(**saved.params)
-        settings = settings_of(self)
-        files.check_tensors(saved, settings.network, settings.learner.method)
-        self._become(settings, saved.classes, saved.shape, saved.knowledge)
-        self.n_features_in_ = saved.shape[0]
-        if saved.feature_names:
-            self.feature_names_in_ = np.array(saved.feature_names, dtype=object)
+        if "best" not in record:  # of the first format
+            record["best"], record["sharpness"] = 0, 1.0
+            record["params"] = {"lam": None, "standardize": False, **record["params"]}
+        self = cls(**_checked_params(record["params"], cls._get_param_names(), given))
+        files.restore_inputs(self, record)
+        classes, settings = files.checked_labels(record["classes"]), settings_of(self)
+        known = _checked_knowledge(record, tensors, self.input_shape_)
+        _check_tensors(known, settings.network, settings.learner.method, self.input_shape_, len(classes))
+        self._become(settings, classes, self.input_shape_, known)
         return self
+
+
+# ── the parameters, checked ────────────────────────────────────────────────────────────────────────────────────
+
+
+def settings_of(estimator: Any) -> Settings:
+    epochs = estimator.epochs
+    training = Training(
+        epochs=1 if epochs is None else whole(epochs),
+        batch=whole(estimator.batch_size),
+        lr=estimator.learning_rate,
+    )
+    return Settings(
+        factory_of(estimator),
+        learner_of(estimator),
+        training,
+        estimator._device(),
+        every_lam=estimator.lam == AUTO,
+        measured=epochs is None,
+    )
+
+
+def factory_of(estimator: Any) -> str | Factory:
+    if isinstance(estimator.network, nn.Module):
+        raise InputError(
+            "network is a module, but classes may still come: give a function (input_shape, classes) that "
+            "makes one, or take the module's features, method='closed-form'"
+        )
+    return "mlp" if estimator.network is None else estimator.network
+
+
+def learner_of(estimator: Any) -> Learner:
+    memory, lam = memory_of(estimator), estimator.lam
+    made = learner("vanilla" if estimator.method is None else estimator.method, memory)
+    if lam == AUTO and memory is None:
+        raise InputError("lam='auto' is judged by exemplars: set memory=10, or give a number")
+    if isinstance(lam, str) and lam != AUTO:
+        raise InputError(f"lam={lam!r} is unknown: give a number, 'auto' or None")
+    if lam is not None and not isinstance(lam, str):
+        made = with_lam(made, lam)
+    if made.solver is not None:
+        raise InputError(f"{made.solver.name} trains no network: set method='closed-form'")
+    if made.loss.everything:
+        raise InputError(f"{made.loss.name} learns from all data together: call fit with all of them")
+    if made.loss.keeps:
+        raise InputError(f"{made.loss.name} stores {', '.join(made.loss.keeps)}, which the classifier cannot yet")
+    return made
+
+
+def memory_of(estimator: Any) -> MemorySpec | None:
+    """Made in any case, so that a wrong sampler is refused even where nothing is kept."""
+    if estimator.sampler == RESERVOIR:
+        raise InputError("the classifier chooses exemplars class by class: take another sampler")
+    absent = estimator.memory is None and estimator.memory_total is None
+    spec = MemorySpec(1 if absent else whole(estimator.memory), whole(estimator.memory_total), estimator.sampler)
+    return None if absent else spec
+
+
+# ── a trained network in use ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Predictor:
+    """What was learned, as a module that gives scores; `classes` outputs."""
+
+    def __init__(
+        self,
+        network: str | Factory,
+        shape: tuple[int, ...],
+        classes: int,
+        knowledge: Knowledge,
+        device: torch.device,
+    ) -> None:
+        self.module = trained_network(network, shape, classes, knowledge).to(device)
+        self.knowledge = knowledge
+        self.classes = classes
+
+    @torch.no_grad()
+    def scores(self, x: Tensor, classifier: Classifier) -> Tensor:
+        """A score for every class, −∞ for one that was only announced: float64 [n, classes], on the CPU."""
+        x = self.knowledge.scaled(x)
+        by_exemplars = classifier.needs_exemplars and self.knowledge.exemplars
+        scores = self._by_exemplars(x, classifier) if by_exemplars else self._logits(x)
+        unseen = torch.tensor(self.knowledge.last_seen) < 0
+        return scores.double().masked_fill(unseen, -torch.inf)
+
+    def as_module(self) -> nn.Module:
+        """From inputs as they come to logits: a copy, for what its owner does with it is nobody else's concern."""
+        module = copy.deepcopy(self.module)
+        scale = self.knowledge.scale
+        return nn.Sequential(Scaling(**scale), module).eval() if scale else module
+
+    def _logits(self, x: Tensor) -> Tensor:
+        device = next(self.module.parameters()).device
+        return torch.cat([self.module(part.to(device)).cpu() for part in x.split(AT_ONCE)])
+
+    def _by_exemplars(self, x: Tensor, classifier: Classifier) -> Tensor:
+        kept = self.knowledge.exemplars
+        labels = [column for column, each in kept.items() for _ in each]
+        exemplars = self.knowledge.scaled(torch.cat([*kept.values()]))
+        fitted = classifier.fit(self._features(exemplars)[None], labels)
+        logits = x.new_empty(1, len(x), self.classes)
+        return classifier.scores(self._features(x)[None], logits, fitted)[0]
+
+    def _features(self, x: Tensor) -> Tensor:
+        head = networks.head_of(self.module, self.classes)
+        assert head is not None, "the fleet refuses to train by features where there are none"
+        features: list[Tensor] = []
+        tap = head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0].flatten(1).cpu()))
+        try:
+            self._logits(x)
+        finally:
+            tap.remove()
+        return torch.cat(features)
+
+
+# ── files ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def contents(estimator: NetworkClassifier, known: Knowledge) -> Contents:
+    """The record and the tensors of an estimator of these parameters, classes and inputs that knows this."""
+    inputs = _inputs(known)
+    record = {
+        **files.about_inputs(estimator),
+        "params": _params_to_json(estimator.get_params(deep=False)),
+        "classes": files.labels_to_json(estimator.classes_),
+        "seed": known.seed,
+        "tasks": known.tasks,
+        "last_seen": known.last_seen,
+        "best": known.best,
+        "sharpness": known.sharpness,
+        "inputs": {name: fingerprint(each) for name, each in inputs.items()},
+    }
+    tensors = {"theta": known.theta, **inputs}
+    for prefix, held in (("method", known.method), ("buffer", known.buffer), ("scale", known.scale)):
+        tensors |= {f"{prefix}.{name}": each for name, each in held.items()}
+    return record, tensors
+
+
+def _inputs(known: Knowledge) -> dict[str, Tensor]:
+    """The examples a file holds, by kind and class."""
+    return {
+        f"{kind}.{column}": x
+        for kind, each in (("exemplars", known.exemplars), ("judges", known.judges))
+        for column, x in each.items()
+    }
+
+
+def _check_tensors(
+    known: Knowledge, network: str | Factory, method: Method, shape: tuple[int, ...], classes: int
+) -> None:
+    """The tensors are those of this network, trained by this method."""
+    expect(len(known.last_seen) == classes, "the list of classes")
+    # The file must hold as much as it makes us build.
+    _check_network(known.theta, _size_of(network, shape, classes))
+    check_method(method, known)
+    net = Networks(networks.builder(network, shape, classes), [known.seed] * len(known.theta))
+    _check_network(known.theta, net.layout.size)
+    expect(known.buffer.keys() == net.buffers.keys(), "the list of tensors")
+    pairs = [("theta", known.theta, net.theta)]
+    pairs += [(name, vector, net.theta) for name, vector in known.method.items()]
+    pairs += [(name, buffer, net.buffers[name]) for name, buffer in known.buffer.items()]
+    for name, tensor, like in pairs:
+        expect(tensor.shape == like.shape and tensor.dtype == like.dtype, name)
+        expect(not tensor.is_floating_point() or bool(tensor.isfinite().all()), name)
+    stiff = (importance for _, importance, _ in method.springs(known.method))
+    expect(all(bool((each >= 0).all()) for each in stiff), "an importance")
+
+
+def _size_of(network: str | Factory, shape: tuple[int, ...], classes: int) -> int | None:
+    """A network's parameters, counted where nothing is allocated; None if it cannot be built there."""
+    try:
+        with torch.device("meta"):
+            return Layout.of(networks.find(network)(shape, classes)).size
+    except Exception:  # of a network of the user's own; built in earnest, it says what is wrong
+        return None
+
+
+def _check_network(theta: Tensor, size: int | None) -> None:
+    """What was written is whole, by its checksum: if the network does not fit, it is another."""
+    if size is not None and theta.shape[1:] != (size,):
+        raise InputError(
+            f"the network has {size:,} parameters, its own {theta[0].numel():,}: give the one it was trained with"
+        )
+
+
+def _checked_knowledge(
+    record: Mapping[str, Any], tensors: Mapping[str, Tensor], shape: tuple[int, ...]
+) -> Knowledge:
+    seed, tasks, last_seen = record["seed"], record["tasks"], record["last_seen"]
+    expect(is_whole(seed, 0, 2**63), "the seed")
+    expect(is_whole(tasks, 1, 2**63), "the number of tasks")
+    expect(isinstance(last_seen, list) and all(is_whole(task, -1, tasks) for task in last_seen), "last_seen")
+    expect(max(last_seen, default=-1) >= 0, "last_seen")
+    exemplars, judges = (_inputs_by_class(tensors, kind, last_seen, shape) for kind in ("exemplars", "judges"))
+    if "inputs" in record:  # not in files of 0.2.0
+        held = [name for name in tensors if name.startswith(("exemplars.", "judges."))]
+        expect(record["inputs"] == {name: fingerprint(tensors[name]) for name in held}, "the list of exemplars")
+    method, buffer, scale = (section(tensors, prefix) for prefix in ("method.", "buffer.", "scale."))
+    expect("theta" in tensors, "the list of tensors")
+    known = sum(len(each) for each in (method, buffer, scale, exemplars, judges))
+    expect(1 + known == len(tensors), "the list of tensors")
+    expect(scale.keys() in (set(), {"centre", "deviation"}), "the scale")
+    for name, each in scale.items():
+        expect(each.shape == (shape[0], *(1 for _ in shape[1:])) and each.dtype == torch.float32, name)
+        expect(bool(each.isfinite().all()) and (name == "centre" or bool((each > 0).all())), name)
+    expect(tensors["theta"].ndim == 2 and len(tensors["theta"]) in (1, len(LAMS)), "theta")
+    sharp = record["sharpness"]
+    expect(isinstance(sharp, float) and 0 < sharp < 100, "the sharpness")
+    expect(is_whole(record["best"], 0, len(tensors["theta"])), "the best run")
+    return Knowledge(
+        seed, tasks, last_seen, exemplars, tensors["theta"], method, buffer, scale, judges, record["best"], sharp
+    )
+
+
+def _inputs_by_class(
+    tensors: Mapping[str, Tensor], kind: str, last_seen: Sequence[int], shape: tuple[int, ...]
+) -> dict[int, Tensor]:
+    found = {}
+    for column, task in enumerate(last_seen):
+        if (name := f"{kind}.{column}") in tensors:
+            x = found[column] = tensors[name]
+            expect(task >= 0 and x.ndim == 1 + len(shape) and len(x) > 0, name)
+            expect(x.shape[1:] == shape and x.dtype == torch.float32 and bool(x.isfinite().all()), name)
+    return found
+
+
+def _params_to_json(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The constructor's parameters, without those that are code."""
+    stored = files.plain(params)
+    method = params["method"]
+    if type(method) in parts.parts().values():
+        settings = {each.name: getattr(method, each.name) for each in fields(method)}
+        stored["method"] = {"name": method.name, **settings}
+    elif not (method is None or (isinstance(method, str) and ":" not in method)):
+        del stored["method"]
+    return stored
+
+
+def _checked_params(stored: Any, names: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters for the constructor, which checks their values."""
+    params = files.checked_params(stored, names, given)
+    files.check_complete(params, names)
+    if isinstance(method := params["method"], dict):
+        settings = {name: value for name, value in method.items() if name != "name"}
+        params["method"] = parts.parts()[method["name"]](**settings)
+    return params

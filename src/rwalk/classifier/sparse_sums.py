@@ -1,34 +1,38 @@
 """Sums of sparse inputs with many columns, such as hashed n-grams, without their Gram matrix.
 
-A Gram matrix of 32,768 columns would take 8 GB. Instead, every column x is multiplied with a few hundred common
-ones, s, and with itself:
+A Gram matrix of 131,072 columns would take 130 GB. Instead, every column x is multiplied with a few hundred common
+ones, s, with the class indicators y, and with itself:
 
-    P = Σ w x sᵀ     Q = Σ w s sᵀ     d = Σ w x²     X = Σ w x yᵀ     f = Σ w [x ≠ 0]
+    P = Σ w x sᵀ     Q = Σ w s sᵀ     X = Σ w x yᵀ     M = Σ w s yᵀ     d = Σ w x²     f = Σ w [x ≠ 0]
 
-Columns are taken to be uncorrelated given s (as in factor analysis), which gives the Gram matrix the form
+Columns are taken to be uncorrelated given t = (s, y), as in factor analysis, which gives the Gram matrix the form
 
-    G ≈ P Q⁻¹ Pᵀ + diag(r)     r = d − diag(P Q⁻¹ Pᵀ)
+    G ≈ T R⁻¹ Tᵀ + diag(r)     T = (P, X)     R = (Q, M; Mᵀ, Σ w y yᵀ)     r = d − diag(T R⁻¹ Tᵀ)
 
-so that (G + λ)⁻¹ X follows from a system as small as Q (Woodbury). All are sums, so examples are added, removed
+so that (G + λ)⁻¹ X follows from a system as small as R (Woodbury). All are sums, so examples are added, removed
 and merged in any order. The weights of columns (inverse document frequencies) follow from f when it is solved.
+Rows of P and X exist only for columns that have occurred.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
 
 from rwalk.errors import InputError
 
-RIDGE = 3.0  # λ, relative to the mean squared norm of an example
-NOISE = 1e-4  # of the common columns' mean variance, added to it: they may repeat each other
+RIDGE = 0.25  # λ, relative to the mean squared norm of an example
+NOISE = 1e-4  # relative to the mean variance of t, added to it: its columns may repeat each other
+MOST_CLASSES = 1000  # among t: the system to solve grows with them
 DRAWS = 4000
 ASTRAY = 0.01  # of examples look like another class
 SHARPEST = 1000.0
+ROWS = ("products", "squares", "present", "cross")  # sums with a row for every column that has occurred
 Array = NDArray[np.float64]
 
 
@@ -40,77 +44,128 @@ class Solution(NamedTuple):
     sharpness: float
 
 
-@dataclass
 class SparseSums:
-    """Sums over all examples, of H columns, k common ones and C classes."""
+    """Sums over all examples, of H columns, k common ones and C classes; h columns have occurred.
 
-    products: Array  # P [H, k]
-    common: Array  # Q [k, k]
-    squares: Array  # d [H]
-    present: Array  # f [H]
-    cross: Array  # X [H, C]
-    weights: Array  # [C]
-    counts: NDArray[np.int64]  # [C]
+    products  P [h, k]     common  Q [k, k]     cross  X [h, C]     mixed  M [k, C], None in files without it
+    squares   d [h]        present f [h]        weights, counts [C] of the classes
+    """
 
-    @classmethod
-    def empty(cls, columns: int, common: int, classes: int) -> Self:
-        return cls(
-            np.zeros((columns, common)), np.zeros((common, common)), np.zeros(columns), np.zeros(columns),
-            np.zeros((columns, classes)), np.zeros(classes), np.zeros(classes, dtype=np.int64),
-        )  # fmt: skip
+    def __init__(self, columns: int, common: int, classes: int) -> None:
+        self.columns = columns
+        self.place = np.full(columns, -1, dtype=np.int32)  # of every column among those that have occurred
+        self.occurred = 0
+        # Room for more rows than there are, so that a new column seldom copies all.
+        self.room: dict[str, NDArray[Any]] = {
+            "products": np.zeros((0, common)),
+            "squares": np.zeros(0),
+            "present": np.zeros(0),
+            "cross": np.zeros((0, classes)),
+        }
+        self.common = np.zeros((common, common))
+        self.mixed: Array | None = np.zeros((common, classes))
+        self.weights = np.zeros(classes)
+        self.counts = np.zeros(classes, dtype=np.int64)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """All columns, and the common ones."""
+        return self.columns, len(self.common)
+
+    def row(self, name: str) -> NDArray[Any]:
+        """One of the sums with rows, for the columns that have occurred."""
+        return self.room[name][: self.occurred]
 
     def tensors(self) -> dict[str, NDArray[Any]]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        """All sums by name; `seen` names the columns of the rows, in ascending order."""
+        found = np.flatnonzero(self.place >= 0)
+        found = found[self.row("present")[self.place[found]] > 0]
+        sums = {name: self.row(name)[self.place[found]] for name in ROWS}
+        if self.mixed is not None:
+            sums["mixed"] = self.mixed
+        return {**sums, "seen": found, "common": self.common, "weights": self.weights, "counts": self.counts}
+
+    def take(self, sums: dict[str, NDArray[Any]]) -> None:
+        """Add sums that `tensors` gave."""
+        rows = self._rows(sums["seen"])
+        for name in ROWS:
+            self.room[name][rows] += sums[name]
+        self.common = self.common + sums["common"]
+        self.weights, self.counts = self.weights + sums["weights"], self.counts + sums["counts"]
+        mixed = sums.get("mixed")
+        self.mixed = None if mixed is None or self.mixed is None else self.mixed + mixed
+
+    def _rows(self, columns: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The places of these columns; new ones get a row."""
+        new = columns[self.place[columns] < 0]
+        if len(new):
+            before, self.occurred = self.occurred, self.occurred + len(new)
+            self.place[new] = np.arange(before, self.occurred)
+            if self.occurred > len(self.room["squares"]):
+                rows = min(self.columns, self.occurred + self.occurred // 2)
+                for name, old in self.room.items():
+                    wide = np.zeros((rows, *old.shape[1:]))
+                    wide[:before] = old[:before]
+                    self.room[name] = wide
+        return self.place[columns]
 
     def add(self, x: Any, s: Any, y: NDArray[np.int64], weight: Array, sign: int = 1) -> None:
         """Add, or remove (−1), examples: inputs and common columns in CSR, class numbers, weights."""
         seen = np.unique(x.indices)  # work is in proportion to the columns that occur
+        rows = self._rows(seen)
         own = x[:, seen].multiply(sign * weight[:, None]).tocsc()
-        self.products[seen] += (own.T @ s).toarray()
-        self.common += (s.multiply(sign * weight[:, None]).T @ s).toarray()
-        self.squares[seen] += np.asarray(own.multiply(x[:, seen]).sum(0)).ravel()
-        place = np.searchsorted(seen, x.indices)
-        rows = np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
-        self.present[seen] += np.bincount(place, sign * weight[rows], len(seen))
-        np.add.at(self.cross, (x.indices, y[rows]), sign * weight[rows] * x.data)
+        self.room["products"][rows] += (own.T @ s).toarray()
+        self.room["squares"][rows] += np.asarray(own.multiply(x[:, seen]).sum(0)).ravel()
+        weighted = s.multiply(sign * weight[:, None]).tocsr()
+        self.common += (weighted.T @ s).toarray()
+        examples = np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
+        each = sign * weight[examples]
+        self.room["present"][rows] += np.bincount(np.searchsorted(seen, x.indices), each, len(seen))
+        np.add.at(self.room["cross"], (self.place[x.indices], y[examples]), each * x.data)
+        if self.mixed is not None:
+            which = np.repeat(np.arange(s.shape[0]), np.diff(weighted.indptr))
+            np.add.at(self.mixed, (weighted.indices, y[which]), weighted.data)
         self.weights += sign * np.bincount(y, weight, len(self.weights))
         self.counts += sign * np.bincount(y, minlength=len(self.counts))
 
-    def removed(self, x: Any, s: Any, y: NDArray[np.int64], weight: Array) -> Self:
-        """The sums without these examples; refused if what is left could not be sums of examples."""
-        left = type(self)(*(each.copy() for each in self.tensors().values()))
+    def removed(self, x: Any, s: Any, y: NDArray[np.int64], weight: Array) -> SparseSums:
+        """The sums without these examples; refused if the rest could not be sums of examples."""
+        left = copy.deepcopy(self)
         left.add(x, s, y, weight, -1)
         slack = 1e-9 * max(1.0, float(self.weights.sum()))
-        gone = left.counts == 0
+        gone, cross, present = left.counts == 0, left.row("cross"), left.row("present")
         sound = bool((left.counts >= 0).all()) and bool((left.weights >= -slack).all())
-        sound &= bool((left.squares >= -slack).all()) and bool((left.present >= -slack).all())
-        sound &= bool((np.abs(left.cross[:, gone]) <= slack).all())
-        if bool((self.cross >= 0).all()):
-            sound &= bool((left.cross >= -slack).all())
+        sound &= bool((left.row("squares") >= -slack).all()) and bool((present >= -slack).all())
+        sound &= bool((np.abs(cross[:, gone]) <= slack).all())
+        if bool((self.row("cross") >= 0).all()):
+            sound &= bool((cross >= -slack).all())
         if not sound:
             raise InputError(
                 "these examples are not the ones that were learned: nothing was forgotten; give only what was "
                 "learned"
             )
-        absent = left.present <= slack
-        for each in (left.products, left.squares, left.present, left.cross):
-            each[absent] = 0  # no rounding is left of a column that nobody has
+        absent = present <= slack
+        for name in ROWS:
+            left.row(name)[absent] = 0  # no rounding is left of a column that no example has
         return left
 
-    def merge(self, other: SparseSums) -> None:
-        for name, each in other.tensors().items():
-            getattr(self, name)[...] += each
-
-    def moved(self, places: list[int], classes: int) -> Self:
+    def moved(self, places: list[int], classes: int) -> SparseSums:
         """The same with class i at places[i] of `classes`; it is dropped at −1."""
-        sums = self.tensors()
         kept = [old for old, new in enumerate(places) if new >= 0]
         new = [places[old] for old in kept]
-        for name in ("cross", "weights", "counts"):
-            before = sums[name]
-            sums[name] = np.zeros((*before.shape[:-1], classes), dtype=before.dtype)
-            sums[name][..., new] = before[..., kept]
-        return type(self)(**sums)
+
+        def move(before: NDArray[Any]) -> NDArray[Any]:
+            after = np.zeros((*before.shape[:-1], classes), dtype=before.dtype)
+            after[..., new] = before[..., kept]
+            return after
+
+        twin = copy.copy(self)
+        if places == list(range(classes)):
+            return twin
+        twin.room = {**self.room, "cross": move(self.room["cross"])}
+        twin.mixed = None if self.mixed is None else move(self.mixed)
+        twin.weights, twin.counts = move(self.weights), move(self.counts)
+        return twin
 
     def solve(self, ridge: float | None, inverse_frequency: bool) -> Solution:
         """Ridge regression on class indicators."""
@@ -118,34 +173,39 @@ class SparseSums:
         if not count:
             raise InputError("nothing is left to predict from: learn something first")
         unit = weight / count
-        seen = np.flatnonzero(self.present > 1e-9 * weight)
+        present = self.row("present")
+        seen = np.flatnonzero(present > 1e-9 * weight)
         scale = np.ones(len(seen))
         if inverse_frequency:
-            often = self.present[seen] / unit
+            often = present[seen] / unit
             scale = (1 + np.log((1 + count) / (1 + often))) / (1 + math.log(1 + count))
-        diagonal = self.squares[seen] / unit * scale**2
+        diagonal = self.row("squares")[seen] / unit * scale**2
         lam = (RIDGE if ridge is None else ridge) * max(float(diagonal.sum()) / count, 1e-300)
-        common = self.common / unit
+        classes = self.row("cross")[seen] / unit * scale[:, None]
+        loadings, common = self.row("products")[seen] / unit * scale[:, None], self.common / unit
+        there = np.flatnonzero(self.weights > 0)
+        if self.mixed is not None and len(there) <= MOST_CLASSES:
+            loadings = np.concatenate([loadings, classes[:, there]], axis=1)
+            mixed = self.mixed[:, there] / unit
+            common = np.block([[common, mixed], [mixed.T, np.diag(self.weights[there] / unit)]])
         common = common + NOISE * max(np.trace(common), 1e-300) / len(common) * np.eye(len(common))
-        factor = np.linalg.cholesky(common)
-        loadings = np.linalg.solve(factor, (self.products[seen] / unit * scale[:, None]).T).T  # [h, k]
+        loadings = solve_triangular(np.linalg.cholesky(common), loadings.T, lower=True, overwrite_b=True).T
         rest = np.clip(diagonal - np.square(loadings).sum(1), 0, None)
         inverse = 1 / (rest + lam)
         pulled = loadings * inverse[:, None]
         small = np.linalg.inv(np.eye(len(common)) + pulled.T @ loadings)
-        classes = self.cross[seen] / unit * scale[:, None]
         target = classes - classes.sum(1, keepdims=True) / max(1, np.count_nonzero(self.counts))
         weights = target * inverse[:, None]
         weights -= pulled @ (small @ (loadings.T @ weights))
         # Effective degrees of freedom: tr(G (G + λ)⁻¹) = h − λ tr((G + λ)⁻¹)
         trace = inverse.sum() - (small * (pulled.T @ pulled)).sum()
         leverage = min(max(len(seen) - lam * trace, 0.0) / count, 0.95)
-        there = np.flatnonzero(self.weights > 0)
         share = self.weights[there] / unit
         means = (classes[:, there] / share).T @ weights[:, there]
         sharpness = _sharpness(means, share, leverage)
-        full = np.zeros_like(self.cross)
-        full[seen] = weights * scale[:, None]
+        full = np.zeros((self.columns, len(self.counts)))
+        found = np.flatnonzero(self.place >= 0)
+        full[found[np.argsort(self.place[found])][seen]] = weights * scale[:, None]
         return Solution(full, lam, sharpness)
 
 

@@ -16,21 +16,20 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.preprocessing import normalize
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from rwalk.classifier import closed_form_settings as settings
-from rwalk.classifier import records
-from rwalk.classifier.arrays import ArrayClassifier, Summable
-from rwalk.classifier.parameters import Takes
+from rwalk.classifier import files
+from rwalk.classifier.base import ArrayClassifier, Summable, Takes, checked_weights, positive
+from rwalk.classifier.encoders import texts_of
+from rwalk.classifier.files import Contents, Stored
 from rwalk.classifier.sparse_sums import Solution, SparseSums
-from rwalk.classifier.stored import Contents, Stored
 from rwalk.errors import InputError
-from rwalk.labels import array, columns_of, labels_of, merged, one_line
+from rwalk.labels import array, columns_of, labels_of, merged
 from rwalk.sealed import expect, is_whole
 
-COLUMNS = 1 << 15  # of hashed n-grams
-COMMON = 768  # columns whose products with all others are summed
+COLUMNS = 1 << 17  # of hashed n-grams
+COMMON = 512  # columns whose products with all others are summed
 MOST_DENSE = 4096  # columns of sparse inputs that are learned as vectors
 CHARACTERS = 0.7  # the length of a text's vector of character n-grams; that of words has 1
 ROWS = 4096  # hashed at a time
@@ -39,33 +38,6 @@ LETTERS = {"analyzer": "char_wb", "ngram_range": (3, 5)}
 SHORT_WORDS = {"token_pattern": r"(?u)\b\w{1,4}\b"}
 TRIPLES = {"analyzer": "char_wb", "ngram_range": (3, 3)}
 ROOM = ("texts", "sparse")
-
-
-def texts_of(X: Any) -> list[str] | None:
-    """The texts, if inputs are texts: a list, an array, a column of a table; None if they are anything else."""
-    if isinstance(X, str):
-        raise InputError("X is one text: give a list of texts")
-    if isinstance(X, Tensor) or sparse.issparse(X):
-        return None
-    if hasattr(X, "columns") and hasattr(X, "iloc"):  # a table of one column
-        if X.shape[1] != 1:
-            return None
-        X = X.iloc[:, 0]
-    if not isinstance(X, list | tuple):
-        values = np.asarray(X)
-        if values.dtype.kind not in "UOT":
-            return None
-        X = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
-        if X.ndim != 1:
-            return None
-    if not any(isinstance(each, str) for each in X):
-        return None
-    for place, each in enumerate(X):
-        if not isinstance(each, str):
-            raise InputError(
-                f"input {place} is {type(each).__name__}, where others are texts: give a text, or leave it out"
-            )
-    return [str(each) for each in X]
 
 
 def is_sparse(X: Any) -> bool:
@@ -121,8 +93,8 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
         every = merged(known, labels, announced)
         if afresh:
             width = COLUMNS if kind == "texts" else min(COLUMNS, X.shape[1])
-            size = COMMON if self.size is None else settings._positive("size", self.size)
-            sums = SparseSums.empty(width, min(size, width), len(every))
+            size = COMMON if self.size is None else positive("size", self.size, whole=True)
+            sums = SparseSums(width, min(size, width), len(every))
         else:
             self._check_width(X)
             sums = self._sums.moved(columns_of(known, every).tolist(), len(every))
@@ -130,7 +102,7 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
             self.n_features_in_ = X.shape[1]
         self._kind, self.classes_, self._sums, self._fit = kind, every, sums, None
         self._add(x, columns_of(labels, every).numpy(), weight)
-        self.input_shape_ = (len(sums.squares),)
+        self.input_shape_ = (sums.columns,)
         return self
 
     def _add(self, x: Any, y: NDArray[np.int64], weight: NDArray[np.float64]) -> None:
@@ -157,7 +129,7 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
         """Learn all that another has learned."""
         check_is_fitted(self)
         check_is_fitted(other)
-        if self._kind != other._kind or self._sums.products.shape != other._sums.products.shape:
+        if self._kind != other._kind or self._sums.shape != other._sums.shape:
             raise InputError(
                 "the two have learned inputs of different kinds or sizes: only equal ones can be merged"
             )
@@ -165,9 +137,8 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
             raise InputError("the two have learned inputs of different widths: only equal ones can be merged")
         every = merged(self.classes_, other.classes_)
         sums = self._sums.moved(columns_of(self.classes_, every).tolist(), len(every))
-        sums.products, sums.common = sums.products.copy(), sums.common.copy()
-        sums.squares, sums.present = sums.squares.copy(), sums.present.copy()
-        sums.merge(other._sums.moved(columns_of(other.classes_, every).tolist(), len(every)))
+        sums = copy.deepcopy(sums)
+        sums.take(other._sums.moved(columns_of(other.classes_, every).tolist(), len(every)).tensors())
         self._sums, self.classes_, self._fit = sums, every, None
         return self
 
@@ -175,8 +146,8 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
         """One that has learned nothing yet: for another worker, to be merged later."""
         check_is_fitted(self)
         twin = copy.copy(self)
-        columns, some = self._sums.products.shape
-        twin._sums = SparseSums.empty(columns, some, 0)
+        columns, some = self._sums.shape
+        twin._sums = SparseSums(columns, some, 0)
         twin.classes_, twin._fit = self.classes_[:0], None
         return twin
 
@@ -195,7 +166,7 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
     def _solution(self) -> Solution:
         check_is_fitted(self)
         if self._fit is None:
-            self._fit = self._sums.solve(settings.checked_ridge(self.ridge), self._kind == "texts")
+            self._fit = self._sums.solve(positive("ridge", self.ridge), self._kind == "texts")
         return self._fit
 
     def novelty(self, X: Any) -> NDArray[np.float64]:
@@ -253,16 +224,10 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
         labels, n = labels_of(array(y)), len(x) if found == "texts" else x.shape[0]
         if len(labels) != n or not n:
             raise InputError(f"{n} inputs but {len(labels)} labels: give one label per example, and at least one")
-        with one_line():
-            weight = _check_sample_weight(
-                array(sample_weight), np.zeros((n, 1)), dtype=np.float64, ensure_non_negative=True
-            )
-        some = np.flatnonzero(weight > 0)
-        if not len(some):
-            raise InputError("every example has the weight 0: give at least one a positive weight")
+        weight, some = checked_weights(sample_weight, np.zeros((n, 1)))
         if len(some) < n:
             x = [x[place] for place in some] if found == "texts" else x[some]
-        return found, x, labels[some], weight[some]
+        return found, x, labels[some], weight
 
     def _check_width(self, X: Any) -> None:
         if self._kind == "sparse" and X.shape[1] != self.n_features_in_:
@@ -270,7 +235,7 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
 
     def _portions(self, x: Any) -> Iterator[tuple[slice, Any, Any]]:
         """Rows, and their hashed inputs and common columns."""
-        columns, some = self._sums.products.shape
+        columns, some = self._sums.shape
         n = len(x) if self._kind == "texts" else x.shape[0]
         for start in range(0, n, ROWS):
             rows = slice(start, start + ROWS)
@@ -283,52 +248,50 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _contents(self) -> Contents:
-        sums = self._sums.tensors()
-        seen = np.flatnonzero(sums["present"])
-        for name in ("products", "squares", "present", "cross"):  # most columns never occur in few texts
-            sums[name] = sums[name][seen]
-        solution = self._solution()
-        sums |= {"seen": seen, "fit": solution.weights[seen]}
+        sums, solution = self._sums.tensors(), self._solution()
+        sums["fit"] = solution.weights[sums["seen"]]
         record = {
             "params": {"size": self.size, "ridge": self.ridge, "method": self.method},
             "kind": self._kind,
             "width": getattr(self, "n_features_in_", None),
-            "columns": list(self._sums.products.shape),
-            "classes": records.labels_to_json(self.classes_),
+            "columns": list(self._sums.shape),
+            "classes": files.labels_to_json(self.classes_),
             "fit": [solution.ridge, solution.sharpness, self.ridge],
         }
         return record, {name: torch.from_numpy(np.ascontiguousarray(each)) for name, each in sums.items()}
 
     @classmethod
     def _restored(cls, record: dict[str, Any], tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Self:
-        self = cls(**records.checked_params(record["params"], cls._get_param_names(), given))
+        self = cls(**files.checked_params(record["params"], cls._get_param_names(), given))
         expect(record["kind"] in ROOM and len(record["columns"]) == 2, "the kind of inputs")
         columns, some = record["columns"]
         expect(is_whole(columns, 1, COLUMNS + 1) and is_whole(some, 1, columns + 1), "the number of columns")
-        self._kind, self.classes_ = record["kind"], records.checked_labels(record["classes"])
+        self._kind, self.classes_ = record["kind"], files.checked_labels(record["classes"])
         if self._kind == "sparse":
             expect(is_whole(record["width"], MOST_DENSE + 1), "the number of columns")
             self.n_features_in_ = record["width"]
         arrays = {name: each.numpy() for name, each in tensors.items()}
-        seen, weights = arrays.pop("seen"), arrays.pop("fit")
+        seen, weights, classes = arrays["seen"], arrays.pop("fit"), len(self.classes_)
         expect(seen.dtype == np.int64 and seen.ndim == 1 and bool((np.diff(seen) > 0).all()), "the columns")
         expect(not len(seen) or (seen[0] >= 0 and seen[-1] < columns), "the columns")
-        sums = SparseSums.empty(columns, some, len(self.classes_))
-        expect(set(arrays) == set(sums.tensors()), "the list of tensors")
-        for name, each in sums.tensors().items():
-            own = arrays[name]
-            rows = name in ("products", "squares", "present", "cross")
-            expect(own.dtype == each.dtype and bool(np.isfinite(own).all()), name)
-            expect(own.shape == (len(seen), *each.shape[1:]) if rows else own.shape == each.shape, name)
-            each[seen if rows else ...] = own
-        sound = (sums.counts >= 0).all() and (sums.weights >= 0).all()
-        expect(bool(sound and (sums.present >= 0).all() and (sums.squares >= 0).all()), "the sums")
+        shapes = {"products": (len(seen), some), "squares": (len(seen),), "present": (len(seen),),
+                  "cross": (len(seen), classes), "mixed": (some, classes), "common": (some, some),
+                  "weights": (classes,), "counts": (classes,), "seen": (len(seen),)}  # fmt: skip
+        if "mixed" not in arrays:  # files of earlier versions
+            del shapes["mixed"]
+        expect(set(arrays) == set(shapes), "the list of tensors")
+        for name, shape in shapes.items():
+            whole = name in ("counts", "seen")
+            expect(arrays[name].shape == shape and arrays[name].dtype == (np.int64 if whole else np.float64), name)
+            expect(bool(np.isfinite(arrays[name]).all()), name)
+            expect(name in ("products", "cross", "mixed", "common") or bool((arrays[name] >= 0).all()), name)
+        self._sums, self._fit, self.input_shape_ = SparseSums(columns, some, classes), None, (columns,)
+        self._sums.take(arrays)
         ridge, sharpness, rule = record["fit"]
-        expect(weights.shape == (len(seen), len(self.classes_)) and weights.dtype == np.float64, "the fit")
+        expect(weights.shape == (len(seen), classes) and weights.dtype == np.float64, "the fit")
         expect(bool(np.isfinite(weights).all()) and type(ridge) is type(sharpness) is float, "the fit")
-        self._sums, self._fit, self.input_shape_ = sums, None, (columns,)
-        if rule == self.ridge and sums.counts.any():
-            full = np.zeros((columns, len(self.classes_)))
+        if rule == self.ridge and self._sums.counts.any():
+            full = np.zeros((columns, classes))
             full[seen] = weights
             self._fit = Solution(full, ridge, sharpness)
         return self

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rwalk import parts, sealed
-from rwalk.classifier import network_files as files
-from rwalk.classifier.lessons import Knowledge
-from rwalk.classifier.network import NetworkClassifier
+from rwalk.classifier.calls import Knowledge
+from rwalk.classifier.network import FORMAT, NetworkClassifier, contents
 from rwalk.engine import snapshots
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.snapshots import Snapshot
@@ -160,12 +159,11 @@ def refusal(spec: RunSpec) -> str | None:
 
 def write(path: Path, spec: RunSpec, fleet: Fleet, run: int, now: Snapshot) -> None:
     """One run of a fleet that has learned all its tasks, as a classifier's file."""
-    params = as_classifier(spec).get_params(deep=False)
-    stream = fleet.stream
-    saved = files.Saved(params, _labels(stream.class_names), tuple(stream.shape), [], known_to(fleet, run, now))
+    classifier, stream = as_classifier(spec), fleet.stream
+    classifier.classes_, classifier.input_shape_ = _labels(stream.class_names), tuple(stream.shape)
     try:
         with replacing(path) as beside:
-            sealed.write(beside, files.FORMAT, *files.contents(saved))
+            sealed.write(beside, FORMAT, *contents(classifier, known_to(fleet, run, now)))
             if stream.form is not None:
                 sealed.annotate(beside, {"form": stream.form.to_json()})
     except OSError as error:

@@ -1,0 +1,267 @@
+"""Parameters, arrays, devices, seeds and scores of all estimators, by scikit-learn's conventions."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import issparse
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, validate_data
+from torch import Tensor, nn
+
+from rwalk.engine.networks import Factory
+from rwalk.errors import InputError, first_line
+from rwalk.labels import array, inputs, labels_of, merged, one_line
+from rwalk.losses import Loss
+from rwalk.methods import Method
+from rwalk.projectors import Projector
+
+TORCH_READS = (np.float32, np.float64, np.float16, np.uint8, np.int16, np.int32, np.int64, np.bool_)
+CHANNELS = (1, 3, 4)  # of images whose channels come last
+
+
+class ArrayEstimator(BaseEstimator):  # type: ignore[misc]
+    """Learns from arrays of one shape, on one device."""
+
+    device: str | torch.device
+    random_state: int | np.random.RandomState | None
+    input_shape_: tuple[int, ...]
+    _dtype: Any = "numeric"  # inputs keep their type
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _device(self) -> torch.device:
+        name = self.device
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            return torch.empty(0, device=name).device
+        except (AssertionError, RuntimeError) as error:
+            reason = first_line(error)
+            raise InputError(f"device {str(name)!r} cannot be used ({reason}): set device='cpu'") from error
+
+    def _seed(self) -> int:
+        state = check_random_state(self.random_state)
+        return int(self.random_state) if isinstance(self.random_state, Integral) else int(state.randint(2**31 - 1))
+
+    def _inputs(self, X: Any) -> Tensor:
+        with one_line():
+            x = validate_data(self, self._dense(X), reset=False, dtype=self._dtype, allow_nd=True)
+        return self._of_known_shape(_tensor(x))
+
+    def _examples(
+        self, X: Any, y: Any, sample_weight: Any, afresh: bool, **checks: Any
+    ) -> tuple[Tensor, Any, Tensor]:
+        """Inputs, labels or targets, and weights; examples of weight 0 are left out."""
+        checks = {"dtype": self._dtype, "allow_nd": True, **checks}
+        with one_line():
+            x, y = validate_data(self, self._dense(X, afresh), array(y), reset=afresh, **checks)
+        weight, some = checked_weights(sample_weight, x)
+        if len(some) < len(x):
+            x, y = x[some], y[some]
+        x = _tensor(x)
+        return (x if afresh else self._of_known_shape(x)), y, torch.from_numpy(weight)
+
+    def _dense(self, X: Any, afresh: bool = False) -> Any:
+        """Inputs for scikit-learn's checks: sparse ones as arrays, the channels of images first."""
+        x = X.toarray() if issparse(X) else inputs(X)
+        shape = None if afresh else getattr(self, "input_shape_", None)
+        if isinstance(x, list | tuple) and len(np.shape(x[0] if len(x) else ())) == 3:
+            x = np.asarray(x)
+        given = tuple(np.shape(x)[1:]) if isinstance(x, np.ndarray) else ()
+        if len(given) != 3 or given == shape:
+            return x
+        last = given[2] in CHANNELS and given[0] not in CHANNELS and min(given[:2]) > max(CHANNELS)
+        return np.moveaxis(x, 3, 1) if last and shape in (None, (given[2], *given[:2])) else x
+
+    def _of_known_shape(self, x: Tensor) -> Tensor:
+        if tuple(x.shape[1:]) != self.input_shape_:
+            raise InputError(f"inputs have shape {list(x.shape[1:])}: give {list(self.input_shape_)}, as learned")
+        return x
+
+    def _names(self) -> list[str]:
+        """The columns' names, if the first inputs had any."""
+        return [*getattr(self, "feature_names_in_", [])]
+
+
+class Summable:
+    """Can be added up, because it can merge."""
+
+    def merge(self, other: Self) -> Self:
+        """Learn everything that another one has learned."""
+        raise NotImplementedError
+
+    def __add__(self, other: Any) -> Self:
+        """A new one that has learned the examples of both."""
+        return copy.deepcopy(self).merge(other) if type(other) is type(self) else NotImplemented
+
+    def __radd__(self, other: Any) -> Self:
+        # sum() begins with 0.
+        return copy.deepcopy(self) if isinstance(other, int) and other == 0 else NotImplemented
+
+
+class ArrayClassifier(ClassifierMixin, ArrayEstimator):  # type: ignore[misc]
+    """Predicts the class of the highest score."""
+
+    classes_: NDArray[Any]
+
+    def _scores(self, X: Any) -> Tensor:
+        """A score for every class of `classes_`, −∞ for one only announced: float64 [n, classes], on the CPU."""
+        raise NotImplementedError
+
+    def _sharpness(self) -> float:
+        """The factor of scores whose softmax is a probability."""
+        return 1.0
+
+    def decision_function(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
+        """A score per class, the highest the most likely; for two classes, the lead of the second."""
+        scores = self._scores(X)
+        if scores.shape[1] == 2:
+            scores = scores[:, 1] - scores[:, 0]
+        return cast(NDArray[np.float64], scores.numpy())
+
+    def predict(self, X: ArrayLike | Tensor) -> NDArray[Any]:
+        """The most likely of all classes learned."""
+        best = self._scores(X).argmax(1).numpy()
+        predicted: NDArray[Any] = self.classes_[best]
+        return predicted
+
+    def predict_proba(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
+        """Probabilities, a column for each of `classes_`; classes only announced have 0."""
+        scores = self._scores(X)
+        probability: NDArray[np.float64] = (self._sharpness() * scores).softmax(1).numpy()
+        return probability
+
+    def predict_log_proba(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
+        """Logarithms of `predict_proba`."""
+        scores = self._scores(X)
+        probability: NDArray[np.float64] = (self._sharpness() * scores).log_softmax(1).numpy()
+        return probability
+
+    def score(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> float:
+        """The accuracy."""
+        # scikit-learn's own method sorts the labels, and not all can be sorted.
+        predicted, labels = self.predict(X), labels_of(y)
+        merged(self.classes_, labels)  # 1 is not "1": mixing them is an error
+        if len(predicted) != len(labels):
+            raise InputError(f"{len(predicted)} inputs but {len(labels)} labels: give one label per example")
+        right = np.array([guess == label for guess, label in zip(predicted, labels, strict=True)], dtype=float)
+        return float(np.average(right, weights=None if sample_weight is None else np.asarray(sample_weight)))
+
+
+class Parameters(ArrayClassifier):
+    """The parameters of all estimators, declared once; `IncrementalClassifier` documents them."""
+
+    def __init__(
+        self,
+        *,
+        method: str | Method | Loss | Projector | None = "closed-form",
+        network: str | Factory | nn.Module | None = None,
+        encoder: Any = None,
+        backbone: str = "frozen",
+        features: str = "auto",
+        size: int | None = None,
+        ridge: float | None = None,
+        class_weight: str | Mapping[Any, float] | None = None,
+        half_life: float | None = None,
+        ledger: bool = False,
+        standardize: bool = True,
+        mirror: bool | None = None,
+        warm_up: int = 100,
+        dtype: str | None = None,
+        lam: float | str | None = None,
+        memory: int | None = None,
+        memory_total: int | None = None,
+        sampler: str = "mof",
+        epochs: int | None = None,
+        batch_size: int = 64,
+        learning_rate: float = 1e-3,
+        device: str | torch.device = "cpu",
+        random_state: int | np.random.RandomState | None = 0,
+        verbose: bool | int = False,
+    ) -> None:
+        given = dict(locals())
+        for name in DECLARED:
+            setattr(self, name, given[name])
+
+    # Messages about wrong arguments show the public name.
+    __init__.__qualname__ = "IncrementalClassifier"
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+DECLARED = dict([*inspect.signature(Parameters.__init__).parameters.items()][1:])
+
+
+class Takes:
+    """Base of estimators that take some of these parameters: a subclass names them in `_takes`."""
+
+    _takes: ClassVar[tuple[str, ...]]
+    _defaults: ClassVar[Mapping[str, Any]] = {}  # where they differ from those declared above
+
+    def __init__(self, **given: Any) -> None:
+        raise NotImplementedError
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "_takes" not in cls.__dict__:
+            return
+        default = {each: cls._defaults.get(each, DECLARED[each].default) for each in cls._takes}
+        own = [DECLARED[each].replace(default=value) for each, value in default.items()]
+        myself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        signature = inspect.Signature([myself, *own])
+
+        def __init__(self: Any, **given: Any) -> None:
+            bound = signature.bind(self, **given)
+            bound.apply_defaults()
+            for each in own:
+                setattr(self, each.name, bound.arguments[each.name])
+
+        __init__.__signature__ = signature  # type: ignore[attr-defined]
+        cls.__init__ = __init__  # type: ignore[method-assign]
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def checked_weights(sample_weight: Any, x: Any) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """The weights of examples that have any, and the places of these examples."""
+    with one_line():
+        weight = _check_sample_weight(array(sample_weight), x, dtype=np.float64, ensure_non_negative=True)
+    some = np.flatnonzero(weight > 0)
+    if not len(some):
+        raise InputError("every example has the weight 0: give at least one a positive weight")
+    return weight[some], some
+
+
+def positive(name: str, value: Any, whole: bool = False, least: float = 0.0) -> Any:
+    """A parameter that is a positive number, or None."""
+    if value is None:
+        return None
+    kind = Integral if whole else Real
+    if not isinstance(value, kind) or not max(least, 5e-324) <= float(value) < np.inf:
+        noun = "positive whole number" if whole else f"number of {least:g} or more" if least else "positive number"
+        raise InputError(f"{name}={value!r} is no {noun}: give one, or None")
+    number = float(value)
+    return round(number) if whole else number
+
+
+def _tensor(x: NDArray[Any]) -> Tensor:
+    """The array's own memory where torch can read it, else a copy."""
+    if x.dtype not in TORCH_READS:
+        x = x.astype(np.float64)
+    return torch.from_numpy(x if x.flags.writeable and x.flags.c_contiguous else x.copy())
