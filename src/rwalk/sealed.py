@@ -55,9 +55,27 @@ def forms(file: Any) -> dict[str, Form]:
     return {name: Form(DTYPES.get(s.get_dtype()), tuple(s.get_shape())) for name, s in slices.items()}
 
 
-def write(path: Path, kind: str, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """All of it or nothing, and on the disk when this returns."""
-    _save(path, tensors, metadata(kind, json.dumps(record), tensors))
+def write(
+    path: Path,
+    kind: str,
+    record: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    note: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a file completely or not at all; it is on the disk when this returns.
+
+    Args:
+        path: The file.
+        kind: Its format.
+        record: Everything but tensors.
+        tensors: The tensors by name.
+        note: A second record, for readers that look for one.
+    """
+    about = metadata(kind, json.dumps(record), tensors)
+    if note is not None:
+        text = json.dumps(note)
+        about |= {NOTE: text, f"{NOTE}.sha256": _checksum(text, {})}
+    _save(path, tensors, about)
 
 
 def _save(path: Path, tensors: Mapping[str, Tensor], about: dict[str, str]) -> None:
@@ -89,13 +107,6 @@ def read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         raise
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise _unreadable(path, error) from error
-
-
-def annotate(path: Path, note: Mapping[str, Any]) -> None:
-    """Write a note into a file that is there already; whoever does not ask for it does not see it."""
-    found, tensors = read(path)
-    text = json.dumps(note)
-    _save(path, tensors, {**found, NOTE: text, f"{NOTE}.sha256": _checksum(text, {})})
 
 
 def note_of(path: Path) -> dict[str, Any] | None:

@@ -29,6 +29,10 @@ from rwalk.classifier.files import reading
 from rwalk.classifier.network import AUTO, NetworkClassifier
 from rwalk.classifier.texts import TextClassifier, is_sparse
 from rwalk.data import samplers
+from rwalk.data.datasets import TableEncoder
+from rwalk.data.datasets.columns import IDENTIFIER
+from rwalk.data.portions import form_from_json
+from rwalk.data.streams import Form
 from rwalk.errors import InputError, unknown
 from rwalk.labels import array
 
@@ -103,14 +107,16 @@ class IncrementalClassifier(Summable, Parameters):
     """
 
     _inner: Family
+    form_: Form | None = None
 
     # ── learning ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def fit(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> Self:
         """Forget everything, then learn this."""
+        form, X = form_of_table(X, self.encoder)
         inner = _made(self, X)
         inner.fit(X, y, **_weights(inner, sample_weight))
-        self._inner = inner
+        self._inner, self.form_ = inner, form
         return self
 
     def partial_fit(
@@ -128,9 +134,14 @@ class IncrementalClassifier(Summable, Parameters):
         """
         if isinstance(X, Iterator):
             return self._learn_each(X, classes, sample_weight)
-        inner = self._current() if self.__sklearn_is_fitted__() else _made(self, X)
-        inner.partial_fit(X, y, classes, **_weights(inner, sample_weight))
-        self._inner = inner
+        inputs: Any = X
+        if self.__sklearn_is_fitted__():
+            inner, form, inputs = self._current(), self.form_, self._encoded(X)
+        else:
+            form, inputs = (self.form_, X) if self.form_ else form_of_table(X, self.encoder)
+            inner = _made(self, inputs)
+        inner.partial_fit(inputs, y, classes, **_weights(inner, sample_weight))
+        self._inner, self.form_ = inner, form
         return self
 
     def _learn_each(self, items: Iterator[Any], classes: Any, sample_weight: Any) -> Self:
@@ -153,7 +164,7 @@ class IncrementalClassifier(Summable, Parameters):
 
         A class none of whose examples are left is gone from `classes_`.
         """
-        self._sums().forget(X, y, sample_weight)
+        self._sums().forget(self._encoded(X), y, sample_weight)
         return self
 
     def merge(self, other: Self) -> Self:
@@ -161,6 +172,8 @@ class IncrementalClassifier(Summable, Parameters):
         mine, theirs = self._sums(), other._sums()
         if type(mine) is not type(theirs):
             raise InputError("one has learned texts and the other has not: only equal kinds can be merged")
+        if self.form_ != other.form_:
+            raise InputError("its inputs are made of other columns or images")
         mine.merge(theirs)
         return self
 
@@ -196,10 +209,10 @@ class IncrementalClassifier(Summable, Parameters):
 
         It is the share of inputs of known classes that are less novel: 0.95 and more is rare among them.
         """
-        return self._sums().novelty(X)
+        return self._sums().novelty(self._encoded(X))
 
     def _scores(self, X: Any) -> Tensor:
-        return self._current()._scores(X)
+        return self._current()._scores(self._encoded(X))
 
     def _sharpness(self) -> float:
         return self._current()._sharpness()
@@ -207,6 +220,9 @@ class IncrementalClassifier(Summable, Parameters):
     def __getattr__(self, name: str) -> Any:
         """What was learned, under the names of the family that learned it."""
         if not name.startswith("__") and name.endswith("_") and "_inner" in self.__dict__:
+            names = None if self.form_ is None else names_of(self.form_)
+            if names is not None and name in ("feature_names_in_", "n_features_in_"):
+                return names if name == "feature_names_in_" else len(names)
             return getattr(self._current(), name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -218,7 +234,8 @@ class IncrementalClassifier(Summable, Parameters):
         Closed form writes sums, networks their parameters and exemplars. Code is not written: a network or a
         method of your own has to be given to `load` again. Labels must be strings or numbers.
         """
-        self._current().save(path)
+        self._current().form_ = self.form_
+        self._inner.save(path)
 
     @classmethod
     def load(cls, path: str | Path, **params: Any) -> Self:
@@ -227,12 +244,30 @@ class IncrementalClassifier(Summable, Parameters):
         Nothing in the file is executed, and all of it is checked.
         """
         with reading(path):
-            form = sealed.header(Path(path)).get("format")
+            kind = sealed.header(Path(path)).get("format") or ""
+            note = sealed.note_of(Path(path))
+            form = None if note is None else form_from_json(note["form"])
         # An unknown format is refused by any family.
-        inner = FORMATS.get(form or "", ClosedFormClassifier).load(path, **params)
+        inner = FORMATS.get(kind, ClosedFormClassifier).load(path, **params)
         self = cls(**inner.get_params(deep=False))
-        self._inner = inner
+        self._inner, self.form_ = inner, form
         return self
+
+    # ── tables ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _encoded(self, X: Any) -> Any:
+        """The inputs of a DataFrame's rows, if the first inputs were one with text; else X as it is."""
+        if not isinstance(self.form_, TableEncoder) or not is_frame(X):
+            return X
+        _check_values(X, [column.name for column in self.form_.columns])
+        return self.form_.transform(X)
+
+    def features_of(self, X: ArrayLike | Tensor) -> NDArray[Any]:
+        """The features of these inputs in closed form: `coef_` and `intercept_` apply to them."""
+        inner = self._sums()
+        if not isinstance(inner, ClosedFormClassifier):
+            raise InputError("texts have no features but hashed n-grams: give vectors, or an encoder=")
+        return inner.features_of(self._encoded(X))
 
     # ── the family behind it ──────────────────────────────────────────────────────────────────────────────────
 
@@ -317,3 +352,46 @@ def _given(estimator: Parameters) -> list[str]:
         if not (value is default or (type(value) is type(default) and value == default)):
             given.append(name)
     return given
+
+
+# ── DataFrames ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def is_frame(X: Any) -> bool:
+    """Whether inputs are a table with named columns."""
+    return hasattr(X, "columns") and hasattr(X, "iloc")
+
+
+def form_of_table(X: Any, encoder: Any) -> tuple[TableEncoder | None, Any]:
+    """How rows of a DataFrame become inputs, and these inputs; None for plain numbers, and for texts to encode.
+
+    Columns of text and columns that number the rows are read as `rwalk fit` reads those of a file.
+    """
+    if encoder is not None or not is_frame(X) or not len(X) or texts_of(X) is not None:
+        return None, X
+    kinds = [getattr(kind, "kind", "O") for kind in X.dtypes]
+    named = [name for name in X.columns if isinstance(name, str) and IDENTIFIER.fullmatch(name)]
+    if not named and all(kind in "biufMmcV" for kind in kinds):
+        return None, X  # dates and complex numbers are refused there
+    _check_values(X, [str(name) for name in X.columns])
+    form = TableEncoder.fit(X, labelled=False)
+    if form.id is None and all(column.values is None for column in form.columns):
+        return None, X
+    if form.id is not None:
+        warnings.warn(f"column {form.id!r} is not learned: it numbers or names the rows", stacklevel=3)
+    return form, form.transform(X)
+
+
+def names_of(form: Form) -> Any:
+    """The columns of a table that are learned; None for other inputs."""
+    return np.array([each.name for each in form.columns], dtype=object) if isinstance(form, TableEncoder) else None
+
+
+def _check_values(X: Any, names: list[str]) -> None:
+    """Refuse a DataFrame with gaps in these columns."""
+    for place, name in enumerate(X.columns):
+        if str(name) in names and (missing := np.asarray(X.iloc[:, place].isna())).any():
+            row = int(missing.argmax()) + 1
+            raise InputError(
+                f"row {row} has no value in column {name!r}: fill it in, or leave the row or column out"
+            )

@@ -21,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from rwalk import sealed
+from rwalk.data.streams import Form
 from rwalk.engine.networks import NETWORKS
 from rwalk.errors import InputError, unknown
 from rwalk.sealed import expect, is_whole
@@ -37,6 +38,8 @@ class Stored:
 
     _formats: ClassVar[tuple[str, ...]]  # that can be read; the first is the one written
 
+    form_: Form | None = None  # how files or tables become inputs; None for arrays
+
     def save(self, path: str | Path) -> None:
         """Write everything into one safetensors file, completely or not at all; `load` continues exactly from it.
 
@@ -44,7 +47,8 @@ class Stored:
         numbers.
         """
         check_is_fitted(self)
-        sealed.write(Path(path), self._formats[0], *self._contents())
+        note = None if self.form_ is None else {"form": self.form_.to_json()}
+        sealed.write(Path(path), self._formats[0], *self._contents(), note)
 
     @classmethod
     @few_threads()

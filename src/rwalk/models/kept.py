@@ -163,9 +163,8 @@ def write(path: Path, spec: RunSpec, fleet: Fleet, run: int, now: Snapshot) -> N
     classifier.classes_, classifier.input_shape_ = _labels(stream.class_names), tuple(stream.shape)
     try:
         with replacing(path) as beside:
-            sealed.write(beside, FORMAT, *contents(classifier, known_to(fleet, run, now)))
-            if stream.form is not None:
-                sealed.annotate(beside, {"form": stream.form.to_json()})
+            note = None if stream.form is None else {"form": stream.form.to_json()}
+            sealed.write(beside, FORMAT, *contents(classifier, known_to(fleet, run, now)), note)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
 

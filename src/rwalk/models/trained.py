@@ -8,19 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rwalk import sealed
 from rwalk.classifier import IncrementalClassifier
 from rwalk.classifier.closed_form import METHODS as CLOSED_FORM
 from rwalk.data.datasets import TableEncoder
-from rwalk.data.portions import Portion, Source, form_from_json
+from rwalk.data.portions import Portion, Source
 from rwalk.data.streams import Form
 from rwalk.errors import InputError
-from rwalk.files import replacing
 
 MOST_INPUTS = 20_000  # of a table: all products of two of them are summed, in 3 GB
 
@@ -30,7 +28,11 @@ class Trained:
     """A classifier, and how files become its inputs; None if that is not known."""
 
     classifier: IncrementalClassifier
-    form: Form | None = None
+
+    @property
+    def form(self) -> Form | None:
+        """How files become inputs; None if that is not known."""
+        return self.classifier.form_
 
     @classmethod
     def begun(cls, form: Form) -> Trained:
@@ -40,11 +42,13 @@ class Trained:
                 f"the table makes {form.shape[0]:,} inputs, whose products would fill the memory: keep at most "
                 f"{MOST_INPUTS:,}, and leave columns out with --drop"
             )
-        return cls(IncrementalClassifier(), form)
+        classifier = IncrementalClassifier()
+        classifier.form_ = form
+        return cls(classifier)
 
     def fresh(self) -> Trained:
         """A new one that reads inputs in the same way: the two can be merged later."""
-        return Trained(self._closed("begin another").fresh(), self.form)
+        return Trained(self._closed("begin another").fresh())
 
     def learn(self, portion: Portion) -> int:
         """Learn a portion; the number of its examples."""
@@ -63,8 +67,6 @@ class Trained:
         self._closed("forget").forget(portion.x, portion.y)
 
     def merge(self, other: Trained) -> None:
-        if self.form != other.form:
-            raise InputError("its inputs are made of other columns or images")
         self._closed("merge").merge(other._closed("merge"))
 
     def _closed(self, verb: str) -> IncrementalClassifier:
@@ -73,26 +75,13 @@ class Trained:
         return self.classifier
 
     def save(self, path: Path) -> None:
-        """All of it or nothing."""
-        try:
-            with replacing(path) as beside:
-                self.classifier.save(beside)
-                if self.form is not None:
-                    sealed.annotate(beside, {"form": self.form.to_json()})
-        except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+        """Write it completely or not at all."""
+        self.classifier.save(path)
 
 
-def load(path: Path) -> Trained:
-    """A classifier from its file."""
-    try:
-        note = sealed.note_of(path)
-        form = None if note is None else form_from_json(note["form"])
-    except InputError as error:
-        raise InputError(f"{path} cannot be loaded: {error}") from error
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise InputError(f"{path} is damaged (the form of its inputs): use another copy") from error
-    return Trained(IncrementalClassifier.load(path), form)
+def load(path: Path, **params: Any) -> Trained:
+    """A classifier from its file; parameters that are code have to be given again."""
+    return Trained(IncrementalClassifier.load(path, **params))
 
 
 class Learned(NamedTuple):
