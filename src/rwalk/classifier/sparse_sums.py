@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import copy
 import math
+import zlib
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 from scipy.linalg import solve_triangular
 
 from rwalk.errors import InputError
@@ -32,6 +34,8 @@ MOST_CLASSES = 1000  # among t: the system to solve grows with them
 DRAWS = 4000
 ASTRAY = 0.01  # of examples look like another class
 SHARPEST = 1000.0
+SAMPLE, ENOUGH = 400, 50  # examples that probabilities are measured on, at most and at least
+MOST_LEVERAGE = 0.95
 ROWS = ("products", "squares", "present", "cross")  # sums with a row for every column that has occurred
 Array = NDArray[np.float64]
 
@@ -42,6 +46,39 @@ class Solution(NamedTuple):
     weights: Array  # [H, C]
     ridge: float
     sharpness: float
+
+
+class Sample(NamedTuple):
+    """Examples that probabilities are measured on, chosen by hashes of their inputs, whatever their order."""
+
+    keys: NDArray[np.uint64]
+    x: Any  # [n, H], in CSR
+    s: Any  # [n, k], in CSR
+    y: NDArray[np.int64]
+    weight: Array
+    seen: int  # examples it was drawn from
+
+    @classmethod
+    def of(cls, x: Any, s: Any, y: NDArray[np.int64], weight: Array) -> Sample:
+        rows = zip(x.indptr[:-1], x.indptr[1:], strict=True)
+        hashes = [zlib.crc32(x.indices[a:b].tobytes() + x.data[a:b].tobytes()) for a, b in rows]
+        return cls(np.array(hashes, dtype=np.uint64), x, s, y, weight, len(y)).first()
+
+    def first(self, most: int = SAMPLE) -> Sample:
+        """The same, with at most so many examples."""
+        kept = np.argsort(self.keys, kind="stable")[:most]
+        return Sample(self.keys[kept], self.x[kept], self.s[kept], self.y[kept], self.weight[kept], self.seen)
+
+    def joined(self, other: Sample) -> Sample:
+        """A sample of all examples that either was drawn from."""
+        x, s = (sparse.vstack(pair).tocsr() for pair in ((self.x, other.x), (self.s, other.s)))
+        keys, y = np.concatenate([self.keys, other.keys]), np.concatenate([self.y, other.y])
+        weight = np.concatenate([self.weight, other.weight])
+        return Sample(keys, x, s, y, weight, self.seen + other.seen).first()
+
+    def moved(self, places: list[int]) -> Sample:
+        """The same with class i at places[i]."""
+        return self._replace(y=np.array(places, dtype=np.int64)[self.y])
 
 
 class SparseSums:
@@ -167,6 +204,18 @@ class SparseSums:
         twin.weights, twin.counts = move(self.weights), move(self.counts)
         return twin
 
+    def measured(self, ridge: float | None, inverse_frequency: bool, sample: Sample) -> float | None:
+        """The factor of scores, measured on a sample that a second solution lacks; None if it is too small."""
+        sample = sample.first(min(SAMPLE, int(self.counts.sum()) // 5))
+        if len(sample.y) < ENOUGH or 2 * sample.seen < self.counts.sum():
+            return None
+        rest = copy.deepcopy(self)
+        rest.add(sample.x, sample.s, sample.y, sample.weight, -1)
+        there = np.flatnonzero(rest.counts > 0)
+        known = np.isin(sample.y, there)
+        scores = (sample.x @ rest.solve(ridge, inverse_frequency).weights)[known][:, there]
+        return _best_factor(scores, np.searchsorted(there, sample.y[known])) if known.any() else None
+
     def solve(self, ridge: float | None, inverse_frequency: bool) -> Solution:
         """Ridge regression on class indicators."""
         count, weight = int(self.counts.sum()), float(self.weights.sum())
@@ -197,16 +246,16 @@ class SparseSums:
         target = classes - classes.sum(1, keepdims=True) / max(1, np.count_nonzero(self.counts))
         weights = target * inverse[:, None]
         weights -= pulled @ (small @ (loadings.T @ weights))
-        # Effective degrees of freedom: tr(G (G + λ)⁻¹) = h − λ tr((G + λ)⁻¹)
-        trace = inverse.sum() - (small * (pulled.T @ pulled)).sum()
-        leverage = min(max(len(seen) - lam * trace, 0.0) / count, 0.95)
-        share = self.weights[there] / unit
-        means = (classes[:, there] / share).T @ weights[:, there]
-        sharpness = _sharpness(means, share, leverage)
         full = np.zeros((self.columns, len(self.counts)))
         found = np.flatnonzero(self.place >= 0)
-        full[found[np.argsort(self.place[found])][seen]] = weights * scale[:, None]
-        return Solution(full, lam, sharpness)
+        found = found[np.argsort(self.place[found])][seen]
+        full[found] = weights * scale[:, None]
+        # Effective degrees of freedom: tr(G (G + λ)⁻¹) = h − λ tr((G + λ)⁻¹)
+        trace = inverse.sum() - (small * (pulled.T @ pulled)).sum()
+        leverage = min(max(len(seen) - lam * trace, 0.0) / count, MOST_LEVERAGE)
+        share = self.weights[there] / unit
+        means = (classes[:, there] / share).T @ weights[:, there]
+        return Solution(full, lam, _sharpness(means, share, leverage))
 
 
 def _sharpness(means: Array, share: Array, leverage: float) -> float:

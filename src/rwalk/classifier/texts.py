@@ -23,7 +23,7 @@ from rwalk.classifier import files
 from rwalk.classifier.base import ArrayClassifier, Summable, Takes, checked_weights, positive
 from rwalk.classifier.encoders import texts_of
 from rwalk.classifier.files import Contents, Stored
-from rwalk.classifier.sparse_sums import Solution, SparseSums
+from rwalk.classifier.sparse_sums import Sample, Solution, SparseSums
 from rwalk.errors import InputError
 from rwalk.labels import array, columns_of, labels_of, merged
 from rwalk.sealed import expect, is_whole
@@ -69,6 +69,9 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
     _sums: SparseSums
     _kind: str
     _fit: Solution | None
+    _sample: Sample | None = None  # in memory only: no file holds examples
+    _factor: float | None = None  # of scores whose softmax is a probability, once it is measured
+    _measured: float | None = None  # the factor of scores, when the sample was last dropped
 
     # ── learning ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -100,6 +103,10 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
             sums = self._sums.moved(columns_of(known, every).tolist(), len(every))
         if kind == "sparse" and afresh:
             self.n_features_in_ = X.shape[1]
+        if afresh:
+            self._sample = self._measured = None
+        elif self._sample is not None:
+            self._sample = self._sample.moved(columns_of(known, every).tolist())
         self._kind, self.classes_, self._sums, self._fit = kind, every, sums, None
         self._add(x, columns_of(labels, every).numpy(), weight)
         self.input_shape_ = (sums.columns,)
@@ -108,6 +115,8 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
     def _add(self, x: Any, y: NDArray[np.int64], weight: NDArray[np.float64]) -> None:
         for rows, columns, some in self._portions(x):
             self._sums.add(columns, some, y[rows], weight[rows])
+            drawn = Sample.of(columns, some, y[rows], weight[rows])
+            self._sample = drawn if self._sample is None else self._sample.joined(drawn)
 
     def forget(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Become what it would be had it never learned these examples."""
@@ -118,8 +127,10 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
         if (columns < 0).any():
             raise InputError("an example of an unknown class is to be forgotten: give only what was learned")
         sums = self._sums
+        measured = self._sharpness()
         for rows, part, some in self._portions(x):
             sums = sums.removed(part, some, columns.numpy()[rows], weight[rows])
+        self._sample, self._measured = None, measured  # it may hold texts that are to be forgotten
         gone = (self._sums.counts > 0) & (sums.counts == 0)
         places = np.where(gone, -1, np.cumsum(~gone) - 1).tolist()
         self._sums, self.classes_, self._fit = sums.moved(places, int((~gone).sum())), self.classes_[~gone], None
@@ -139,6 +150,9 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
         sums = self._sums.moved(columns_of(self.classes_, every).tolist(), len(every))
         sums = copy.deepcopy(sums)
         sums.take(other._sums.moved(columns_of(other.classes_, every).tolist(), len(every)).tensors())
+        if self._sample is not None and other._sample is not None:
+            mine = self._sample.moved(columns_of(self.classes_, every).tolist())
+            self._sample = mine.joined(other._sample.moved(columns_of(other.classes_, every).tolist()))
         self._sums, self.classes_, self._fit = sums, every, None
         return self
 
@@ -148,7 +162,7 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
         twin = copy.copy(self)
         columns, some = self._sums.shape
         twin._sums = SparseSums(columns, some, 0)
-        twin.classes_, twin._fit = self.classes_[:0], None
+        twin.classes_, twin._fit, twin._sample = self.classes_[:0], None, None
         return twin
 
     # ── using ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -161,11 +175,20 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
         return torch.from_numpy(scores).masked_fill(torch.from_numpy(self._sums.counts == 0), -torch.inf)
 
     def _sharpness(self) -> float:
-        return self._solution().sharpness
+        """Measured when a probability is first asked for: it takes a second solution."""
+        solution = self._solution()
+        if self._factor is None:
+            drawn = self._sample
+            if drawn is not None:
+                self._factor = self._sums.measured(positive("ridge", self.ridge), self._kind == "texts", drawn)
+            if self._factor is None:
+                self._factor = solution.sharpness if self._measured is None else self._measured
+        return self._factor
 
     def _solution(self) -> Solution:
         check_is_fitted(self)
         if self._fit is None:
+            self._factor = None
             self._fit = self._sums.solve(positive("ridge", self.ridge), self._kind == "texts")
         return self._fit
 
@@ -249,6 +272,8 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
 
     def _contents(self) -> Contents:
         sums, solution = self._sums.tensors(), self._solution()
+        self._factor = self._measured = self._sharpness()
+        self._sample = None
         sums["fit"] = solution.weights[sums["seen"]]
         record = {
             "params": {"size": self.size, "ridge": self.ridge, "method": self.method},
@@ -256,7 +281,7 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
             "width": getattr(self, "n_features_in_", None),
             "columns": list(self._sums.shape),
             "classes": files.labels_to_json(self.classes_),
-            "fit": [solution.ridge, solution.sharpness, self.ridge],
+            "fit": [solution.ridge, self._factor, self.ridge],
         }
         return record, {name: torch.from_numpy(np.ascontiguousarray(each)) for name, each in sums.items()}
 
@@ -290,6 +315,7 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
         ridge, sharpness, rule = record["fit"]
         expect(weights.shape == (len(seen), classes) and weights.dtype == np.float64, "the fit")
         expect(bool(np.isfinite(weights).all()) and type(ridge) is type(sharpness) is float, "the fit")
+        self._measured = sharpness
         if rule == self.ridge and self._sums.counts.any():
             full = np.zeros((columns, classes))
             full[seen] = weights

@@ -42,6 +42,9 @@ def fit(
     drop: Drop = None,
     missing: Missing = "refuse",
     size: Size = None,
+    text: Annotated[
+        str | None, typer.Option(help="of a table: learn the texts in this column, and nothing else")
+    ] = None,
     holdout: Annotated[
         float | None,
         typer.Option(help="measure the accuracy on this fraction, such as 0.2, then learn it too"),
@@ -80,7 +83,7 @@ def fit(
         from rwalk.models import learn
 
         reading = Reading(label, None, tuple(drop or ()), missing, size)
-        trained, source = _begun(data, reading, go_on, like)
+        trained, source = _begun(data, reading, go_on, like, text)
         for note in source.notes:
             to_stderr(note)
         working(f"learning {_names(data)}")
@@ -195,15 +198,20 @@ def _in_parts(trained: Trained, source: Source, executor: str, workers: int | No
             raise SystemExit(128 + (interrupts.caught or 2)) from None
 
 
-def _begun(data: list[Path], reading: Reading, go_on: Path | None, like: Path | None) -> tuple[Trained, Source]:
+def _begun(
+    data: list[Path], reading: Reading, go_on: Path | None, like: Path | None, text: str | None
+) -> tuple[Trained, Source]:
     """The model that learns, and its source: new, continued, or created like another."""
     from rwalk.data.portions import source
+    from rwalk.errors import InputError
     from rwalk.models import Trained, load
 
     if earlier := go_on or like:
+        if text is not None:
+            raise InputError(f"{earlier} determines how files are read: drop --text")
         known = load(earlier)
         return known if go_on else known.fresh(), _source(data, reading, known, earlier, labelled=True)
-    found = source(data, reading)
+    found = source(data, reading, text=text)
     return Trained.begun(found.form), found
 
 

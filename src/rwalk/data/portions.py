@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rwalk.data.arrays import as_labels, shuffled
-from rwalk.data.datasets.columns import as_texts
-from rwalk.data.datasets.encoder import TableEncoder
+from rwalk.data.datasets.columns import IDENTIFIER, MOST_CLASSES, ColumnScan, absent_in, as_texts
+from rwalk.data.datasets.encoder import USUAL_LABELS, TableEncoder
 from rwalk.data.datasets.files import OF_IMAGES, OF_TABLES, Reading, arrays_of
 from rwalk.data.datasets.images import (
     ImageForm,
@@ -31,6 +31,7 @@ from rwalk.files import at_home
 
 PLACES = ("file", "row")
 RESERVED = (*PLACES, "label", "probability")  # names of other columns of predictions
+TEXTS = 4096  # that are held at a time
 BYTES = 1 << 26  # of images or arrays that are held at a time
 
 
@@ -58,7 +59,50 @@ class ArrayForm:
         return cls(tuple(record["shape"]))
 
 
-FORMS: dict[str, Any] = {"table": TableEncoder, "images": ImageForm, "arrays": ArrayForm}
+@dataclass(frozen=True)
+class TextForm:
+    """Inputs are the texts in one column of a table; other columns are not learned."""
+
+    text: str
+    label: str
+    whole: bool  # whether classes are whole numbers
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """One text."""
+        return (1,)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "text", "text": self.text, "label": self.label, "whole": self.whole}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> TextForm:
+        form = cls(record["text"], record["label"], record["whole"])
+        if not isinstance(form.text, str) or not isinstance(form.label, str) or type(form.whole) is not bool:
+            raise ValueError("an impossible table of texts")
+        return form
+
+    @classmethod
+    def fit(cls, paths: Sequence[Path], text: str, label: str | None) -> TextForm:
+        """The form of these tables: the label is named, has a usual name, or is the only other column."""
+        columns = as_table(paths[0]).columns
+        for name in (text, label):
+            if name is not None and name not in columns:
+                raise unknown("column", name, columns)
+        others = [name for name in columns if name != text]
+        usual = [name for name in others if name.lower() in USUAL_LABELS]
+        found = [label] if label is not None else usual or others
+        if len(found) != 1 or found[0] == text:
+            raise InputError(f"which column holds the classes beside {text!r}? Name it: --label NAME")
+        scan = ColumnScan(found[0], most=MOST_CLASSES)
+        for path in paths:
+            table = as_table(path)
+            for chunk in table.chunks(TEXTS, [found[0]]):
+                scan.add(chunk, table)
+        return cls(text, found[0], scan.has_whole_classes())
+
+
+FORMS: dict[str, Any] = {"table": TableEncoder, "images": ImageForm, "arrays": ArrayForm, "text": TextForm}
 
 
 def form_from_json(record: Mapping[str, Any]) -> Form:
@@ -115,6 +159,57 @@ class Tables(Source):
 
     def parts(self) -> list[Source]:
         return [replace(self, paths=(path.absolute(),)) for path in self.paths]
+
+
+@dataclass(frozen=True)
+class Texts(Source):
+    """The texts in a column of tables, in the order of rows."""
+
+    paths: tuple[Path, ...]
+    form: TextForm
+    id: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> tuple[str, ...]:  # type: ignore[override]
+        return PLACES if self.id is None else (*PLACES, "id" if self.id in RESERVED else self.id)
+
+    def portions(self, labelled: bool = True, mixed: bool = False) -> Iterator[Portion]:
+        beside = [] if self.id is None else [self.id]
+        names = [self.form.text, *([self.form.label] if labelled else []), *beside]
+        for path in self.paths:
+            table = as_table(path)
+            for name in names:
+                if name not in table.columns:
+                    raise InputError(f"{table.name} has no column {name!r}: add it")
+            for chunk in table.chunks(TEXTS, names):
+                cells = {name: as_texts(chunk.columns[name]) for name in names}
+                for name in names[: 1 + labelled]:
+                    if (absent := absent_in(cells[name])).any():
+                        row = chunk.start + int(absent.argmax())
+                        raise InputError(
+                            f"row {row} of {table.name} has no {name!r}: fill it in, or remove the row"
+                        )
+                y = None
+                if labelled:
+                    y = cells[self.form.label].astype(np.str_)
+                    y = _whole(y, table.name) if self.form.whole else y
+                rows = range(chunk.start, chunk.start + len(chunk))
+                extra = ([each or "" for each in cells[name]] for name in beside)
+                places = [*zip([str(path)] * len(chunk), map(str, rows), *extra, strict=True)]
+                yield Portion(cells[self.form.text], y, places)
+
+    def parts(self) -> list[Source]:
+        return [replace(self, paths=(path.absolute(),)) for path in self.paths]
+
+
+def _whole(labels: NDArray[Any], table: str) -> NDArray[np.int64]:
+    try:
+        return labels.astype(np.float64).astype(np.int64)
+    except ValueError:
+        raise InputError(
+            f"{table} has other classes than whole numbers, which they were before: correct it"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -188,6 +283,7 @@ def source(
     form: Form | None = None,
     labelled: bool = True,
     id_column: str | None = None,
+    text: str | None = None,
 ) -> Source:
     """The examples in these files and folders, in the form found in them or in a known one.
 
@@ -197,6 +293,8 @@ def source(
     kinds = list(dict.fromkeys(_kind(path) for path in paths))
     if len(kinds) > 1:
         raise InputError(f"{' and '.join(kinds)} cannot be mixed: give files of one kind")
+    if text is not None or isinstance(form, TextForm):
+        return _texts(paths, kinds[0], reading, form, id_column, text)
     if form is not None and (known := form.to_json()["kind"]) != kinds[0]:
         raise InputError(f"{str(paths[0])!r} is of the kind {kinds[0]}, where it was {known}: give the same kind")
     if kinds[0] == "table":
@@ -215,6 +313,26 @@ def source(
     reading.only(OF_IMAGES, str(paths[0]), "a folder of images")
     images, labels = _images(paths, labelled)
     return Pictures(images, labels, form if isinstance(form, ImageForm) else form_of(images, reading.size))
+
+
+def _texts(
+    paths: Sequence[Path], kind: str, reading: Reading, form: Form | None, id_column: str | None, text: str | None
+) -> Texts:
+    """Tables whose texts are learned."""
+    if kind != "table":
+        raise InputError(
+            f"{str(paths[0])!r} is no table, where texts are in a column: give a .csv or .parquet file"
+        )
+    reading.only(("label",), str(paths[0]), "a table of texts")
+    notes: tuple[str, ...] = ()
+    if not isinstance(form, TextForm):
+        form = TextForm.fit(paths, text or "", reading.label)
+        notes = (f"texts are in column {form.text!r}, classes in {form.label!r}; other columns are not learned",)
+    columns = as_table(paths[0]).columns
+    if id_column is not None and id_column not in columns:
+        raise unknown("column", id_column, columns)
+    found = id_column or next((name for name in columns if IDENTIFIER.fullmatch(name)), None)
+    return Texts(tuple(paths), form, found if found not in (form.text, form.label) else None, notes)
 
 
 def _counted(paths: Sequence[Path]) -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rwalk.classifier import IncrementalClassifier
 from rwalk.classifier.closed_form import METHODS as CLOSED_FORM
+from rwalk.classifier.closed_form import ClosedFormClassifier
 from rwalk.data.datasets import TableEncoder
 from rwalk.data.portions import Portion, Source
 from rwalk.data.streams import Form
@@ -60,7 +61,10 @@ class Trained:
     def has_features(self) -> bool:
         """Whether the features are fixed: they are made of the first examples."""
         classifier = self._closed("be learned in parts")
-        return hasattr(classifier, "classes_") and classifier._sums()._model.counted is not None
+        if not hasattr(classifier, "classes_"):
+            return False
+        sums = classifier._sums()
+        return not isinstance(sums, ClosedFormClassifier) or sums._model.counted is not None
 
     def forget(self, portion: Portion) -> None:
         assert portion.y is not None
