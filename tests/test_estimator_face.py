@@ -115,3 +115,48 @@ def test_scikit_learns_tools_work_around_it() -> None:
     assert calibrated.score(x, y) > 0.8
     page = IncrementalClassifier(size=10)._repr_html_()
     assert "IncrementalClassifier" in page and "https://" in page
+
+
+def test_unknown_parameter_is_refused_under_the_public_name() -> None:
+    with pytest.raises(TypeError, match="^IncrementalClassifier.. got an unexpected keyword argument 'rigde'"):
+        IncrementalClassifier(rigde=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_with_channels_last_are_read_as_images(channels: int) -> None:
+    images = np.random.default_rng(0).random((40, 20, 18, channels))
+    y = np.arange(40) % 2
+    last, first = (IncrementalClassifier(size=20).fit(x, y) for x in (images, np.moveaxis(images, 3, 1)))
+    assert last.input_shape_ == first.input_shape_ == (channels, 20, 18)
+    for clf in (last, first):
+        for x in (images, np.moveaxis(images, 3, 1)):
+            np.testing.assert_array_equal(clf.decision_function(x), first.decision_function(images))
+
+
+def test_data_frame_with_text_is_learned_as_from_a_file(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    draw = np.random.default_rng(0)
+    y = draw.integers(0, 2, 200)
+    frame = pd.DataFrame(
+        {
+            "id": range(200),
+            "price": draw.normal(size=200),
+            "city": pd.Categorical(np.where(draw.random(200) < 0.9, np.where(y, "Rome", "Oslo"), "Paris")),
+        }
+    )
+    with pytest.warns(UserWarning, match="column 'id' is not learned"):
+        clf = IncrementalClassifier(size=50).partial_fit(frame[:150], y[:150])
+    assert clf.score(frame[150:], y[150:]) > 0.8
+    assert clf.feature_names_in_.tolist() == ["price", "city"] and clf.n_features_in_ == 2
+    clf.save(tmp_path / "clf.safetensors")
+    loaded = IncrementalClassifier.load(tmp_path / "clf.safetensors")
+    swapped = frame[["city", "price"]]
+    np.testing.assert_array_equal(loaded.predict(swapped), clf.predict(frame))
+    np.testing.assert_array_equal(clf.predict(clf.form_.transform(frame)), clf.predict(frame))  # type: ignore[union-attr]
+    with pytest.raises(InputError, match="row 3 has no value in column 'city': fill it in"):
+        clf.predict(swapped.mask(pd.DataFrame({"city": [False, False, True] + [False] * 197, "price": False})))
+    with pytest.raises(InputError, match="no column 'price'"):
+        clf.predict(frame[["city"]])
+    apart = IncrementalClassifier(size=50).partial_fit(frame[["price"]], y)
+    with pytest.raises(InputError, match="cannot be merged|other columns"):
+        clf.merge(apart)

@@ -459,7 +459,8 @@ def test_a_damaged_note_is_refused(damage: str, prepared: Path, rwalk: Rwalk) ->
         assert content.count(b"flavanoids") == 1
         path.write_bytes(content.replace(b"flavanoids", b"flavonoids"))
     else:
-        sealed.annotate(path, note)
+        found, tensors = sealed.read(path)
+        sealed.write(path, found["format"], sealed.parsed(found["record"]), tensors, note)
     refused(rwalk("predict", path, prepared / "a.csv"), "clf.safetensors", "damaged")
 
 
@@ -657,3 +658,19 @@ def test_what_cannot_be_kept_is_said(rwalk: Rwalk) -> None:
     reservoir = ("--memory-total=9", "--sampler=reservoir", "--replay=beside")
     refused(rwalk(*KEPT, "--methods=er", *reservoir, "--keep=best"), "a reservoir keeps examples as they pass")
     assert not Path("study").exists()
+
+
+def test_fit_learns_the_texts_of_a_column(rwalk: Rwalk) -> None:
+    rows = [f"{place},the {word} number {place} runs,{word}" for place, word in enumerate(["cat", "dog"] * 30)]
+    Path("texts.csv").write_text("\n".join(["id,body,kind", *rows]))
+    done = rwalk("fit", "texts.csv", "--text", "body", "--label", "kind", "--out", "texts.safetensors")
+    assert done.code == 0 and "60 examples learned; 2 classes: cat, dog" in done.out
+    done = rwalk("predict", "texts.safetensors", "texts.csv", "--score")
+    assert done.code == 0 and done.out.splitlines()[1].startswith("texts.csv,1,0,cat")
+    assert "60 of 60 are right" in done.err
+    assert rwalk("fit", "texts.csv", "--continue", "texts.safetensors").code == 0
+    assert rwalk("forget", "texts.safetensors", "texts.csv").code == 0
+    done = rwalk("fit", "texts.csv", "--text", "body", "--drop", "id", "--out", "other.safetensors")
+    assert done.code == 2 and "--drop says nothing" in done.err
+    done = rwalk("fit", "texts.csv", "--text", "prose", "--out", "other.safetensors")
+    assert done.code == 2 and "unknown column 'prose'" in done.err

@@ -176,3 +176,24 @@ def test_wide_sparse_inputs_are_learned_like_texts_and_narrow_ones_as_vectors(tm
     assert np.array_equal(
         IncrementalClassifier(size=50).fit(narrow, y).predict(narrow), dense.predict(narrow.toarray())
     )
+
+
+def test_texts_probabilities_fit_unseen_texts_and_survive_a_file(tmp_path: Path) -> None:
+    texts, labels = docstrings()
+    order = np.random.default_rng(0).permutation(len(texts))[:1600]
+    x, y = [texts[place] for place in order], labels[order]
+    clf = IncrementalClassifier(size=128).fit(x[:1200], y[:1200])
+    probability = clf.predict_proba(x[1200:])
+    accuracy = clf.score(x[1200:], y[1200:])
+    assert abs(probability.max(1).mean() - accuracy) < 0.1
+    clf.save(tmp_path / "clf.safetensors")
+    loaded = IncrementalClassifier.load(tmp_path / "clf.safetensors")
+    np.testing.assert_array_equal(loaded.predict_proba(x[1200:]), probability)
+
+
+def test_texts_forgotten_are_not_in_the_sample_of_probabilities() -> None:
+    clf = small().fit(TEXTS * 30, np.tile(LABELS, 30))
+    clf.predict_proba(TEXTS)
+    clf.forget(TEXTS[:1], LABELS[:1])
+    assert clf._inner._sample is None  # type: ignore[union-attr]
+    assert np.isfinite(clf.predict_proba(TEXTS)).all()

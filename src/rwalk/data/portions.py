@@ -190,7 +190,7 @@ class Texts(Source):
                         raise InputError(
                             f"row {row} of {table.name} has no {name!r}: fill it in, or remove the row"
                         )
-                y = None
+                y: NDArray[Any] | None = None
                 if labelled:
                     y = cells[self.form.label].astype(np.str_)
                     y = _whole(y, table.name) if self.form.whole else y
