@@ -46,7 +46,7 @@ classifiers = {
 # After each batch, every classifier is asked about all digits seen so far. rwalk warns that a network without
 # exemplars will favour the newest classes. Two of the five are here to show exactly that.
 
-warnings.filterwarnings("ignore", "learning classes call by call")
+warnings.filterwarnings("ignore", "without exemplars no batch shows")
 
 scores = {}
 print(f"{'accuracy on all digits so far':30}" + "".join(f"  {f'{a} and {b}':>7}" for a, b in pairs))

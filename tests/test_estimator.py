@@ -187,7 +187,7 @@ def calls() -> list[tuple[Any, Any]]:
     return [(x[np.isin(y, list(pair))], y[np.isin(y, list(pair))]) for pair in ("ca", "bd")]
 
 
-@pytest.mark.filterwarnings("ignore:learning classes call by call")
+@pytest.mark.filterwarnings("ignore:without exemplars no batch shows")
 def test_a_search_over_a_stream_finds_what_one_fit_cannot() -> None:
     x, y = table()
     found = rwalk.stream_search(
@@ -197,7 +197,7 @@ def test_a_search_over_a_stream_finds_what_one_fit_cannot() -> None:
     assert found.best_score_ == max(trial.score for trial in found.trials)
     assert [len(trial.scores) for trial in found.trials] == [2, 2]
     assert found.best_estimator_.score(x, y) > 0.9
-    with pytest.warns(UserWarning, match="nothing to hold on to"):
+    with pytest.warns(UserWarning, match="nothing to forget"):
         IncrementalClassifier(method="rwalk", memory=2, lam=10.0, epochs=1).fit(x, y)
 
 

@@ -40,7 +40,7 @@ from rwalk.parts import stack
 from rwalk.projectors.gem import AGEM, GEM
 from rwalk.training import Training
 
-pytestmark = pytest.mark.filterwarnings("ignore:learning classes call by call")
+pytestmark = pytest.mark.filterwarnings("ignore:without exemplars no batch shows")
 
 # scikit-learn's checks that do not run here, and why. None fails.
 SKIPPED = {

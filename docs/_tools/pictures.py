@@ -153,7 +153,7 @@ def _answers() -> NDArray[np.float64]:
     from sklearn.model_selection import train_test_split
 
     x, x_test, y, y_test = train_test_split(*load_digits(return_X_y=True), random_state=0)
-    warnings.filterwarnings("ignore", "learning classes call by call")
+    warnings.filterwarnings("ignore", "without exemplars no batch shows")
     network = rwalk.IncrementalClassifier(method=None, epochs=20, random_state=0)
     for task in range(5):
         network.partial_fit(x[y // 2 == task], y[y // 2 == task])

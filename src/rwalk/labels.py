@@ -44,7 +44,7 @@ def array(values: Any) -> Any:
 
 
 def inputs(X: Any) -> Any:
-    """Inputs for scikit-learn; what no numbers can be made of is refused here, in a DataFrame by its column."""
+    """Inputs for scikit-learn. Values that are no numbers are refused; the message names a DataFrame's column."""
     if hasattr(X, "columns") and hasattr(X, "iloc"):
         for place, name in enumerate(X.columns):
             _check_column(name, X.iloc[:, place])
@@ -108,7 +108,7 @@ def merged(known: NDArray[Any], *arrivals: NDArray[Any]) -> NDArray[Any]:
     ['aa', 'b', 'c']
     """
     parts = [part for part in (known, *arrivals) if len(part)]
-    # NumPy would turn 1 and "1" into one label. Whoever passes objects wants to keep them apart.
+    # NumPy would turn 1 and "1" into one label. An array of objects keeps them apart.
     kinds = sorted({KINDS.get(part.dtype.kind, "numbers") for part in parts if part.dtype.kind != "O"})
     if len(kinds) > 1:
         raise InputError(f"labels are {' and '.join(kinds)}: give labels of one type in all calls")

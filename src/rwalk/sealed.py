@@ -40,7 +40,7 @@ NOTE = "note"  # the metadata's name for what others than the writer add
 
 
 class Form(NamedTuple):
-    """What a file says about a tensor before it is read."""
+    """Type and shape of a tensor, from a file's header."""
 
     dtype: torch.dtype | None
     shape: tuple[int, ...]

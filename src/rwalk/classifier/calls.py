@@ -190,7 +190,7 @@ def stream_of(call: Call) -> tuple[Stream, list[Group]]:
 
 
 def _task(classes: list[int], examples: Tensor) -> Task:
-    # Nobody gave test data: what the loop measures at a task's end are accuracies in training.
+    # There is no test data: the loop's accuracies at a task's end are those in training.
     return Task(tuple(classes), examples, examples)
 
 
@@ -297,7 +297,7 @@ def learned(call: Call, settings: Settings, so_far: Place | None) -> Learned:
         rest, held_out = without(call) if settings.measured else (call, None)
         recipes = [recipe]
     fleet, steps = _trained(rest, recipes, settings, so_far, held_out if settings.measured else None)
-    # Every run goes on with its own λ, from call to call: what is best now may not be in the long run.
+    # Every run keeps its own λ from call to call: another one may be best in the long run.
     run = held_out.best_run(fleet) if held_out is not None and fleet.runs > 1 else 0
     if reason := fleet.stopped[run]:
         raise InputError(reason)
@@ -404,7 +404,7 @@ def without(call: Call) -> tuple[Call, HeldOut]:
 def with_judges(call: Call, quota: int) -> tuple[Call, HeldOut]:
     """The call without some of its examples, which join the judges: examples of every class, never trained on.
 
-    Exemplars would not do. They were trained on in their own call, and whoever moves least still knows them best.
+    Exemplars were trained on in their own call, so they favour the run that changes least.
     """
     draw = generator(call.past.seed, "judges", call.past.tasks)
     out = some_of_each(call.y, FOR_JUDGES, 2, draw, at_most=quota)

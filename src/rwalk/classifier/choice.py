@@ -1,7 +1,7 @@
-"""The choice between families: all of them learn, and examples that none has learned say which one is used.
+"""The choice between families: all of them learn, and examples held out from all of them decide which one is used.
 
 The judges are some examples of every class, as many as there are exemplars at most, taken out of the calls that
-brought them before anybody learned from those. After every call each candidate is asked about all judges so far.
+brought them before anybody learned from those. After every call each candidate predicts all judges so far.
 Closed form is used unless a network is better by more than chance: among the judges that only one of the two
 recognises, b the network and c closed form, if b − c > √(b + c).
 """
@@ -44,7 +44,7 @@ class Judges(NamedTuple):
 
 
 class AutoClassifier(Stored, Parameters):
-    """Learns with every candidate, and uses the one that knows most of what none of them has learned.
+    """Learns with every candidate, and uses the one that recognises most examples held out from all of them.
 
     chosen_  the method in use
     judged_  the share of the judges that each candidate recognises
@@ -95,7 +95,7 @@ class AutoClassifier(Stored, Parameters):
         self._used: Candidate | None = None
 
     def _in_use(self) -> Candidate:
-        """The one chosen. Once the judges have spoken, closed form can learn from them too."""
+        """The one chosen. After the choice, closed form learns the judges too."""
         if self._used is None:
             used = self._with_params(self.chosen_)
             if self.chosen_ == CLOSED and len(self._judges.y):

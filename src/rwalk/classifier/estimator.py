@@ -50,12 +50,12 @@ for _kind in FORMATS.values():
 class IncrementalClassifier(Summable, Parameters):
     """Learns classes call by call, and keeps what it learned.
 
-    Every call of `partial_fit` may bring new classes, repeat old ones, or both. With the defaults nothing need be
-    tuned, no examples are kept, and the result is that of one call with everything, whatever the order.
+    Every call of `partial_fit` may bring new classes, repeat old ones, or both. With the defaults there is
+    nothing to tune, no examples are kept, and the result is that of one call with everything, in any order.
 
-    method         "closed-form", ridge regression on fixed features, or "lda", Gaussian classes on them; or what
-                   holds the old in a network: "rwalk", "ewc", "ewc++", "pi", "icarl", "gem", "a-gem" …; an object
-                   with hyper-parameters of your own, such as RWalk(lam=10); None for a network held by nothing;
+    method         "closed-form", ridge regression on fixed features, or "lda", Gaussian classes on them; or how a
+                   network keeps old classes: "rwalk", "ewc", "ewc++", "pi", "icarl", "gem", "a-gem" …; an object
+                   with hyper-parameters of your own, such as RWalk(lam=10); None for a network without protection;
                    or "auto", to have closed form and several networks learn and the best of them used
     network        for closed form, a trained nn.Module whose last layer's inputs are the features; None for
                    features of rwalk's own. For networks "mlp", "cnn", "resnet18", "package.module:factory", or a
@@ -80,11 +80,11 @@ class IncrementalClassifier(Summable, Parameters):
     standardize    scale every column of a vector by the first examples; off, the map depends on the seed alone
     mirror         take images and their mirror images for the same; None to have it seen from the first ones
     warm_up        examples the feature map is made of: fewer are held as they are until more have come
-    dtype          "float64", "float32", or None for what suits the features
+    dtype          "float64", "float32", or None for one that suits the features
 
     Networks:
 
-    lam            how strongly the old is held; None for the method's own
+    lam            strength of the penalty; None for the method's own
     memory         exemplars kept per class; None for no exemplars
     memory_total   instead of `memory`: exemplars of all classes together, shared equally
     sampler        which examples are kept: "mof", "uniform", "plane", "entropy" …
@@ -160,7 +160,7 @@ class IncrementalClassifier(Summable, Parameters):
         return self
 
     def forget(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> Self:
-        """Become what it would be had it never learned these examples, given with the labels and weights of then.
+        """Become the classifier that never learned these examples, given with the labels and weights of then.
 
         A class none of whose examples are left is gone from `classes_`.
         """
@@ -168,7 +168,7 @@ class IncrementalClassifier(Summable, Parameters):
         return self
 
     def merge(self, other: Self) -> Self:
-        """Learn all that another has learned. Both must have the same feature map: see `fresh`."""
+        """Learn everything that another has learned. Both must have the same feature map: see `fresh`."""
         mine, theirs = self._sums(), other._sums()
         if type(mine) is not type(theirs):
             raise InputError("one has learned texts and the other has not: only equal kinds can be merged")
@@ -218,7 +218,7 @@ class IncrementalClassifier(Summable, Parameters):
         return self._current()._sharpness()
 
     def __getattr__(self, name: str) -> Any:
-        """What was learned, under the names of the family that learned it."""
+        """Attributes of the family that learned."""
         if not name.startswith("__") and name.endswith("_") and "_inner" in self.__dict__:
             names = None if self.form_ is None else names_of(self.form_)
             if names is not None and name in ("feature_names_in_", "n_features_in_"):
@@ -229,7 +229,7 @@ class IncrementalClassifier(Summable, Parameters):
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def save(self, path: str | Path) -> None:
-        """Write everything into one safetensors file, all of it or nothing; `load` goes on exactly from there.
+        """Write everything into one safetensors file, all of it or nothing; `load` continues exactly from there.
 
         Closed form writes sums, networks their parameters and exemplars. Code is not written: a network or a
         method of your own has to be given to `load` again. Labels must be strings or numbers.

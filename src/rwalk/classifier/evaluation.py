@@ -51,7 +51,7 @@ def prequential(estimator: Any, stream: Iterable[tuple[Any, Any]], *, classes: A
     Args:
         estimator: anything with `partial_fit` and `predict`. It learns the stream.
         stream: parts (X, y), in the order in which they come.
-        classes: all labels, for estimators that must be told at the first call.
+        classes: all labels, for estimators that need them in the first call.
 
     Returns:
         The accuracy on every part before it was learned.
@@ -92,14 +92,14 @@ def _is_fitted(estimator: Any) -> bool:
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting, and how it did on what was held out of the calls so far, after each of them."""
+    """One setting, and its accuracy after each call on the examples held out so far."""
 
     params: dict[str, Any]
     scores: list[float]
 
     @property
     def score(self) -> float:
-        """After the last call, on what was held out of all calls."""
+        """After the last call, on the examples held out of all calls."""
         return self.scores[-1]
 
 
@@ -132,12 +132,12 @@ def stream_search(
     random_state: int = 0,
     refit: bool = True,
 ) -> StreamSearch:
-    """Try every setting of a grid over a stream of calls, and take the one that knows most at the end.
+    """Try every setting of a grid over a stream of calls, and take the best one after the last call.
 
     estimator     anything with `partial_fit` and `score`
     grid          parameters and their values, as scikit-learn's `GridSearchCV` takes them
     calls         (X, y) in the order in which they come
-    holdout       the share of every call, class by class, that is not learned but asked about
+    holdout       the share of every call, class by class, that is predicted instead of learned
     refit         learn all calls, with nothing held out, by the best setting
 
     >>> from rwalk import IncrementalClassifier
@@ -186,5 +186,5 @@ def _held_out(y: NDArray[Any], share: float, draw: np.random.Generator) -> NDArr
         if len(own) > 1:
             out[draw.permutation(own)[: min(len(own) - 1, max(1, round(share * len(own))))]] = True
     if not out.any():
-        raise InputError("a call has no class with two examples: one is to be learned and one asked about")
+        raise InputError("a call has no class with two examples: one is learned and one predicted")
     return out

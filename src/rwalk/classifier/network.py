@@ -53,13 +53,13 @@ AUTO = "auto"
 AT_ONCE = 4096  # inputs
 
 WITHOUT_MEMORY = (
-    "learning classes call by call without exemplars is hard: no batch ever shows old and new classes together, "
-    "so nothing teaches the network to tell them apart, and the newest classes win; set memory=10 to keep ten "
+    "without exemplars no batch shows old and new classes together, "
+    "and the newest classes win; set memory=10 to keep ten "
     "examples of every class, or method='closed-form', which forgets nothing and keeps none"
 )
 
 NOTHING_TO_HOLD = (
-    "one call of fit has nothing to hold on to, so lam changes nothing in it: to find a good one, use "
+    "one call of fit has nothing to forget, so lam has no effect: to find a good one, use "
     "rwalk.stream_search over several calls, or lam='auto'"
 )
 
@@ -251,7 +251,7 @@ def learner_of(estimator: Any) -> Learner:
 
 
 def memory_of(estimator: Any) -> MemorySpec | None:
-    """Made in any case, so that a wrong sampler is refused even where nothing is kept."""
+    """How exemplars are kept. A wrong sampler is refused even if none are kept."""
     if estimator.sampler == RESERVOIR:
         raise InputError("the classifier chooses exemplars class by class: take another sampler")
     absent = estimator.memory is None and estimator.memory_total is None
@@ -263,7 +263,7 @@ def memory_of(estimator: Any) -> MemorySpec | None:
 
 
 class Predictor:
-    """What was learned, as a module that gives scores; `classes` outputs."""
+    """A trained network as a module that gives scores; it has `classes` outputs."""
 
     def __init__(
         self,
@@ -287,7 +287,7 @@ class Predictor:
         return scores.double().masked_fill(unseen, -torch.inf)
 
     def as_module(self) -> nn.Module:
-        """From inputs as they come to logits: a copy, for what its owner does with it is nobody else's concern."""
+        """A copy that maps unscaled inputs to logits."""
         module = copy.deepcopy(self.module)
         scale = self.knowledge.scale
         return nn.Sequential(Scaling(**scale), module).eval() if scale else module
@@ -374,12 +374,12 @@ def _size_of(network: str | Factory, shape: tuple[int, ...], classes: int) -> in
     try:
         with torch.device("meta"):
             return Layout.of(networks.find(network)(shape, classes)).size
-    except Exception:  # of a network of the user's own; built in earnest, it says what is wrong
+    except Exception:  # a user's network: building it for real shows the error
         return None
 
 
 def _check_network(theta: Tensor, size: int | None) -> None:
-    """What was written is whole, by its checksum: if the network does not fit, it is another."""
+    """The checksum holds, so a network of another size is another network."""
     if size is not None and theta.shape[1:] != (size,):
         raise InputError(
             f"the network has {size:,} parameters, its own {theta[0].numel():,}: give the one it was trained with"

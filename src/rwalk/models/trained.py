@@ -26,13 +26,13 @@ MOST_INPUTS = 20_000  # of a table: all products of two of them are summed, in 3
 
 @dataclass
 class Trained:
-    """A classifier, and how files become its inputs; None if that is not known."""
+    """A classifier, and how files become its inputs."""
 
     classifier: IncrementalClassifier
 
     @property
     def form(self) -> Form | None:
-        """How files become inputs; None if that is not known."""
+        """How files become inputs; None for arrays."""
         return self.classifier.form_
 
     @classmethod
