@@ -262,8 +262,8 @@ def _sharpness(means: Array, share: Array, leverage: float) -> float:
     """The factor t of softmax(t · score), from the mean scores [C, C] of every class.
 
     The scores of unseen examples lack their own contribution, taken to be the mean leverage. The sums do not
-    contain the scatter of scores, so two extremes are drawn. In one, all examples are at their class's mean, except
-    for a few that look like another class. In the other, scores are probabilities. The result is their geometric
+    contain the scatter of scores, so two extremes are drawn. In one, all examples are at their class's mean, but
+    a few look like another class. In the other, scores are probabilities. The result is their geometric
     mean.
     """
     classes = len(share)
