@@ -39,7 +39,7 @@ def test_how_accurate_rwalk_is(every_row: Measured) -> None:
     assert len(gaps) == 5 and short == ["CIFAR-100, multi-head"]
     gap = gaps["CIFAR-100, multi-head"]
     stands("RESULTS.md", "in four of five places", f"in multi-head evaluation is {-gap:.1f} points short")
-    stands("RESULTS.md", "RWalk has 72.5 where the paper has 74.2. What it lacks of PI (73.4)")
+    stands("RESULTS.md", "RWalk has 72.5 where the paper has 74.2. Its gap to PI (73.4)")
 
 
 def test_how_far_rwalk_is_from_others(every_row: Measured) -> None:
