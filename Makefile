@@ -2,7 +2,7 @@
 # make test           style, types, and the fast tests
 # make docs           the site, in build/docs: every example is run
 # make release-check  build, check and try out what would be published
-# make paper          table 1's MNIST half, and RESULTS.md again
+# make paper          the paper's pages again, from the rows in results/
 PYTHON ?= python3
 BIN := .venv/bin
 # Three kinds of pins. `make run` and `make test` install files whose hashes are known (HASHED), and torch, whose build
@@ -18,7 +18,7 @@ READY := .venv/.ready
 run: $(RUNNABLE)
 	$(BIN)/rwalk run
 
-# WHAT=all: every experiment of the paper; on a GPU an hour.
+# WHAT=all: every experiment of the paper. Only missing rows are trained: on a GPU half an hour for all of them.
 WHAT ?= table1-mnist
 paper: $(READY)
 	$(BIN)/python -m reproduction $(WHAT)

@@ -23,6 +23,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",  # before plain_docstrings, which then reads its fields
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
     "native_math",
@@ -56,6 +57,7 @@ autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 90
 add_module_names = False

@@ -126,16 +126,18 @@ def next_round(planned: Planned, rows: Sequence[Row], number: int) -> Planned | 
     return _tuning(planned.name, study, planned.folder.parent)._replace(title=title)
 
 
-def dry_run(plan: Sequence[Planned], known: Collection[str], only: Collection[str] = ()) -> Iterator[str]:
+def dry_run(plan: Sequence[Planned], known: Mapping[str, Row], only: Collection[str] = ()) -> Iterator[str]:
     """The runs that would be trained, and for about how long, from rates measured now on this machine.
 
-    A run that two studies share is counted once; runs `known` by their hash, or in a study's folder, are not
-    counted. Nothing is downloaded: if data are missing, there is no estimate.
+    A run that two studies share is counted once. Rows that are `known`, or in a study's folder, are not counted,
+    unless they are outdated. Nothing is downloaded: if data are missing, there is no estimate.
     """
-    there, total = set(known), 0.0
+    there: set[str] = set()  # runs of the studies before
+    total = 0.0
     absent: dict[str, str | None] = {}  # dataset → why it cannot be used
     for name, _, cost, study, folder in plan:
-        missing = study.missing(there | study.current(kept.rows_of(folder)).keys(), only)
+        current = study.current([*known.values(), *kept.rows_of(folder)])
+        missing = study.missing(there | current.keys(), only)
         there |= {run.hash() for run in missing}
         line = f"{name}: {len(missing)} of {len(study.runs)} runs to do"
         if not missing:

@@ -222,7 +222,7 @@ def _budgets(chosen: Mapping[str, Any]) -> Iterator[str]:
     """The choices of the rule."""
     rows = []
     for name in (name for name in chosen if name in SETTINGS):
-        budget, marked = chosen[name], name + " †" * (not budgets.is_current(name))
+        budget, marked = chosen[name], name + " (earlier rule)" * (not budgets.is_current(name))
         for method, numbers in budget["numbers"].items():
             long, tried = _long(budget, SETTINGS[name].run.network), _numbers(budget, method, numbers)
             seeds = budgets.seeds_behind(name, method) or "–"

@@ -33,6 +33,7 @@ from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
 from rwalk.files import write_atomically
 from rwalk.report.statistics import Mean
+from rwalk.studies import provenance
 from rwalk.studies.specs import RunSpec, StreamSpec, passes_of
 from rwalk.training import Training
 
@@ -533,6 +534,19 @@ def test_reproduce_runs_what_is_missing_and_writes_the_page(
     assert said.startswith("tableS1: 2 of 6 runs to do, 30 steps, about 1 min"), "seeds 0 and 1 are known"
 
 
+def test_outdated_rows_are_to_be_trained_again(
+    tiny: Experiment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reproduce(monkeypatch, "tableS1") == 0
+    changes = lambda number, run: ["a change"] if run.method == "rwalk" else []  # noqa: E731
+    monkeypatch.setattr(provenance.numerics, "changes_since", changes)
+    for pack in (False, True):
+        assert not pack or reproduce(monkeypatch, "--pack") == 0
+        capsys.readouterr()
+        assert reproduce(monkeypatch, "tableS1", "--dry-run") == 0
+        assert capsys.readouterr().out.startswith("tableS1: 2 of 4 runs to do")
+
+
 def test_packed_rows_are_not_trained_again_and_grow_with_more_seeds(
     tiny: Experiment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -749,7 +763,7 @@ def test_gems_constraints_count_in_the_estimate(tiny: Experiment, tmp_path: Path
         "gem": 1.0 + 2.0 * 8 / 16,
         "a-gem": 2.0,
     }  # five tasks of two classes: two past
-    (line,) = dry_run(plan(["tableS1"], tmp_path / "none"), (), only=("rwalk",))
+    (line,) = dry_run(plan(["tableS1"], tmp_path / "none"), {}, only=("rwalk",))
     assert line.startswith("tableS1: 2 of 4 runs to do, 30 steps, about 1 min of training (seconds)")
 
 
@@ -759,7 +773,7 @@ def test_a_dry_run_counts_shared_runs_once_and_references_too(
     monkeypatch.setenv("RWALK_CACHE", str(tmp_path / "cache"))
     measured = study_of(replace(tiny, reference="final"))
     planned = Planned("tableS1", tiny.title, tiny.cost, measured, tmp_path / "none")
-    first, second, together = dry_run([planned, planned], ())
+    first, second, together = dry_run([planned, planned], {})
     assert first.startswith("tableS1: 4 of 4 runs to do and 2 reference models, 90 steps, about 1 min")
     assert second == "tableS1: 0 of 4 runs to do" and together == "together: about 1 min of training"
 
