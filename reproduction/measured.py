@@ -16,17 +16,17 @@ from reproduction.questions import QUESTIONS
 from rwalk.report.statistics import Mean
 from rwalk.report.summary import Summary, summarise
 from rwalk.studies import provenance
-from rwalk.studies.specs import RunSpec
-from rwalk.studies.store import Row, Store
+from rwalk.studies.rows import Row
+from rwalk.studies.store import Store
 
 
 def _by_run(rows: Iterable[Row]) -> dict[str, Summary]:
     """One summary per run, by its hash for seed 0: studies may spell the same settings differently."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(RunSpec.from_json({**row["spec"], "seed": 0}).hash(), []).append(row)
+        groups.setdefault(replace(row.spec, seed=0).hash(), []).append(row)
     return {
-        run: summarise([{**row, "spec": {**group[0]["spec"], "seed": row["seed"]}} for row in group])[0]
+        run: summarise([replace(row, spec=replace(group[0].spec, seed=row.seed)) for row in group])[0]
         for run, group in groups.items()
     }
 
@@ -45,15 +45,15 @@ class Measured:
         self._rows_in = {
             file.parent.name: Store(file.parent).rows() for file in sorted(folder.glob("*/runs.jsonl"))
         }
-        self.rows = {row["hash"]: row for rows in self._rows_in.values() for row in rows}
+        self.rows = {row.hash: row for rows in self._rows_in.values() for row in rows}
         self.summaries = _by_run(self.rows.values())
         self._entries: dict[str, list[tuple[Entry, Summary | None]]] = {}  # of experiments that were asked for
 
     def machine(self, name: str) -> str:
         """What an experiment was trained on, if it was."""
         shown = [summary for _, summary in self.entries(name) if summary]
-        wanted = {RunSpec.from_json({**each.spec, "seed": seed}).hash() for each in shown for seed in each.seeds}
-        known = {**self.rows, **{row["hash"]: row for row in self.own_rows(name)}}
+        wanted = {replace(each.spec, seed=seed).hash() for each in shown for seed in each.seeds}
+        known = {**self.rows, **{row.hash: row for row in self.own_rows(name)}}
         rows = [row for run, row in known.items() if run in wanted]
         if said := provenance.mixture(rows):
             return said
@@ -67,7 +67,7 @@ class Measured:
     def own_rows(self, name: str) -> list[Row]:
         """The rows in an experiment's folder, and in those of the same with other numbers of seeds."""
         others = [folder for folder in self._rows_in if re.fullmatch(rf"{re.escape(name)}-\d+-seeds", folder)]
-        rows = {row["hash"]: row for folder in (*others, name) for row in self._rows_in.get(folder, ())}
+        rows = {row.hash: row for folder in (*others, name) for row in self._rows_in.get(folder, ())}
         return list(rows.values())
 
     def entries(self, name: str) -> list[tuple[Entry, Summary | None]]:

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from rwalk.studies.costs import Costs
 from scipy import stats
 
 import little
@@ -31,7 +32,6 @@ from rwalk.report.html import render, write_report
 from rwalk.report.statistics import Mean, holm
 from rwalk.report.summary import summarise
 from rwalk.studies import Study
-from rwalk.studies.costs import Costs
 from rwalk.studies.events import Event, Stepped
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.studies.store import Row, Store

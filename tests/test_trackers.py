@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rwalk.studies.curves import Curves
+from rwalk.studies.trackers.tracking import Tracking
 
 import little
 import own_trackers
 import readers
 from rwalk import InputError, cli
 from rwalk.studies import trackers
-from rwalk.studies.curves import Curves
 from rwalk.studies.specs import RunSpec, steps_of
 from rwalk.studies.store import Store
 from rwalk.studies.study import Study
 from rwalk.studies.trackers import Subject, tracking
-from rwalk.studies.trackers.tracking import Tracking
 
 OPTIONS = ["--methods=vanilla,rwalk", "--seeds=2", "--steps=5", "--workers=2", "--quiet", "--out=study"]
 Rwalk = Callable[..., tuple[int, str, str]]

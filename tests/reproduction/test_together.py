@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rwalk.studies.costs import Costs
 
 from reproduction import together
 from reproduction.__main__ import app
@@ -18,7 +19,6 @@ from rwalk.cli import main
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
 from rwalk.studies import Study
-from rwalk.studies.costs import Costs
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.training import Training
 

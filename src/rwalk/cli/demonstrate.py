@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rwalk.studies.store import Row
+    from rwalk.studies.rows import Row
 
 
 def show(rows: list[Row], folder: Path) -> None:

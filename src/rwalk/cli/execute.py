@@ -17,7 +17,8 @@ from rwalk.cli.options import say, to_stderr
 if TYPE_CHECKING:
     from rwalk.models import Keeper
     from rwalk.studies import Study
-    from rwalk.studies.store import Row, Store
+    from rwalk.studies.rows import Row, Rows
+    from rwalk.studies.store import Store
 
 
 SAME_COMMAND = "the same command"
@@ -56,7 +57,7 @@ def run_and_show(
     rows = execute(study, store, show=visible, go_on=go_on, track=track, remarks=remarks, keeper=keeper)
     models = [] if keeper is None else keeper.settle(rows)
     if as_json:
-        said = {"rows": [_public(row) for row in rows], "study": study.describe()}
+        said = {"rows": [_public(row) for row in rows], "study": study.describe().to_json()}
         said |= {"models": [str(path) for path in models]} if keeper else {}
         print(json.dumps(said, default=list))
         return
@@ -93,7 +94,7 @@ def execute(
     track: str = "",
     remarks: Sequence[str] = (),
     keeper: Keeper | None = None,
-) -> list[Row]:
+) -> Rows:
     """Run what is missing, with progress displayed; `known` rows of other studies, by hash, are not run again.
 
     `go_on` names the command that resumes after an interruption, if it is not `rwalk resume`; `track` names
@@ -104,15 +105,12 @@ def execute(
     from rich.console import Console
 
     from rwalk.report.live import Lines, Live
-    from rwalk.studies import commands
-    from rwalk.studies.costs import Costs
-    from rwalk.studies.curves import Curves
     from rwalk.studies.events import Event
-    from rwalk.studies.interrupts import Interrupts
+    from rwalk.studies.logs import Costs, Curves, note_command
     from rwalk.studies.provenance import strangers
     from rwalk.studies.specs import steps_of
-    from rwalk.studies.trackers.tracking import Tracking
-    from rwalk.studies.workers import WorkerDied
+    from rwalk.studies.trackers import Tracking
+    from rwalk.studies.workers import Interrupts, WorkerDied
 
     study.prepare()  # whatever is wrong with it is reported before anything is written
     for line in remarks if show else ():
@@ -124,12 +122,12 @@ def execute(
         shared = [row for key, row in study.current((known or {}).values()).items() if key not in there]
         if shared:
             store.add(*shared)
-            there |= {row["hash"]: row for row in shared}
+            there |= {row.hash: row for row in shared}
             for line in strangers(shared, study.device):
                 to_stderr(line)
         todo = study.missing(there, only)
         if todo:
-            commands.note(store.folder, as_typed())
+            note_command(store.folder, as_typed())
         console = Console(stderr=True)
         tracking = Tracking(
             trackers, Curves(store.folder), lambda run, task: steps_of(run, study.stream(run.stream), task)
@@ -186,5 +184,5 @@ def resume_command(study: Study, store: Store) -> str:
     return shlex.join([*words, *trust.options(trust.named_by(study.runs))])
 
 
-def _public(row: Row) -> Row:
-    return {key: value for key, value in row.items() if key not in ("hash", "spec")}
+def _public(row: Row) -> dict[str, object]:
+    return {key: value for key, value in row.to_json().items() if key not in ("hash", "spec")}

@@ -234,7 +234,7 @@ def run(
         tuple(runs), reference, data, where, workers, checkpoint_every=checkpoint_every, executor=executor
     )
     remarks += execute.remarks_on(study, keep)
-    hashed = f"{Path(name.replace(':', '-')).name}-{study.describe()['hash'][:8]}"
+    hashed = f"{Path(name.replace(':', '-')).name}-{study.hash()[:8]}"
     folder = out or Path("rwalk-studies") / hashed
     study, store = execute.placed(study, folder, join)
     go_on = execute.SAME_COMMAND if join else ""

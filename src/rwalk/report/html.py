@@ -29,6 +29,7 @@ from rwalk.report.summary import summarise
 from rwalk.report.tables import TITLES
 from rwalk.showing import shown
 from rwalk.studies.provenance import mixture
+from rwalk.studies.rows import Row
 
 SCRIPTS = ("model.js", "statistics.js", "charts.js", "plots.js", "figures.js", "table.js", "export.js", "page.js")
 LIVE = "live.js"  # only where a server answers
@@ -99,8 +100,8 @@ def _part(name: str) -> str:
     return (files("rwalk.report") / "page" / name).read_text(encoding="utf-8")
 
 
-def _counts(rows: Sequence[Mapping[str, Any]], configurations: int, missing: int) -> str:
-    seeds = len({row["seed"] for row in rows})
+def _counts(rows: Sequence[Row], configurations: int, missing: int) -> str:
+    seeds = len({row.seed for row in rows})
     unfinished = f" · unfinished: {missing} more to run" if missing else ""
     counted = ((len(rows), "run"), (configurations, "configuration"), (seeds, "seed"))
     return " · ".join(f"{number} {noun}{'s' * (number != 1)}" for number, noun in counted) + unfinished
@@ -108,10 +109,8 @@ def _counts(rows: Sequence[Mapping[str, Any]], configurations: int, missing: int
 
 def _study(study: Results) -> dict[str, Any]:
     """A study as the head of the page shows it: how it was begun, with what, when, and how long it took."""
-    costs = [study.costs[row["hash"]] for row in study.rows if row["hash"] in study.costs]
-    versions = sorted(
-        {f"rwalk {row['made']['rwalk']}" for row in study.rows if row["made"].get("rwalk", "unknown") != "unknown"}
-    )
+    costs = [study.costs[row.hash] for row in study.rows if row.hash in study.costs]
+    versions = sorted({f"rwalk {row.made.rwalk}" for row in study.rows if row.made.rwalk not in (None, "unknown")})
     facts = [("command", "\n".join(study.commands))] if study.commands else []
     facts += [("version", words.listed(versions))] if versions else []
     if costs:
@@ -129,12 +128,12 @@ def _explained(methods: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [(each["name"], known[each["name"]]) for each in methods if each["name"] in known]
 
 
-def _stopped(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _stopped(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [
-        {"dataset": row["spec"]["stream"]["dataset"], "reason": row["stopped"]}
-        | {name: row[name] for name in ("method", "lam", "seed")}
+        {"dataset": row.spec.stream.dataset, "reason": row.stopped}
+        | {"method": row.method, "lam": row.lam, "seed": row.seed}
         for row in rows
-        if row["stopped"]
+        if row.stopped
     ]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+from rwalk.data.memory import MemorySpec
 
 SAMPLERS = {
     "mof": "mean of features",
@@ -35,16 +36,16 @@ def setting(name: str) -> str:
     return SETTINGS.get(name, name.replace("_", " "))
 
 
-def memory(spec: Mapping[str, Any] | None) -> str:
+def memory(spec: MemorySpec | None) -> str:
     """The exemplars that a configuration keeps.
 
-    >>> memory({"per_class": 10, "total": None, "sampler": "mof"})
+    >>> memory(MemorySpec(per_class=10))
     '10 per class, mean of features'
     """
     if spec is None:
         return "none"
-    size = f"{spec['per_class']} per class" if spec["per_class"] is not None else f"{spec['total']} in all"
-    return f"{size}, {sampler(spec['sampler'])}"
+    size = f"{spec.per_class} per class" if spec.per_class is not None else f"{spec.total} in all"
+    return f"{size}, {sampler(spec.sampler)}"
 
 
 def listed(names: Sequence[str], word: str = "and") -> str:

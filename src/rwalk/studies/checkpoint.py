@@ -30,7 +30,7 @@ from rwalk.errors import InputError
 from rwalk.files import parse_json, write_atomically
 from rwalk.metrics import HEADS
 from rwalk.sealed import Form
-from rwalk.studies.environment import environment
+from rwalk.studies.provenance import environment
 
 FORMAT = 2
 KEPT = 2
@@ -106,11 +106,13 @@ class Checkpointer:
     def save(self, fleet: Fleet) -> None:
         begun = time.monotonic()
         if self.folder is not None:
+            if not (study := self.folder.parents[1]).is_dir():  # saving must not bring a part of it back
+                raise InputError(f"{study} was removed while its runs were trained: the same command begins again")
             try:
                 how = self.executed(fleet)
                 try:
                     save(self.folder, fleet, self.identity, how)
-                except FileNotFoundError:  # who took the run over from us has finished it, and cleared up
+                except FileNotFoundError:  # another process took the run over, finished it, and cleared up
                     save(self.folder, fleet, self.identity, how)
             except OSError as error:
                 raise InputError(
