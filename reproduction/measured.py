@@ -17,6 +17,7 @@ from rwalk.report.statistics import Mean
 from rwalk.report.summary import Summary, summarise
 from rwalk.studies import provenance
 from rwalk.studies.rows import Row
+from rwalk.studies.specs import RunSpec
 from rwalk.studies.store import Store
 
 
@@ -26,7 +27,7 @@ def _by_run(rows: Iterable[Row]) -> dict[str, Summary]:
     for row in rows:
         groups.setdefault(replace(row.spec, seed=0).hash(), []).append(row)
     return {
-        run: summarise([replace(row, spec=replace(group[0].spec, seed=row.seed)) for row in group])[0]
+        run: summarise([replace(row, spec=replace(group[0].spec, seed=row.seed)).to_json() for row in group])[0]
         for run, group in groups.items()
     }
 
@@ -52,12 +53,12 @@ class Measured:
     def machine(self, name: str) -> str:
         """What an experiment was trained on, if it was."""
         shown = [summary for _, summary in self.entries(name) if summary]
-        wanted = {replace(each.spec, seed=seed).hash() for each in shown for seed in each.seeds}
+        wanted = {RunSpec.from_json({**each.spec, "seed": seed}).hash() for each in shown for seed in each.seeds}
         known = {**self.rows, **{row.hash: row for row in self.own_rows(name)}}
         rows = [row for run, row in known.items() if run in wanted]
-        if said := provenance.mixture(rows):
+        if said := provenance.mixture(row.made for row in rows):
             return said
-        return "".join(f"Trained by {maker}." for maker in provenance.makers(rows))
+        return "".join(f"Trained by {maker}." for maker in provenance.makers(row.made for row in rows))
 
     def one_machine(self, names: Iterable[str]) -> str:
         """What all of these experiments were trained on, if all were, by one version on one kind of machine."""

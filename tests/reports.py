@@ -13,11 +13,13 @@ from rwalk.data.memory import MemorySpec
 from rwalk.files import with_checksum
 from rwalk.parts import defaults
 from rwalk.report.html import write_report
+from rwalk.studies.rows import SCHEMA
 from rwalk.studies.specs import RunSpec, StreamSpec
-from rwalk.studies.store import SCHEMA, Row
 
 HOSTILE = "<img src=x onerror='window.boom=1'></script><script>window.boom=1</script>&amp;<b>bold</b>"
 HEADS = ("single", "multi")
+
+Row = dict[str, Any]
 
 
 def made_row(spec: RunSpec, tasks: int = 3, stopped: str | None = None) -> Row:

@@ -168,7 +168,7 @@ def test_results_of_the_first_schema_grow(tmp_path: Path, monkeypatch: pytest.Mo
     assert rows[0].accuracy == row.accuracy and rows[0].hash == row.hash
     assert rows[0].made.to_json() == elsewhere and rows[1].made.torch == torch.__version__
     assert json.loads((tmp_path / "study.json").read_text())["schema"] == SCHEMA
-    told = provenance.mixture(rows)
+    told = provenance.mixture(row.made for row in rows)
     assert "come from different code or machines" in told and "NVIDIA H200" in told
     assert "come from different code or machines" in render([read(tmp_path)], "grown")
     assert any(line.startswith("made by, in both: ") for line in compare(Store(tmp_path), Store(tmp_path)))
@@ -300,7 +300,7 @@ def test_a_run_without_a_compiler_says_so_and_is_another_one(
         (before,) = study.execute(store)
     assert before.made.execution == "eager (no working compiler)"
     assert study.current([before]) and not study.unknown_references(study.runs), "as long as there is none"
-    assert "no working compiler" in provenance.makers([before])[0]
+    assert "no working compiler" in provenance.makers([before.made])[0]
 
     no_compiler(True)
     assert study.unknown_references(study.runs), "a reference is one of these, too"

@@ -19,11 +19,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from rwalk.studies.costs import Costs
 from scipy import stats
 
 import little
-from reports import HOSTILE, hostile_page, made_row, made_rows, write_rows, write_study
+from reports import HOSTILE, Row, hostile_page, made_row, made_rows, write_rows, write_study
 from rwalk.cli import app
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
@@ -33,8 +32,9 @@ from rwalk.report.statistics import Mean, holm
 from rwalk.report.summary import summarise
 from rwalk.studies import Study
 from rwalk.studies.events import Event, Stepped
+from rwalk.studies.logs import Costs
 from rwalk.studies.specs import RunSpec, StreamSpec
-from rwalk.studies.store import Row, Store
+from rwalk.studies.store import Store
 from rwalk.training import Training
 from test_showing import HOSTILE as HOSTILE_NAMES
 
@@ -47,7 +47,7 @@ def test_a_real_study_is_read_whole(tmp_path: Path) -> None:
     with Store(tmp_path / "study").opened(study.describe()) as store:
         rows = study.execute(store)
     found = results.read(tmp_path / "study")
-    assert [row["hash"] for row in found.rows] == [row["hash"] for row in rows]
+    assert [row["hash"] for row in found.rows] == [row.hash for row in rows]
     assert found.environments[0]["torch"]
     page = write_report([tmp_path / "study"]).read_text()
     assert page.count("<title>study · rwalk</title>") == 1 and found.environments[0]["torch"] in page

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rwalk.studies.costs import Costs
 
 from reproduction import together
 from reproduction.__main__ import app
@@ -19,6 +18,7 @@ from rwalk.cli import main
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
 from rwalk.studies import Study
+from rwalk.studies.logs import Costs
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.training import Training
 
@@ -117,7 +117,7 @@ def test_references_are_of_each_run_and_survive_the_file(tables: tuple[str, str]
     assert {spec.seed for spec in pool.references()} == {0, 1} and len(pool.references()) == 2
     rwalk = [run for run in pool.runs if run.method == "rwalk"]
     assert pool.references(rwalk) == []
-    again = Study.from_json(json.loads(json.dumps(pool.describe())))
+    again = Study.from_json(pool.describe().to_json())
     assert (again.reference, again.hash()) == (pool.reference, pool.hash())
     with pytest.raises(InputError, match="1 references for 6 runs: give one, or one each"):
         replace(pool, reference=("final",))

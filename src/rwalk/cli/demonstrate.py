@@ -26,7 +26,7 @@ def show(rows: list[Row], folder: Path) -> None:
     from rwalk.showing import shown
 
     console = Console(highlight=False)
-    ways = story.ways(summarise(rows))
+    ways = story.ways(summarise([row.to_json() for row in rows]))
     console.print(f"{story.setting(ways)}\n")
     console.print(table(ways))
     console.print(f"\n[bold]{story.sentence(ways)}[/bold] {story.of_all(ways)}\n")

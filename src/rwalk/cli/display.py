@@ -28,8 +28,8 @@ def _show_tables(rows: list[Row], folder: Path) -> None:
     from rwalk.studies.provenance import mixture
 
     console = Console()
-    summaries = summarise(rows)
-    if said := mixture(rows):
+    summaries = summarise([row.to_json() for row in rows])
+    if said := mixture(row.made for row in rows):
         console.print(escape(said), style="yellow", highlight=False)
     heads = ["single"] if heads_agree(summaries) else ["single", "multi"]
     for head in heads:

@@ -29,7 +29,7 @@ from rwalk.report.summary import summarise
 from rwalk.report.tables import TITLES
 from rwalk.showing import shown
 from rwalk.studies.provenance import mixture
-from rwalk.studies.rows import Row
+from rwalk.studies.rows import Made
 
 SCRIPTS = ("model.js", "statistics.js", "charts.js", "plots.js", "figures.js", "table.js", "export.js", "page.js")
 LIVE = "live.js"  # only where a server answers
@@ -82,7 +82,7 @@ def render(
         made=(made or datetime.now(UTC)).strftime("%d %B %Y, %H:%M UTC"),
         version=rwalk.__version__,
         studies=[_study(study) for study in studies],
-        mixture=mixture(rows) if rows else "",
+        mixture=mixture(Made.from_json(row["made"]) for row in rows),
         heads={head: HEAD_NAMES[head] for head in HEADS},
         titles=TITLES,
         sections=parts,
@@ -100,8 +100,8 @@ def _part(name: str) -> str:
     return (files("rwalk.report") / "page" / name).read_text(encoding="utf-8")
 
 
-def _counts(rows: Sequence[Row], configurations: int, missing: int) -> str:
-    seeds = len({row.seed for row in rows})
+def _counts(rows: Sequence[Mapping[str, Any]], configurations: int, missing: int) -> str:
+    seeds = len({row["seed"] for row in rows})
     unfinished = f" · unfinished: {missing} more to run" if missing else ""
     counted = ((len(rows), "run"), (configurations, "configuration"), (seeds, "seed"))
     return " · ".join(f"{number} {noun}{'s' * (number != 1)}" for number, noun in counted) + unfinished
@@ -109,8 +109,10 @@ def _counts(rows: Sequence[Row], configurations: int, missing: int) -> str:
 
 def _study(study: Results) -> dict[str, Any]:
     """A study as the head of the page shows it: how it was begun, with what, when, and how long it took."""
-    costs = [study.costs[row.hash] for row in study.rows if row.hash in study.costs]
-    versions = sorted({f"rwalk {row.made.rwalk}" for row in study.rows if row.made.rwalk not in (None, "unknown")})
+    costs = [study.costs[row["hash"]] for row in study.rows if row["hash"] in study.costs]
+    versions = sorted(
+        {f"rwalk {row['made']['rwalk']}" for row in study.rows if row["made"].get("rwalk", "unknown") != "unknown"}
+    )
     facts = [("command", "\n".join(study.commands))] if study.commands else []
     facts += [("version", words.listed(versions))] if versions else []
     if costs:
@@ -128,12 +130,12 @@ def _explained(methods: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [(each["name"], known[each["name"]]) for each in methods if each["name"] in known]
 
 
-def _stopped(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _stopped(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [
-        {"dataset": row.spec.stream.dataset, "reason": row.stopped}
-        | {"method": row.method, "lam": row.lam, "seed": row.seed}
+        {"dataset": row["spec"]["stream"]["dataset"], "reason": row["stopped"]}
+        | {name: row[name] for name in ("method", "lam", "seed")}
         for row in rows
-        if row.stopped
+        if row["stopped"]
     ]
 
 

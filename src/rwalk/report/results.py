@@ -7,13 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rwalk.errors import InputError
 from rwalk.showing import all_shown, shown
 from rwalk.studies.logs import COSTS, LOSSES, Costs, Curves, Recorded, commands
-from rwalk.studies.rows import Description, Row
+from rwalk.studies.specs import RunSpec
 from rwalk.studies.store import Store, is_torn, read_rows
 
+Row = dict[str, Any]
 logger = logging.getLogger(__name__)
 
 
@@ -41,11 +43,11 @@ class Results:
     @property
     def missing(self) -> int:
         """How many runs are not finished."""
-        return len(self.planned - {row.hash for row in self.rows})
+        return len(self.planned - {row["hash"] for row in self.rows})
 
     def in_training(self) -> dict[str, tuple[int, float]]:
         """The last (step, loss) of runs that are planned, have begun, and have no row yet."""
-        done = {row.hash for row in self.rows}
+        done = {row["hash"] for row in self.rows}
         begun = (key for curves in self.curves for key in curves.runs() if key in self.planned and key not in done)
         return {key: self.losses(key)[-1] for key in begun}
 
@@ -62,18 +64,18 @@ def read(folder: Path, name: str = "", unfinished: bool = False) -> Results:
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder: give one that `rwalk run --out` wrote")
     files = sorted(folder.glob("*.jsonl")) or sorted(folder.glob("*/runs.jsonl"))
-    rows = {row.hash: row for path in files for row in _rows(path)}
+    rows = {row["hash"]: row for path in files for row in _rows(path)}
     if not rows and not unfinished:
         raise InputError(f"{folder} holds no finished run: there is no row in any *.jsonl file in it")
     stores = [Store(each) for each in sorted({path.parent for path in files} or {folder})]
-    studies = [store.study() for store in stores if store.study_file.exists()]
+    studies = [store.study().to_json() for store in stores if store.study_file.exists()]
     costs: dict[str, Recorded] = {}
     for store in stores:
         costs |= Costs(store.folder).read()
     return Results(
-        [row.shown() for row in rows.values()],
+        list(rows.values()),
         all_shown(_environments(studies)),
-        frozenset(key for study in studies for key in study.hashes()),
+        frozenset(_planned(studies)),
         name,
         tuple(dict.fromkeys(shown(command) for store in stores for command in commands(store.folder))),
         costs,
@@ -117,17 +119,26 @@ def _rows(path: Path) -> list[Row]:
     """The rows of a study, which knows where it was begun, or of a file collected from somewhere."""
     store = Store(path.parent)
     own = path == store.rows_file
-    rows = store.rows() if own else read_rows(path)
+    rows = [row.shown().to_json() for row in (store.rows() if own else read_rows(path))]
     if is_torn(path):
         cure = f": `rwalk resume {path.parent}` trains that run again" if own else ""
         logger.warning("%s ends in the middle of a row, which is left out%s", path, cure)
     return rows
 
 
-def _environments(studies: Iterable[Description]) -> list[Mapping[str, str]]:
+def _planned(studies: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The hashes of all runs of these studies; none for a study that this version cannot read."""
+    found = set()
+    for study in studies:
+        with suppress(InputError):
+            found |= {RunSpec.from_json(run).hash() for run in study["runs"]}
+    return found
+
+
+def _environments(studies: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
     """The studies' own records; collected files may come without one."""
-    distinct: list[Mapping[str, str]] = []
-    for environment in (study.environment for study in studies):
-        if environment is not None and environment not in distinct:
+    distinct: list[dict[str, str]] = []
+    for environment in (study.get("environment") for study in studies):
+        if isinstance(environment, dict) and environment not in distinct:
             distinct.append(environment)
     return distinct

@@ -6,7 +6,6 @@ What comes out is plain JSON. Seeds are kept apart, so that a reader can recompu
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import cycle
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +21,7 @@ from rwalk.report.figures import COLOURS
 from rwalk.report.results import Results
 from rwalk.report.summary import Summary, mean_and_deviation
 from rwalk.report.verdict import verdict
-from rwalk.studies.specs import content_hash, to_json
+from rwalk.studies.specs import RunSpec, content_hash
 
 DIGITS = 6  # decimals of an accuracy: finer than one example in a test set of 100 000
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star", "hexagon")
@@ -61,9 +60,9 @@ def sections(
     `published` holds a paper's values for some runs; `studies` know their losses and costs.
     """
     groups: dict[str, list[Summary]] = {}
-    held_out = {_tested(each): each for each in summaries if each.spec.stream.validation is not None}
+    held_out = {_tested(each): each for each in summaries if each.spec["stream"]["validation"] is not None}
     for summary in summaries:
-        key = content_hash([to_json(summary.spec.stream), summary.spec.network, _tasks(summary)])
+        key = content_hash([summary.spec["stream"], summary.spec["network"], _tasks(summary)])
         groups.setdefault(key, []).append(summary)
     few, many = POINTS
     points = max(few, min(many, ALL_POINTS // max(1, len(summaries))))
@@ -73,7 +72,7 @@ def sections(
 def _tested(summary: Summary) -> str:
     """The name of a configuration, whether it was tested on held-out training data or on the test set."""
     spec = summary.spec
-    return content_hash(replace(spec, stream=replace(spec.stream, validation=None)).to_json())
+    return content_hash({**spec, "stream": {**spec["stream"], "validation": None}})
 
 
 def _section(
@@ -84,7 +83,7 @@ def _section(
     points: int,
 ) -> Json:
     first = summaries[0]
-    stream = first.spec.stream
+    stream = first.spec["stream"]
     settings = [_settings(summary) for summary in summaries]
     differing = {method: _differing(method, settings, summaries) for method in {each.method for each in summaries}}
     told = [differing[summary.method] for summary in summaries]
@@ -101,14 +100,14 @@ def _section(
         key=lambda c: (order.index(c["method"]) if c["method"] in order else len(order), c["size"] or 0, c["lam"])
     )
     section = {
-        "title": stream.dataset,
+        "title": stream["dataset"],
         "facts": _facts(first),
         "setup": _setup(summaries, settings),
         "tasks": _tasks(first),
-        "classes": [", ".join(map(str, task)) for task in stream.tasks or []],
+        "classes": [", ".join(map(str, task)) for task in stream["tasks"] or []],
         "configurations": configurations,
         "published": any(each[head]["paper"] for each in configurations for head in HEADS),
-        "choice": _choice(configurations, stream.validation is not None),
+        "choice": _choice(configurations, stream["validation"] is not None),
         "memory": _usual_memory(configurations),
     }
     return section | {"verdicts": {head: verdict(section, head)._asdict() for head in HEADS}}
@@ -150,9 +149,9 @@ def _choice(configurations: Sequence[Json], on_validation: bool) -> str:
 
 def _configuration(summary: Summary, settings: str) -> Json:
     """One method with its hyper-parameters: what tells it from the others."""
-    memory = summary.spec.memory
-    size = None if memory is None else memory.per_class if memory.per_class is not None else memory.total
-    unit = None if memory is None else "per class" if memory.per_class is not None else "in all"
+    memory = summary.spec["memory"]
+    size = None if memory is None else memory["per_class"] if memory["per_class"] is not None else memory["total"]
+    unit = None if memory is None else "per class" if memory["per_class"] is not None else "in all"
     return {
         "label": summary.method + " with exemplars" * summary.label.endswith("-S"),
         "method": summary.method,
@@ -161,7 +160,7 @@ def _configuration(summary: Summary, settings: str) -> Json:
         "memory": words.memory(memory),
         "size": size,
         "unit": unit,
-        "sampler": memory and words.sampler(memory.sampler),
+        "sampler": memory and words.sampler(memory["sampler"]),
         "settings": settings,
         "seeds": list(summary.seeds),
     }
@@ -199,7 +198,7 @@ def _digits(values: Sequence[float]) -> list[float | None]:
 def _results(summary: Summary, head: str, published: Published, held_out: Mapping[str, Summary]) -> Json:
     """What was measured under one head, over the seeds, on held-out training data, if any, and by a paper."""
     twin = held_out.get(_tested(summary))
-    run = summary.spec.hash() if published else ""
+    run = RunSpec.from_json({**summary.spec, "seed": 0}).hash() if published else ""
     validation = None if twin is None else _numbers(np.array([mean_and_deviation(twin.A[head])[0]]))[0]
     return {**_measured(summary, head), "paper": published.get((run, head)), "validation": validation}
 
@@ -219,23 +218,23 @@ def _measured(summary: Summary, head: str) -> Json:
 
 def _facts(summary: Summary) -> list[str]:
     """What all runs of a section share, in words."""
-    stream = summary.spec.stream
+    stream = summary.spec["stream"]
     tasks = _tasks(summary)
-    facts = [f"{tasks} task{'s' if tasks > 1 else ''}", f"network {summary.spec.network}"]
-    if stream.permuted is not None:
+    facts = [f"{tasks} task{'s' if tasks > 1 else ''}", f"network {summary.spec['network']}"]
+    if stream["permuted"] is not None:
         facts.append("permuted pixels")
-    if stream.rotated is not None:
+    if stream.get("rotated") is not None:
         facts.append("rotated images")
-    if stream.scenario:
-        facts.append(f"{stream.scenario}-incremental")
-    if stream.blurry is not None:
-        facts.append(f"blurry boundaries, {stream.blurry:.0%}")
-    if stream.classes_per_task is not None:
-        facts.append(f"{stream.classes_per_task} classes per task")
-    if stream.order_seed is not None:
-        facts.append(f"order seed {stream.order_seed}")
-    if stream.validation is not None:
-        facts.append(f"tested on {stream.validation:.0%} of the training data")
+    if stream.get("scenario"):
+        facts.append(f"{stream['scenario']}-incremental")
+    if stream.get("blurry") is not None:
+        facts.append(f"blurry boundaries, {stream['blurry']:.0%}")
+    if stream["classes_per_task"] is not None:
+        facts.append(f"{stream['classes_per_task']} classes per task")
+    if stream["order_seed"] is not None:
+        facts.append(f"order seed {stream['order_seed']}")
+    if stream["validation"] is not None:
+        facts.append(f"tested on {stream['validation']:.0%} of the training data")
     return facts
 
 
@@ -243,12 +242,12 @@ def _setup(summaries: Sequence[Summary], settings: Sequence[Mapping[str, str]]) 
     """How the runs of a section were trained, setting by setting; every value that occurs."""
     rows = [
         {
-            "dataset": summary.spec.stream.dataset,
-            "network": summary.spec.network,
+            "dataset": summary.spec["stream"]["dataset"],
+            "network": summary.spec["network"],
             "training": values["budget"],
-            "batch": str(summary.spec.training.batch),
-            "optimizer": summary.spec.training.optimizer,
-            "learning rate": f"{summary.spec.training.lr:g}",
+            "batch": str(summary.spec["training"]["batch"]),
+            "optimizer": summary.spec["training"]["optimizer"],
+            "learning rate": f"{summary.spec['training']['lr']:g}",
         }
         for summary, values in zip(summaries, settings, strict=True)
     ]
@@ -261,12 +260,12 @@ def _setup(summaries: Sequence[Summary], settings: Sequence[Mapping[str, str]]) 
 def _settings(summary: Summary) -> dict[str, str]:
     """What else a result depends on besides stream, network, memory and λ, in words."""
     spec = summary.spec
-    training = to_json(spec.training)
+    training = dict(spec["training"])
     steps, epochs = training.pop("steps"), training.pop("epochs")
-    named = {**training, "dtype": spec.dtype, "autocast": spec.autocast}
-    if spec.memory:
-        named["replay"] = spec.memory.replay
-    named |= {name: value for name, value in spec.numbers.items() if name != "lam"}
+    named = {**training, "dtype": spec["dtype"], "autocast": spec["autocast"]}
+    if spec["memory"]:
+        named["replay"] = spec["memory"]["replay"]
+    named |= {name: value for name, value in spec["numbers"].items() if name != "lam"}
     if summary.chosen:
         named["λ"] = f"chosen: {summary.chosen}"
     budget = f"{epochs} epoch{'s' * (epochs != 1)}" if steps is None else f"{steps} steps"
@@ -280,7 +279,7 @@ def _differing(method: str, settings: Sequence[Mapping[str, str]], summaries: Se
     two runs of this method do; those not given have their defaults, which count as different from those given.
     """
     own = [values for values, summary in zip(settings, summaries, strict=True) if summary.method == method]
-    numbers = {name for summary in summaries for name in summary.spec.numbers}
+    numbers = {name for summary in summaries for name in summary.spec["numbers"]}
 
     def differs(name: str) -> bool:
         if name in numbers:

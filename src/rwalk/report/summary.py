@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rwalk import metrics, parts
 from rwalk.methods import Method
-from rwalk.studies.rows import Row
-from rwalk.studies.specs import RunSpec, content_hash
+from rwalk.studies.specs import content_hash
 
+Row = dict[str, Any]
 # Measures beside the paper's: what a column is called, and which is better.
 MORE = {
     "learning": ("learning accuracy", max),
@@ -31,7 +32,7 @@ class Summary:
     method: str
     lam: float
     chosen: str  # the λs that its runs chose for themselves; "" if they were given one
-    spec: RunSpec  # what the runs share: everything but the seed, which is 0 here
+    spec: dict[str, Any]  # what the runs share: everything but the seed
     seeds: tuple[int, ...]
     accuracy: dict[str, NDArray[np.float64]]  # head → a[seed, k, j]
     A: dict[str, NDArray[np.float64]]
@@ -46,7 +47,7 @@ def summarise(rows: Sequence[Row]) -> list[Summary]:
     """One summary per configuration, in the order of first appearance."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(content_hash(replace(row.spec, seed=0).to_json()), []).append(row)
+        groups.setdefault(content_hash({**row["spec"], "seed": None}), []).append(row)
     return [_summary(group) for group in groups.values()]
 
 
@@ -60,22 +61,21 @@ def heads_agree(summaries: Sequence[Summary]) -> bool:
 def _summary(rows: list[Row]) -> Summary:
     first = rows[0]
     heads = ("single", "multi")
-    remembers = first.spec.memory and issubclass(parts.like(first.method) or object, Method)
-    chosen = sorted({row.lam for row in rows}) if first.tried is not None else []
-    accuracy = {head: np.array([row.accuracy[head] for row in rows], dtype=float) for head in heads}
+    remembers = first["spec"]["memory"] and issubclass(parts.like(first["method"]) or object, Method)
+    accuracy = {head: np.array([row["accuracy"][head] for row in rows], dtype=float) for head in heads}
     return Summary(
-        label=first.method + ("-S" if remembers else ""),
-        method=first.method,
-        lam=float(np.median([row.lam for row in rows])),
-        chosen=", ".join(f"{lam:g}" for lam in chosen),
-        spec=replace(first.spec, seed=0),
-        seeds=tuple(row.seed for row in rows),
+        label=first["method"] + ("-S" if remembers else ""),
+        method=first["method"],
+        lam=float(np.median([row["lam"] for row in rows])),
+        chosen=", ".join(f"{lam:g}" for lam in sorted({row["lam"] for row in rows})) if "tried" in first else "",
+        spec={**first["spec"], "seed": None},
+        seeds=tuple(row["seed"] for row in rows),
         accuracy=accuracy,
         A={head: metrics.average_accuracy(accuracy[head]) for head in heads},
         F={head: metrics.forgetting(accuracy[head]) for head in heads},
-        I={head: np.array([row.measures(head).I for row in rows], dtype=float) for head in heads},
+        I={head: np.array([row[head]["I"] for row in rows], dtype=float) for head in heads},
         more=_more(rows, accuracy),
-        hashes=tuple(row.hash for row in rows),
+        hashes=tuple(row["hash"] for row in rows),
     )
 
 
@@ -86,11 +86,11 @@ def _more(rows: list[Row], accuracy: dict[str, NDArray[np.float64]]) -> dict[str
         found.setdefault("learning", {})[head] = metrics.learning_accuracy(a)
         found.setdefault("incremental", {})[head] = metrics.average_incremental_accuracy(a)
         found.setdefault("transfer", {})[head] = metrics.backward_transfer(a)
-        if all(row.within is not None for row in rows):
-            within = np.array([(row.within or {})[head] for row in rows], dtype=float)
+        if all("within" in row for row in rows):
+            within = np.array([row["within"][head] for row in rows], dtype=float)
             found.setdefault("gap", {})[head] = metrics.stability_gap(a, within)
-        if all(row.calibration is not None for row in rows):
-            errors = np.array([(row.calibration or {})[head] for row in rows], dtype=float)
+        if all("calibration" in row for row in rows):
+            errors = np.array([row["calibration"][head] for row in rows], dtype=float)
             found.setdefault("calibration", {})[head] = metrics.average_accuracy(errors)  # after the last task
     return found
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from rwalk.data.memory import MemorySpec
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 SAMPLERS = {
     "mof": "mean of features",
@@ -36,16 +35,16 @@ def setting(name: str) -> str:
     return SETTINGS.get(name, name.replace("_", " "))
 
 
-def memory(spec: MemorySpec | None) -> str:
+def memory(spec: Mapping[str, Any] | None) -> str:
     """The exemplars that a configuration keeps.
 
-    >>> memory(MemorySpec(per_class=10))
+    >>> memory({"per_class": 10, "total": None, "sampler": "mof"})
     '10 per class, mean of features'
     """
     if spec is None:
         return "none"
-    size = f"{spec.per_class} per class" if spec.per_class is not None else f"{spec.total} in all"
-    return f"{size}, {sampler(spec.sampler)}"
+    size = f"{spec['per_class']} per class" if spec["per_class"] is not None else f"{spec['total']} in all"
+    return f"{size}, {sampler(spec['sampler'])}"
 
 
 def listed(names: Sequence[str], word: str = "and") -> str:

@@ -33,7 +33,7 @@ def compare(a: Store, b: Store) -> list[str]:
             if one.get(name) != other.get(name)
         ]
     ours, theirs = a.rows(), b.rows()
-    before, after = provenance.makers(ours), provenance.makers(theirs)
+    before, after = (provenance.makers(row.made for row in rows) for rows in (ours, theirs))
     if before != after:
         lines.append(f"made by: {'; '.join(before) or 'nobody yet'} → {'; '.join(after) or 'nobody yet'}")
     elif len(before) > 1:

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -70,18 +70,18 @@ def outdated(row_made: Made, run: RunSpec, data: str | None, device: str) -> lis
     return reasons
 
 
-def makers(rows: Iterable[Row]) -> list[str]:
-    """The makers of these rows, most frequent first: one line if all come from one code and kind of machine."""
-    counts = Counter(_maker(row.made) for row in rows)
+def makers(made: Iterable[Made]) -> list[str]:
+    """The makers of rows, most frequent first: one line if all come from one code and kind of machine."""
+    counts = Counter(map(_maker, made))
     total = counts.total()
     if len(counts) < 2:
         return list(counts)
     return [f"{count} of {total} rows: {maker}" for maker, count in counts.most_common()]
 
 
-def mixture(rows: Sequence[Row]) -> str:
+def mixture(made: Iterable[Made]) -> str:
     """A sentence saying that rows come from different code or machines; empty if they do not."""
-    lines = makers(rows)
+    lines = makers(made)
     return f"These rows come from different code or machines: {'; '.join(lines)}." if len(lines) > 1 else ""
 
 

@@ -59,6 +59,18 @@ class Made:
         null = {"commit"} if self.numerics is not None else set()
         return {name: to_json(value) for name, value in found.items() if value is not None or name in null}
 
+    @classmethod
+    def from_json(cls, record: Any) -> Made:
+        """The provenance in a row of a file.
+
+        Raises:
+            InputError: It is not what a row has.
+        """
+        try:
+            return from_json(cls, record, "it")
+        except InputError as error:
+            raise InputError(f"no record of what made it: {error}") from None
+
 
 NOBODY = Made()
 
@@ -238,7 +250,7 @@ class Row(Outcome):
         spec, made = self.spec.to_json(), self.made.to_json()
         if all_shown([spec, made, self.stopped]) == [spec, made, self.stopped]:
             return self
-        escaped = from_json(Made, all_shown(made), "made")
+        escaped = Made.from_json(all_shown(made))
         return replace(
             self, spec=RunSpec.from_json(all_shown(spec)), made=escaped, stopped=all_shown(self.stopped)
         )
@@ -394,10 +406,7 @@ def _present(record: Outcome, names: Sequence[str] | Mapping[str, int]) -> dict[
 
 def _outcome(record: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of an outcome in a record; InputError where they are not what was written."""
-    try:
-        made = from_json(Made, record.get("made", {}), "it")
-    except InputError as error:
-        raise InputError(f"no record of what made it: {error}") from None
+    made = Made.from_json(record.get("made", {}))
     _need(isinstance(record.get("stopped", 0), str | None), "no stopped")
     accuracy = record.get("accuracy")
     _need(isinstance(accuracy, dict), "no accuracy")
