@@ -306,7 +306,7 @@ def test_values_that_are_not_allowed_are_not_tried() -> None:
     alphas: tuned.Grid = {"ewc++": tuned.numbers(lam=(1.0,), alpha=(0.9, 0.1))}
     of = replace(setting(), grid=alphas)
     found = [
-        {"spec": run.to_json(), "method": run.method, "single": {"A": run.numbers["alpha"]}}
+        row(run, run.numbers["alpha"])
         for run in (replace(scout, seed=seed) for scout in of.scouts() for seed in (0, 1))
     ]
     tried = {run.numbers["alpha"] for run in race.next_runs(of, found)}

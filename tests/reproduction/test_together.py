@@ -93,9 +93,7 @@ def test_what_was_begun_as_one_goes_on_as_one(tables: tuple[str, str], monkeypat
     assert len(kept.splitlines()) == 6
     Path("results/tableS1/runs.jsonl").write_text("")
     with monkeypatch.context() as patch:
-        patch.setattr(
-            Study, "_train_missing", lambda self, missing, *_: pytest.fail(str(missing)) if missing else None
-        )
+        patch.setattr(Study, "_executor", lambda self, *_: pytest.fail("runs are missing"))
         assert reproduce(monkeypatch, *tables) == 0, "no run is trained twice"
     assert len(rows_in("results/tableS1")) == 4 and not Path("results/together").exists()
 
