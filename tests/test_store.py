@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import little
-from rwalk import InputError
+from rwalk import InputError, sealed
 from rwalk.files import LEFT, with_checksum, write_atomically
 from rwalk.studies import Study, provenance
 from rwalk.studies.claims import CLAIMS, Claims
+from rwalk.studies.events import Event, Stepped
 from rwalk.studies.rows import SCHEMA, Description, Made, Row
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.store import SharedStore, Store, read_rows
+from rwalk.studies.store import PATIENCE, SharedStore, Store, read_rows
 
 
 def record(number: int = 0, tasks: int = 3) -> dict[str, Any]:
@@ -343,6 +345,67 @@ def test_a_temporary_file_that_a_killed_writer_left_is_removed_by_the_next(tmp_p
         os.utime(each, (time.time() - 2 * LEFT,) * 2)
     write_atomically(path, "whole")
     assert sorted(tmp_path.iterdir()) == sorted([path, young, other])
+
+
+def test_folder_that_a_killed_save_of_tensors_left_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """safetensors has a temporary file of its own, whose name nobody else can tell."""
+    left = tmp_path / ".model.12.0123abcd.d"
+    left.mkdir()
+    (left / ".tmpAbCdEf").write_text("half")
+    os.utime(left, (time.time() - 2 * LEFT,) * 2)
+    places: list[Path] = []
+    save = sealed.save_file
+    monkeypatch.setattr(
+        sealed, "save_file", lambda tensors, path, about: places.append(path) or save(tensors, path, about)
+    )
+    sealed.write(tmp_path / "model", "kind", {}, {"a": torch.zeros(3)})
+    assert [path.parent.parent for path in places] == [tmp_path], "in a folder that the next writer can tell"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_process_that_waits_for_the_lock_hears_the_first_ctrl_c(tmp_path: Path) -> None:
+    study = little.study(methods=["vanilla"], seeds=1)
+    rows = study.execute()
+    with SharedStore(tmp_path / "study").opened(study.describe()) as joined:
+        joined.add(*rows)
+        with Store(tmp_path / "study").opened(study.describe()):
+            begun = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                joined.settle(rows, stop=lambda: True)
+        assert time.monotonic() - begun < PATIENCE / 2
+        joined.settle(rows)
+    assert Store(tmp_path / "study").rows() == rows
+
+
+def test_run_listed_twice_is_refused_whether_or_not_it_is_one_object() -> None:
+    (run,) = little.study(methods=["vanilla"], seeds=1).runs
+    for twice in ((run, run), (run, replace(run))):
+        with pytest.raises(InputError, match="listed twice"):
+            Study(twice, "none")
+
+
+def test_saved_run_does_not_bring_a_removed_study_back(tmp_path: Path) -> None:
+    study, folder = little.study(methods=["vanilla"], seeds=1, checkpoint_every=1), tmp_path / "study"
+
+    def removed(event: Event) -> None:
+        if isinstance(event, Stepped) and folder.exists():
+            shutil.rmtree(folder)
+
+    with Store(folder).opened(study.describe()) as store, pytest.raises(InputError, match="was removed"):
+        study.execute(store, watch=removed)
+    assert not folder.exists()
+
+
+def test_rows_are_a_data_frame_in_one_call() -> None:
+    pytest.importorskip("pandas")
+    rows = little.study(seeds=2).execute()
+    frame = rows.to_frame()
+    assert frame.groupby("method")["single.A"].mean()["rwalk"] == pytest.approx(
+        sum(row.single.A or 0.0 for row in rows[:2]) / 2
+    )
+    assert frame["training.batch"].tolist() == [16] * 4 and frame["hash"].tolist() == [row.hash for row in rows]
 
 
 def test_files_of_0_2_0_without_checksums_open_and_grow(tmp_path: Path) -> None:
