@@ -1,4 +1,4 @@
-"""Running a study with its displays: train what is missing, and when interrupted say how to resume."""
+"""Run a study with its displays; after an interruption print the command that resumes it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run_and_show(
     keep: str = "",
     go_on: str = "",
 ) -> None:
-    """Run what is missing, and print all rows: as tables, or as JSON; `keep` says which models stay."""
+    """Train the missing runs, and print all rows as tables or as JSON; `keep` names the models that stay."""
     keeper = None
     if keep or (store.folder / "models").exists():
         from rwalk.models import Keeper  # with all of scikit-learn
@@ -67,7 +67,7 @@ def run_and_show(
 
 
 def remarks_on(study: Study, keep: str) -> list[str]:
-    """What is worth knowing before a study begins."""
+    """Remarks to print before a study begins."""
     said = []
     if any(len(study.stream(stream)) == 1 for stream in {run.stream for run in study.runs}):
         said.append("there is only one task, so nothing can be forgotten: see --classes-per-task, --tasks")
@@ -95,7 +95,7 @@ def execute(
     remarks: Sequence[str] = (),
     keeper: Keeper | None = None,
 ) -> Rows:
-    """Run what is missing, with progress displayed; `known` rows of other studies, by hash, are not run again.
+    """Train the missing runs, with progress displayed; `known` rows of other studies, by hash, are reused.
 
     `go_on` names the command that resumes after an interruption, if it is not `rwalk resume`; `track` names
     trackers; `remarks` are printed once nothing is wrong with the study.
@@ -112,7 +112,7 @@ def execute(
     from rwalk.studies.trackers import Tracking
     from rwalk.studies.workers import Interrupts, WorkerDied
 
-    study.prepare()  # whatever is wrong with it is reported before anything is written
+    study.prepare()  # its errors come before the first write
     for line in remarks if show else ():
         to_stderr(line)
     record = study.describe()
@@ -177,7 +177,7 @@ def as_typed() -> str:
 
 
 def resume_command(study: Study, store: Store) -> str:
-    """The command that resumes a study: study.json says neither where the data are nor which code to trust."""
+    """The command that resumes a study: study.json names neither the data's folder nor trusted code."""
     words = ["rwalk", "resume", str(store.folder)]
     words += [] if study.data is None else ["--data", str(study.data)]
     words += [] if study.executor == "local" else ["--executor", study.executor]

@@ -212,7 +212,7 @@ def run(
         calibration=calibration,
     )
     if replay and base.memory is None:
-        raise InputError("--replay says how exemplars are replayed: give --memory or --memory-total too")
+        raise InputError("--replay needs exemplars: give --memory or --memory-total too")
     if beside is not None and base.memory is None:
         raise InputError("--beside counts the exemplars added to a batch: give --memory or --memory-total too")
     runs = sweep.runs(base, names, seeds, lam, penalty, settings or ())

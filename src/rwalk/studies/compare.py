@@ -70,7 +70,7 @@ def _paired(rows: Sequence[Row], changed: set[str]) -> dict[str, Row]:
 
 
 def _causes(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> Iterator[str]:
-    """What was computed or executed differently for rows that both studies have."""
+    """The differences in computation and execution of rows that both studies have."""
     causes, executions = Counter[str](), Counter[str]()
     for key in ours.keys() & theirs.keys():
         one, other = (rows[key].made.numerics or numerics.FIRST for rows in (ours, theirs))

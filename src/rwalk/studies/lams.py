@@ -96,7 +96,7 @@ def ready(
 
 
 def renamed(watch: Watch, names: Mapping[str, Sequence[RunSpec]]) -> Watch:
-    """Passes events on, with the owners in place of the runs that are trained for them."""
+    """Passes events on, with the owners instead of the runs that are trained for them."""
 
     def tell(event: Event) -> None:
         if isinstance(event, Stepped | TaskMeasured | Trained):

@@ -179,7 +179,7 @@ def commit() -> str | None:
     """
     here = Path(__file__).parents[1]
     with suppress(OSError, subprocess.SubprocessError):
-        # Only if this file itself is under version control: rwalk may be installed inside somebody's repository.
+        # Only if this file itself is under version control: rwalk may be installed inside another repository.
         _git(here, "ls-files", "--error-unmatch", "__init__.py")
         changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", ".")
         return _git(here, "rev-parse", "--short=10", "HEAD") + ("+changes" if changed else "")

@@ -20,9 +20,9 @@ from rwalk.metrics import HEADS
 from rwalk.showing import all_shown
 from rwalk.studies.specs import UNREADABLE, RunSpec, content_hash, from_json, reference_of, to_json
 
-# The schema of study.json and of rows. 1, which files do not name: a hash covers all settings; rows have no
-# provenance. 2: a hash covers what differs from the defaults, and rows record what made them. 3: a checksum covers
-# every byte.
+# The schema of study.json and of rows. Schema 1, which files do not name: a hash covers all settings; rows have
+# no provenance. Schema 2: a hash covers the settings that differ from the defaults; rows have a provenance.
+# Schema 3: a checksum covers every byte.
 SCHEMA = 3
 SEALED_SINCE = 3
 MACHINE = ("device", "gpu", "processor", "instructions", "torch")  # these decide how floating point rounds
@@ -36,9 +36,9 @@ ByHead = Mapping[str, Any]  # head → nested lists; None stands for a missing v
 class Made:
     """What made a result: version, commit, machine, data and the user's code; None where a row does not name it.
 
-    execution  how the steps were executed (`rwalk.engine.execution.executed`)
-    code       a digest of the source of every `package.module:name`
-    data       the first 16 digits of the stream's fingerprint
+    execution  how the steps were executed (`rwalk.engine.execution.executed`).
+    code       a digest of the source of every `package.module:name`.
+    data       the first 16 digits of the stream's fingerprint.
     """
 
     rwalk: str | None = None
@@ -64,7 +64,7 @@ class Made:
         """The provenance in a row of a file.
 
         Raises:
-            InputError: It is not what a row has.
+            InputError: It is no provenance.
         """
         try:
             return from_json(cls, record, "it")
@@ -88,10 +88,10 @@ class Measures:
 class Outcome:
     """The result of one trained run.
 
-    accuracy     a[k][j] by head
-    stopped      why the run stopped before its end; None if it did not
-    within       a[k][m][j] by head, if accuracies were measured within tasks
-    calibration  errors [k][j] by head, if they were measured
+    accuracy     a[k][j] by head.
+    stopped      why the run stopped before its end; None if it did not.
+    within       a[k][m][j] by head, if accuracies were measured within tasks.
+    calibration  errors [k][j] by head, if they were measured.
     """
 
     accuracy: ByHead
@@ -136,10 +136,10 @@ class ReferenceOutcome:
 class Row(Outcome):
     """The result of one run as it stands in a study: an outcome, the run, and A, F and I by both heads.
 
-    hash       the run's
-    lam        its λ, or the λ that it chose
-    reference  a*_k by head; None in rows of the first version
-    tried      the average accuracy of every λ tried, where the run chose its own
+    hash       the run's.
+    lam        its λ, or the λ that it chose.
+    reference  a*_k by head; None in rows of the first version.
+    tried      the average accuracy of every λ tried, where the run chose its own.
     """
 
     spec: RunSpec
@@ -284,8 +284,8 @@ class Rows(list[Row]):
 class Description:
     """The content of study.json: the runs of a study, its references, and the data and machine it was begun with.
 
-    hash  as it was written: of the runs and references, as the file's schema has it
-    data  by dataset a fingerprint: the images of a folder may change without its name
+    hash  as it was written: of the runs and references, as the file's schema has it.
+    data  by dataset a fingerprint: the images of a folder may change without its name.
     """
 
     hash: str
@@ -391,7 +391,7 @@ def _lam_of(method: str, numbers: tuple[tuple[str, Any], ...]) -> float:
     return float(getattr(parts.made(method, dict(numbers)), "lam", 0.0) or 0.0)
 
 
-# ── checks of what is read ──────────────────────────────────────────────────────────────────────────────────────
+# ── checks of records that are read ─────────────────────────────────────────────────────────────────────────────
 
 
 def _need(condition: bool, fault: str) -> None:
@@ -405,7 +405,7 @@ def _present(record: Outcome, names: Sequence[str] | Mapping[str, int]) -> dict[
 
 
 def _outcome(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an outcome in a record; InputError where they are not what was written."""
+    """The fields of an outcome in a record; InputError where they were altered."""
     made = Made.from_json(record.get("made", {}))
     _need(isinstance(record.get("stopped", 0), str | None), "no stopped")
     accuracy = record.get("accuracy")

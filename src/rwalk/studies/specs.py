@@ -112,19 +112,19 @@ def _types_of(kind: type[Any]) -> dict[str, Any]:
 
 
 def content_hash(record: Any) -> str:
-    """The same for the same content, whatever the order of keys."""
+    """A hash that does not depend on the order of keys."""
     return hashlib.sha256(json.dumps(record, sort_keys=True, default=list).encode()).hexdigest()[:32]
 
 
-# ── what a run is ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── runs ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A part of the training data that chooses a hyper-parameter: it is learned, but for a fifth, which judges.
+    """A part of the training data that chooses a hyper-parameter: a fifth of it, the judges, tests the rest.
 
-    first  so many tasks; None for all of them
-    most   judges per class, at most
+    first  so many tasks; None for all of them.
+    most   judges per class, at most.
     """
 
     first: int | None = None
@@ -135,17 +135,17 @@ class Trial:
 class StreamSpec:
     """Which data, and how it is divided into tasks.
 
-    dataset           a name, a folder of images, a table (.csv, .parquet …), or a .npz file
-    classes_per_task  the number of classes per task; the default is the paper's split
-    tasks             or explicit lists of labels
-    order_seed        shuffles the classes before they are divided
-    permuted          the number of tasks of permuted pixels, instead of a split
-    validation        the fraction of the training data to test on; the real test set is not used
-    reading           how a folder or a table is read; None for the defaults
-    scenario          task-, domain- or class-incremental (`splits.SCENARIOS`); by default, as the paper trains
-    rotated           the number of tasks of rotated images, instead of a split
-    blurry            the fraction of every task's training examples that its neighbours teach
-    trial             the part of the training data that chooses a hyper-parameter; None for a run that counts
+    dataset           a name, a folder of images, a table (.csv, .parquet …), or a .npz file.
+    classes_per_task  the number of classes per task; the default is the paper's split.
+    tasks             or explicit lists of labels.
+    order_seed        shuffles the classes before they are divided.
+    permuted          the number of tasks of permuted pixels, instead of a split.
+    validation        the fraction of the training data to test on; the real test set is not used.
+    reading           how a folder or a table is read; None for the defaults.
+    scenario          task-, domain- or class-incremental (`splits.SCENARIOS`); by default, as the paper trains.
+    rotated           the number of tasks of rotated images, instead of a split.
+    blurry            the fraction of every task's training examples that its neighbours teach.
+    trial             the part of the training data that chooses a hyper-parameter; None for a run that counts.
 
     Data that say themselves in which task an example arrives (folders of folders, a column of a table) are divided
     accordingly, unless a split is given.
@@ -165,7 +165,7 @@ class StreamSpec:
 
     def __post_init__(self) -> None:
         if self.reading == Reading():
-            object.__setattr__(self, "reading", None)  # said or not, it is the same stream
+            object.__setattr__(self, "reading", None)  # given or not, it is the same stream
 
     def build(self, data: Path | str | None = None, download: bool = True) -> Stream:
         self.check()
@@ -213,10 +213,10 @@ class RunSpec:
     """One run: everything its result depends on.
 
     method         a learner's name; `numbers` are its hyper-parameters (lam, alpha, dt …), the rest defaults;
-                   lam="auto" has the study choose λ for every run, by trials on its training data
-    reference      k: not an incremental run, but the reference model a*_k on the union of tasks 0..k
-    measure_every  measure accuracies within tasks too, every so many steps
-    calibration    measure calibration errors along with the accuracies
+                   lam="auto" has the study choose λ for every run, by trials on its training data.
+    reference      k: not an incremental run, but the reference model a*_k on the union of tasks 0..k.
+    measure_every  measure accuracies within tasks too, every so many steps.
+    calibration    measure calibration errors along with the accuracies.
     """
 
     stream: StreamSpec = field(default_factory=StreamSpec)
@@ -322,7 +322,7 @@ class RunSpec:
         return content_hash({**record, "numbers": [shared, sorted(self.numbers)]})
 
     def walker_key(self) -> tuple[str, tuple[tuple[str, Any], ...]]:
-        """Those of a fleet with equal keys walk together: the method, and what all its runs have in common."""
+        """Runs of a fleet with equal keys form a method group: the method, and values that its runs share."""
         own = _per_run(self.method)
         return self.method, tuple(sorted((name, value) for name, value in self.numbers.items() if name not in own))
 
@@ -348,7 +348,7 @@ def reference_of(run: RunSpec, k: int) -> RunSpec:
 
 
 def learned_by(spec: RunSpec, stream: Stream) -> Stream:
-    """What a run learns of its stream: all tasks so far at once, if it is a reference."""
+    """The stream that a run learns: for a reference all tasks so far at once."""
     return stream if spec.reference is None else splits.union(stream, spec.reference)
 
 

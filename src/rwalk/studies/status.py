@@ -21,7 +21,7 @@ class Running(NamedTuple):
 
 
 class Status(NamedTuple):
-    """Runs by what has become of them; `left` is an estimate in seconds, if there is anything to base it on."""
+    """Counts of runs by their state; `left` is an estimate in seconds, None without finished runs."""
 
     total: int
     done: int
@@ -59,7 +59,7 @@ def _outcomes(folder: Path, names: dict[str, str]) -> tuple[set[str], list[float
 
 
 def _running(claim: dict[str, Any], names: dict[str, str]) -> Running | None:
-    """What a claim says; None if it says nothing that can be shown."""
+    """The content of a claim; None if it cannot be shown."""
     runs, reference = claim.get("runs"), claim.get("reference")
     if not isinstance(runs, list) or not runs or not all(isinstance(key, str) for key in runs):
         return None

@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 class Store:
     """A study folder.
 
-    study.json    every setting, versions and seeds: what the study is
-    runs.jsonl    one row per run, appended as runs finish; sorted into the study's order once all have
-    checkpoints/  what unfinished runs resume from, one folder each
+    study.json    the study: every setting, versions and seeds.
+    runs.jsonl    one row per run, appended as runs finish. The study's order is restored at its end.
+    checkpoints/  the states from which unfinished runs resume, one folder each.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -49,7 +49,7 @@ class Store:
         """Hold the folder for this study and this process alone; it is created if it does not exist."""
         with ExitStack() as held:
             with self._writing():
-                self._check_is_ours(study)  # before anything is written into a folder that may be somebody's
+                self._check_is_ours(study)  # before the first write: the folder may hold other files
                 self.folder.mkdir(parents=True, exist_ok=True)
                 held.enter_context(self._alone())
                 self._check_is_ours(study)
@@ -57,7 +57,7 @@ class Store:
                 if not self.study_file.exists() or self.study().hash != study.hash:
                     self._complete_rows()
                     self._describe(study)
-            yield self  # what goes wrong here is not the folder's fault
+            yield self  # errors from here on are not the folder's
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -98,7 +98,7 @@ class Store:
             raise InputError(f"{self.folder} is not empty and holds no study: choose another --out")
 
     def set_aside(self, study: Description) -> Path | None:
-        """Make room for a study where the folder holds another one; the name which that has from now on."""
+        """Rename the folder if it holds another study; returns its new name."""
         there = self.study() if self.study_file.exists() else study
         if there.hash == study.hash or study.contains(there):
             return None
@@ -233,7 +233,7 @@ class SharedStore(Store):
     """A study folder that several processes have open, on one machine or many (see executors/join.py).
 
     A process holds the lock only while it writes. Rows are written when all outcomes are there; then every process
-    has the same, so that most find them written. A study that has grown meanwhile keeps all rows it has.
+    has the same, so that most find them written. A study that has grown since keeps all its rows.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -271,7 +271,7 @@ class SharedStore(Store):
         if self._has_exactly(rows):
             return
         with self._writing(), self._locked(PATIENCE, stop):
-            if not self._has_exactly(rows):  # another process may have written them meanwhile
+            if not self._has_exactly(rows):  # another process may have written them
                 there = self._in_file().by_hash()
                 stays = {key for key, row in there.items() if row != self._before.get(key)}
                 self._merge(row for row in rows if row.hash not in stays)

@@ -35,11 +35,11 @@ logger = logging.getLogger(__name__)
 class Study:
     """Runs to compare, on one machine, with the references their intransigence is measured against.
 
-    reference         of which tasks: final, all or none, for all runs or for each
-    checkpoint_every  steps between checkpoints of a run; by default as often as 2 % of the time allows
-    executor          where runs are trained: an executor's name, or `package.module:Name`
+    reference         of which tasks: final, all or none, for all runs or for each.
+    checkpoint_every  steps between checkpoints of a run; by default as often as 2 % of the time allows.
+    executor          where runs are trained: an executor's name, or `package.module:Name`.
     keep              called with the runs of a fleet, and the fleet, once it has learned all its tasks:
-                      `rwalk.models.Keeper` writes their networks
+                      `rwalk.models.Keeper` writes their networks.
     """
 
     runs: tuple[RunSpec, ...]
@@ -98,7 +98,7 @@ class Study:
         return cls.of(description, **where)
 
     def hash(self) -> str:
-        """A hash of what the study is, its runs and references, but not of where it runs."""
+        """A hash of the runs and references; the place of execution is not part of it."""
         return content_hash({"runs": [run.hash() for run in self.runs], "reference": self.reference})
 
     def stream(self, spec: StreamSpec) -> Stream:

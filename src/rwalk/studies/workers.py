@@ -152,12 +152,12 @@ def _heard(worker: Any) -> tuple[str, int, Any]:
 @few_threads(1)
 def _serve(work: Work, shared: Any, pool: Connection, parent: int) -> None:
     def stopping() -> bool:
-        if os.getppid() != parent:  # its folder may be another's by now: nothing must be written any more
+        if os.getppid() != parent:  # its folder may be another's by now: write nothing
             os._exit(1)
         return interrupts()
 
     def tell(kind: str, number: int, content: Any) -> None:
-        with suppress(OSError):  # the pool was left, and nobody listens any more
+        with suppress(OSError):  # the pool was left
             pool.send((kind, number, content))
 
     with Interrupts(signal.SIGTERM) as interrupts:
@@ -178,7 +178,7 @@ def _serve(work: Work, shared: Any, pool: Connection, parent: int) -> None:
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """A process begun here never hears of Ctrl-C, which a terminal sends to all: it is the parent's to handle."""
+    """Processes begun here ignore Ctrl-C, which a terminal sends to all: the parent handles it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

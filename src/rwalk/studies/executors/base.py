@@ -171,11 +171,11 @@ def _one_thread(device: str) -> AbstractContextManager[None]:
 
 
 class Executor:
-    """Does jobs somewhere; a subclass says where, by its `map`.
+    """Does jobs somewhere; the `map` of a subclass defines where.
 
-    shared   the same for all jobs: a study's Context, or anything else that `work` takes
-    workers  how many jobs to do at a time
-    stop     checked continually: where it is true, running jobs are saved and KeyboardInterrupt is raised
+    shared   the same for all jobs: a study's Context, or anything else that `work` takes.
+    workers  how many jobs to do at a time.
+    stop     checked continually: where it is true, running jobs are saved and KeyboardInterrupt is raised.
     """
 
     name: ClassVar[str] = ""
@@ -205,7 +205,7 @@ class Executor:
 
     @classmethod
     def workers_for(cls, jobs: int, device: str, asked: int | None) -> int:
-        """How many jobs to do at a time; on a device one fleet, unless more are asked for (docs/scaling.md)."""
+        """How many jobs to do at a time; on a device one fleet, unless `asked` is more (docs/scaling.md)."""
         return max(1, min(asked or (available_cores() if device == "cpu" else 1), jobs))
 
     @classmethod
@@ -215,7 +215,7 @@ class Executor:
 
     @property
     def context(self) -> Context:
-        """What the runs of a study share."""
+        """The Context of a study."""
         assert isinstance(self.shared, Context)
         return self.shared
 

@@ -41,12 +41,12 @@ from rwalk.studies.rows import Outcome, ReferenceOutcome
 from rwalk.studies.specs import RunSpec, content_hash, from_json, to_json
 from rwalk.studies.workers import Stop
 
-OUTCOMES, GATHERED = "outcomes", "gathered"  # folders in the study's, beside that of claims
-MANY = 1000  # jobs; with fewer, outcomes are read one by one, as they come
-LISTED = 100  # names of a folder that are listed about as quickly as one file is tested for
-WATCHED = 10  # claims that a process without work watches, in case their owners are gone
-PAUSE = 0.5  # seconds between looks at the folder, at least
-SHARE = 0.1  # the fraction of its time that a process without work spends on such looks, at most
+OUTCOMES, GATHERED = "outcomes", "gathered"  # Folders in the study's, beside that of claims.
+MANY = 1000  # Jobs; with fewer, outcomes are read one by one, as they come.
+LISTED = 100  # Names of a folder that are listed about as quickly as one file is tested for.
+WATCHED = 10  # Claims that a process without work watches, in case their owners are gone.
+PAUSE = 0.5  # Seconds between looks at the folder, at least.
+SHARE = 0.1  # The fraction of its time that a process without work spends on such looks, at most.
 
 
 class Join(Executor):

@@ -32,15 +32,15 @@ from rwalk.studies.specs import RunSpec
 from rwalk.studies.workers import GRACE, Stop, Work, WorkerDied
 from rwalk.threads import available_cores
 
-LIVES = 20  # workers that a task may lose before it is taken to be the cause
-PAUSE = 0.5  # seconds to wait for a task to finish, at most
-AHEAD = 2  # tasks submitted per core, so that none waits for the next
+LIVES = 20  # Workers that a task may lose before it counts as the cause.
+PAUSE = 0.5  # Seconds to wait for a task to finish, at most.
+AHEAD = 2  # Tasks submitted per core, so that no core waits for the next.
 
 logger = logging.getLogger(__name__)
 
 
 class SavedElsewhere(NamedTuple):
-    """The checkpoints of a run that was told to stop, from a node that cannot read the study's folder."""
+    """The checkpoints of a stopped run, from a node that cannot read the study's folder."""
 
     files: dict[str, bytes]
 
@@ -198,11 +198,11 @@ class Ray(Executor):
                 self._hand_on(pickle.loads(letter))
 
     def _hand_on(self, news: News) -> None:
-        """Report what has not been reported yet."""
+        """Report the news that are new."""
         attempt, known = self._heard.get(news.job, ("", 0))
         known = known if attempt == news.attempt else 0
         if news.round != self._round or news.first > known:
-            return  # of a job that is done; or some were lost on the way, and all of them come with the result
+            return  # the job is done; or some were lost, and all of them come with the result
         for each in news.items[known - news.first :]:
             self._report(news.job, each)
         self._heard[news.job] = (news.attempt, max(known, news.first + len(news.items)))
@@ -234,7 +234,7 @@ def _train_anywhere(
     if context.checkpoints is None or (context.checkpoints / mark).exists():
         return train_fleet(context, job, report, stop)
     if context.keep:
-        raise InputError("models can be kept only in a folder that every node sees: choose another --out")
+        raise InputError("models can be kept only in a folder that every node can read: choose another --out")
     with tempfile.TemporaryDirectory(prefix="rwalk-") as folder:
         context = context._replace(checkpoints=Path(folder))
         own = context.folder(job)
@@ -277,8 +277,10 @@ def _imported() -> Any:
 def _begin(ray: Any) -> bool:
     """Join the cluster that is there, or begin one on this machine; whether it is for us to leave it."""
     if ray.is_initialized():
-        return False  # the user's program has
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray will do anyway, less its warning
+        return False  # The user's program has joined one.
+    os.environ.setdefault(
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+    )  # This is what Ray will do anyway; its warning is left out.
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = os.environ.get("RAY_ADDRESS")
     try:
@@ -303,7 +305,7 @@ def _check_reachable(address: str) -> None:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; here it means what it means to every executor."""
+    """Restore the handlers of SIGINT and SIGTERM, which Ray replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -61,7 +61,7 @@ class Tracker:
     summary: ClassVar[str] = ""
 
     def __init__(self, subject: Subject) -> None:
-        """Refuse, with InputError, what the user has to correct, such as a missing package; contact nobody yet."""
+        """Raise InputError for mistakes of the user, such as a missing package. Contact no server yet."""
         self.subject = subject
 
     def __enter__(self) -> Self:
@@ -76,7 +76,7 @@ class Tracker:
         raise NotImplementedError
 
     def begin(self, run: RunSpec) -> None:
-        """A run begins; whatever the tool has of it is replaced."""
+        """A run begins; the tool's earlier record of it is replaced."""
         raise NotImplementedError
 
     def log(self, run: RunSpec, values: Mapping[str, float], step: int) -> None:
@@ -98,7 +98,7 @@ def digest(row: Row) -> str:
 
 
 def hyper_parameters(run: RunSpec) -> dict[str, Any]:
-    """Defaults included; but of the user's own parts only what was set, as their code is not imported for this."""
+    """All hyper-parameters with defaults; only the given ones of a user's own part, whose code is not imported."""
     return {**defaults(run.method), **run.numbers}
 
 
@@ -144,7 +144,7 @@ class Tracking:
         self._outlets = [_Outlet(tracker) for tracker in trackers]
         self._curves = curves
         self._steps_before = steps_before
-        self._counted: dict[tuple[str, int], int] = {}  # steps before a task, by run and task: asked at every loss
+        self._counted: dict[tuple[str, int], int] = {}  # steps before a task, by run and task, for every loss
         self._logged: dict[str, set[int]] = {}  # the tasks whose accuracies were logged, by the runs begun here
 
     def __enter__(self) -> Self:
@@ -276,7 +276,7 @@ class _Outlet:
             with self._tracker as tracker:
                 while (call := self._calls.get()) is not None:
                     call(tracker)
-        except Exception as error:  # whatever a server or a disk does, the study does not depend on it
+        except Exception as error:  # no failure of a server or a disk may stop the study
             self._give_up(first_line(error))
 
     def _give_up(self, reason: str) -> None:
@@ -284,4 +284,4 @@ class _Outlet:
             self._failed = True
             name, folder = self._tracker.name, self._tracker.subject.folder
             later = f"`rwalk export {shlex.quote(str(folder))} --to {name}` shows it later"
-            logger.warning("the tracker %s failed (%s), the study goes on without it: %s", name, reason, later)
+            logger.warning("the tracker %s failed (%s), the study continues without it: %s", name, reason, later)

@@ -15,9 +15,9 @@ from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.trackers.base import Subject, Tracker, digest, measures, settings, title
 
-STUDY, ROW, DIGEST = "rwalk.study", "rwalk.row", "rwalk.digest"  # tags: what a run is of
+STUDY, ROW, DIGEST = "rwalk.study", "rwalk.row", "rwalk.digest"  # tags of a run
 PARENT = "mlflow.parentRunId"  # the tag by which MLflow nests runs
-# Unless the user says otherwise: a server that is gone is noticed in seconds, and our output stays our own.
+# Defaults for the user's variables: a dead server is noticed in seconds, and MLflow prints nothing.
 QUICK_AND_QUIET = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 
 

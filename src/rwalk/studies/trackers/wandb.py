@@ -108,7 +108,7 @@ class WandB(Tracker):
 
 
 def _check_login() -> None:
-    """Before the study: W&B would ask for a key on the terminal, in the middle of it."""
+    """Check for a key before the study: W&B would prompt for it in the middle."""
     import wandb
 
     if not wandb.login(prompt=False):
