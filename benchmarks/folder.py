@@ -46,7 +46,7 @@ def joined(folder: Path, runs: int, train: bool, start: Any, answers: Any) -> No
     """One process: all outcomes, its own and the others'."""
     torch.set_num_threads(1)
     if not train:
-        join.train_fleet = not_trained
+        join.train_fleet = not_trained  # type: ignore[assignment,attr-defined]
     specs, context = tiny(runs)
     executor = join.Join(context._replace(checkpoints=folder / "checkpoints"), 1, lambda: False)
     start.wait()

@@ -115,7 +115,7 @@ def _section(experiment: Experiment, results: Sequence[Result], rows: dict[str, 
     yield f"## {experiment.title}"
     yield ""
     ours = {run.hash() for run in runs_of(experiment)}
-    made_here = [row for row in rows.values() if row.hash in ours]
+    made_here = [row.made for row in rows.values() if row.hash in ours]
     if not made_here:
         yield f"Not run yet: `python -m reproduction {experiment.name}`."
         yield ""
