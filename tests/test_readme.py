@@ -1,4 +1,4 @@
-"""The README is short, its links lead somewhere, its code runs when pasted, and its figures are those of their pages."""
+"""The README is short, its links lead somewhere, its code runs when pasted, and its figures have sources."""
 
 from __future__ import annotations
 
