@@ -65,7 +65,7 @@ def test_every_strength_is_the_best_on_validation_data() -> None:
 def test_the_readme_says_and_shows_what_the_rows_kept_say() -> None:
     rows = kept.rows_of(ROOT / "results" / "demonstration")
     assert demonstration.are_all_in(rows)
-    ways = story.ways(summarise(rows))
+    ways = story.ways(summarise([row.to_json() for row in rows]))
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert story.sentence(ways).replace(" %", " %") in readme
     assert (ROOT / "docs" / "demonstration.svg").read_text() == picture(ways)
