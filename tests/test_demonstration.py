@@ -28,7 +28,6 @@ from rwalk.demonstration import story
 from rwalk.demonstration.picture import LINE, _apart, picture
 from rwalk.demonstration.story import Way
 from rwalk.report.summary import summarise
-from rwalk.studies.specs import RunSpec
 from rwalk.studies.store import Store
 
 ROOT = Path(__file__).parent.parent
@@ -51,10 +50,10 @@ def test_every_strength_is_the_best_on_validation_data() -> None:
     scores: dict[str, dict[float, list[float]]] = {}
     ours = demonstration.runs()[0]
     for row in kept.rows_of(ROOT / "results" / "demonstration-validation"):
-        run = RunSpec.from_json(row["spec"])
+        run = row.spec
         assert run.stream.validation == 0.2 and run.stream.permuted == ours.stream.permuted
         assert (run.training, run.network, run.stream.dataset) == (ours.training, ours.network, "digits")
-        scores.setdefault(run.method, {}).setdefault(run.lam, []).append(row["single"]["A"])
+        scores.setdefault(run.method, {}).setdefault(run.lam, []).append(row.single.A)
     assert scores.keys() == demonstration.LAMBDAS.keys()
     for method, tried in scores.items():
         means = {lam: fmean(each) for lam, each in tried.items()}
@@ -66,7 +65,7 @@ def test_every_strength_is_the_best_on_validation_data() -> None:
 def test_the_readme_says_and_shows_what_the_rows_kept_say() -> None:
     rows = kept.rows_of(ROOT / "results" / "demonstration")
     assert demonstration.are_all_in(rows)
-    ways = story.ways(summarise(rows))
+    ways = story.ways(summarise([row.to_json() for row in rows]))
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert story.sentence(ways).replace(" %", " %") in readme
     assert (ROOT / "docs" / "demonstration.svg").read_text() == picture(ways)

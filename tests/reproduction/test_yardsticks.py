@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,31 @@ from reproduction.yardsticks.page import WHY, Result, blocks, results_of, why_of
 from reproduction.yardsticks.published import DER_MNIST, SPLIT_MNIST, Value
 from rwalk.cli import main
 from rwalk.errors import InputError
+from rwalk.studies.rows import Made, Measures, Row
 from rwalk.studies.specs import RunSpec
 
 CELLS = [cell for experiment in EXPERIMENTS.values() for cell in experiment.entries() if isinstance(cell, Cell)]
 
 
-def rows_of(name: str, accuracy: Any, seeds: int = 20) -> dict[str, dict[str, Any]]:
+def rows_of(name: str, accuracy: Any, seeds: int = 20) -> dict[str, Row]:
     """Rows of an experiment whose final accuracies are made up: (cell, seed) → A."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Row] = {}
+    nothing = Measures(None, None, None)
     for cell in EXPERIMENTS[name].entries():
         for seed in range(seeds):
-            known = cell.run_of(seed).hash()
-            row = found.setdefault(known, {"hash": known, "made": {}})
-            row[cell.head] = {"A": accuracy(cell, seed), "F": 0.0, "I": None}
+            run = cell.run_of(seed)
+            empty = Row(
+                accuracy={},
+                stopped=None,
+                made=Made(),
+                spec=run,
+                hash=run.hash(),
+                lam=0.0,
+                single=nothing,
+                multi=nothing,
+            )
+            measured = {cell.head: Measures(accuracy(cell, seed), 0.0, None)}
+            found[run.hash()] = replace(found.get(run.hash(), empty), **measured)
     return found
 
 
