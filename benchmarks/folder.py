@@ -23,6 +23,7 @@ import torch
 from rwalk.data.splits import from_arrays
 from rwalk.studies.executors import join
 from rwalk.studies.executors.base import Context
+from rwalk.studies.rows import Made, Outcome
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.training import Training
 
@@ -37,20 +38,20 @@ def tiny(runs: int) -> tuple[list[RunSpec], Context]:
     return found, Context("cpu", {spec: stream}, None, None)
 
 
-def not_trained(context: Context, job: Any, report: Any, stop: Any) -> list[dict[str, Any]]:
-    return [{"accuracy": {"single": [], "multi": []}, "made": {}, "stopped": None} for _ in job]
+def not_trained(context: Context, job: Any, report: Any, stop: Any) -> list[Outcome]:
+    return [Outcome(accuracy={"single": [[1.0]], "multi": [[1.0]]}, stopped=None, made=Made()) for _ in job]
 
 
 def joined(folder: Path, runs: int, train: bool, start: Any, answers: Any) -> None:
     """One process: all outcomes, its own and the others'."""
     torch.set_num_threads(1)
     if not train:
-        join.train = not_trained
+        join.train_fleet = not_trained  # type: ignore[assignment,attr-defined]
     specs, context = tiny(runs)
     executor = join.Join(context._replace(checkpoints=folder / "checkpoints"), 1, lambda: False)
     start.wait()
     begun = time.perf_counter()
-    done = sum(len(job) for job, _ in executor(specs, lambda event: None))
+    done = sum(len(job) for job, _ in executor.train(specs, lambda event: None))
     answers.put((done, time.perf_counter() - begun))
 
 

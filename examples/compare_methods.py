@@ -56,10 +56,10 @@ print(f"{'':30}  single-head   multi-head")
 curves = {}
 for number, name in enumerate(contenders):
     mine = rows[number * len(seeds) : (number + 1) * len(seeds)]
-    single, multi = (np.array([row[head]["A"] for row in mine]) for head in ("single", "multi"))
+    single, multi = (np.array([row.measures(head).A for row in mine]) for head in ("single", "multi"))
     both = "  ".join(f"{each.mean():5.1%} ±{each.std(ddof=1):5.1%}" for each in (single, multi))
     print(f"{name:30}  {both}")
-    matrices = np.array([row["accuracy"]["single"] for row in mine], dtype=float)
+    matrices = np.array([row.accuracy["single"] for row in mine], dtype=float)
     curves[name] = 100 * metrics.average_accuracies(matrices).mean(0)
 
 # %%

@@ -97,7 +97,7 @@ def reproduce(
     from reproduction.yardsticks.page import write_page
     from rwalk.errors import InputError, unknown
     from rwalk.studies.provenance import machine_here
-    from rwalk.studies.store import Row
+    from rwalk.studies.rows import Row
 
     if report:
         from reproduction.experiments import published_values

@@ -20,8 +20,8 @@ from reproduction import race
 from reproduction.settings import SETTINGS, TUNED_AS, Setting, base
 from rwalk.errors import InputError
 from rwalk.files import parse_json, write_atomically
+from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.store import Row
 from rwalk.training import Training
 
 FILE = Path(__file__).with_name("budgets.json")  # read, never written

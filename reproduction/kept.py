@@ -18,8 +18,8 @@ from typing import Any
 
 from rwalk.errors import InputError
 from rwalk.files import write_atomically
-from rwalk.studies.specs import RunSpec
-from rwalk.studies.store import Row, Store
+from rwalk.studies.rows import Row
+from rwalk.studies.store import Store
 
 SUFFIX = ".jsonl.xz"
 MANIFEST = "manifest.json"
@@ -76,8 +76,8 @@ def rows_of(folder: Path) -> list[Row]:
     if folder.with_name(f"{folder.name}{SUFFIX}").exists():
         with TemporaryDirectory() as temporary:
             Path(temporary, "runs.jsonl").write_bytes(text(folder.parent, folder.name))
-            rows = {row["hash"]: row for row in Store(temporary).rows()}
-    rows |= {row["hash"]: row for row in Store(folder).rows()}
+            rows = {row.hash: row for row in Store(temporary).rows()}
+    rows |= {row.hash: row for row in Store(folder).rows()}
     return list(rows.values())
 
 
@@ -92,7 +92,7 @@ def pack(results: Path) -> list[Path]:
     for file in sorted(results.glob("*/runs.jsonl")):
         store = Store(file.parent)
         name, rows = file.parent.name, store.rows()
-        if {RunSpec.from_json(run).hash() for run in store.study()["runs"]} - {row["hash"] for row in rows}:
+        if set(store.study().hashes()) - {row.hash for row in rows}:
             continue  # it has unfinished runs
         written.append(write(results, name, file.read_bytes(), listed))
         shutil.rmtree(file.parent)

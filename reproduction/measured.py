@@ -17,17 +17,17 @@ from reproduction.questions import QUESTIONS
 from rwalk.report.statistics import Mean
 from rwalk.report.summary import Summary, summarise
 from rwalk.studies import provenance
+from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.store import Row
 
 
 def _by_run(rows: Iterable[Row]) -> dict[str, Summary]:
     """One summary per run, by its hash for seed 0: studies may spell the same settings differently."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(RunSpec.from_json({**row["spec"], "seed": 0}).hash(), []).append(row)
+        groups.setdefault(replace(row.spec, seed=0).hash(), []).append(row)
     return {
-        run: summarise([{**row, "spec": {**group[0]["spec"], "seed": row["seed"]}} for row in group])[0]
+        run: summarise([replace(row, spec=replace(group[0].spec, seed=row.seed)).to_json() for row in group])[0]
         for run, group in groups.items()
     }
 
@@ -44,7 +44,7 @@ class Measured:
 
     def __init__(self, folder: Path) -> None:
         self._rows_in = kept.all_rows(folder)
-        self.rows = {row["hash"]: row for rows in self._rows_in.values() for row in rows}
+        self.rows = {row.hash: row for rows in self._rows_in.values() for row in rows}
         self.summaries = _by_run(self.rows.values())
         self._entries: dict[str, list[tuple[Entry, Summary | None]]] = {}  # filled on demand
 
@@ -52,11 +52,11 @@ class Measured:
         """The machine that trained an experiment, if any."""
         shown = [summary for _, summary in self.entries(name) if summary]
         wanted = {RunSpec.from_json({**each.spec, "seed": seed}).hash() for each in shown for seed in each.seeds}
-        known = {**self.rows, **{row["hash"]: row for row in self.own_rows(name)}}
+        known = {**self.rows, **{row.hash: row for row in self.own_rows(name)}}
         rows = [row for run, row in known.items() if run in wanted]
-        if said := provenance.mixture(rows):
+        if said := provenance.mixture(row.made for row in rows):
             return said
-        return "".join(f"Trained by {maker}." for maker in provenance.makers(rows))
+        return "".join(f"Trained by {maker}." for maker in provenance.makers(row.made for row in rows))
 
     def one_machine(self, names: Iterable[str]) -> str:
         """The machine of all of these experiments, if they share one and one version of the code."""
@@ -66,7 +66,7 @@ class Measured:
     def own_rows(self, name: str) -> list[Row]:
         """The rows in an experiment's folder, and in those of the same with other numbers of seeds."""
         others = [folder for folder in self._rows_in if re.fullmatch(rf"{re.escape(name)}-\d+-seeds", folder)]
-        rows = {row["hash"]: row for folder in (*others, name) for row in self._rows_in.get(folder, ())}
+        rows = {row.hash: row for folder in (*others, name) for row in self._rows_in.get(folder, ())}
         return list(rows.values())
 
     def entries(self, name: str) -> list[tuple[Entry, Summary | None]]:

@@ -18,8 +18,8 @@ import numpy as np
 from reproduction.settings import Numbers, Setting
 from rwalk import parts
 from rwalk.errors import InputError
-from rwalk.studies.specs import RunSpec
-from rwalk.studies.store import Row
+from rwalk.studies.rows import Row
+from rwalk.studies.specs import RunSpec, to_json
 from rwalk.training import Training
 
 SCOUT = 0  # the seed of scouts
@@ -44,11 +44,11 @@ def tried_in(setting: Setting, rows: Iterable[Row]) -> Tried:
     """The validation scores of everything that was tried."""
     found: Tried = {}
     for row in rows:
-        spec, a = row["spec"], row[setting.head]["A"]
-        numbers = text(_spelled_out(setting, row["method"], spec["numbers"]))
-        how = text([spec["network"], spec["training"]])
-        cell = found.setdefault(how, {}).setdefault(row["method"], {}).setdefault(numbers, {})
-        cell[spec["seed"]] = 0.0 if a is None else a  # none: it did not train
+        spec, a = row.spec, row.measures(setting.head).A
+        numbers = text(_spelled_out(setting, row.method, spec.numbers))
+        how = text([spec.network, to_json(spec.training)])
+        cell = found.setdefault(how, {}).setdefault(row.method, {}).setdefault(numbers, {})
+        cell[row.seed] = 0.0 if a is None else a  # none: it did not train
     return found
 
 

@@ -16,8 +16,8 @@ from rwalk.data import datasets
 from rwalk.errors import InputError, unknown
 from rwalk.studies import Study
 from rwalk.studies.executors import fleet_of
+from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec, content_hash, passes_of
-from rwalk.studies.store import Row
 from rwalk.threads import available_cores, few_threads
 
 
@@ -61,7 +61,7 @@ def folder_of(experiment: Experiment, results: Path, seeds: int | None = None) -
 
 def known_rows(results: Path) -> dict[str, Row]:
     """All rows under a results folder, by hash: experiments share runs."""
-    return {row["hash"]: row for rows in kept.all_rows(results).values() for row in rows}
+    return {row.hash: row for rows in kept.all_rows(results).values() for row in rows}
 
 
 def study_of(experiment: Experiment, seeds: int | None = None, **where: Any) -> Study:

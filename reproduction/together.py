@@ -10,7 +10,7 @@ from pathlib import Path
 
 from reproduction import kept
 from reproduction.reproduce import Planned
-from rwalk.studies import commands, costs, curves
+from rwalk.studies import logs
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.store import Store
 
@@ -45,18 +45,18 @@ def is_worth_it(plan: Sequence[Planned], only: Collection[str] = ()) -> bool:
 def dissolve(pool: Planned, plan: Sequence[Planned]) -> None:
     """Every study has its rows: give each the costs, curves and commands too, and remove the folder of all."""
     store = Store(pool.folder)
-    if not store.study_file.exists() or store.study()["hash"] != pool.study.hash():
+    if not store.study_file.exists() or store.study().hash != pool.study.hash():
         return
-    there = {row["hash"] for planned in plan for row in kept.rows_of(planned.folder)}
-    if not there >= {row["hash"] for row in store.rows()}:
+    there = {row.hash for planned in plan for row in kept.rows_of(planned.folder)}
+    if not there >= {row.hash for row in store.rows()}:
         return  # a row that is nowhere else stays
     for planned in plan:
         mine = {run.hash() for run in planned.study.runs}
-        for name in (costs.NAME, curves.NAME):
+        for name in (logs.COSTS, logs.LOSSES):
             with suppress(OSError):  # neither is worth more than the rows
                 lines = (pool.folder / name).read_text().splitlines(keepends=True)
                 with open(planned.folder / name, "a", newline="") as file:
                     file.writelines(line for line in lines if line.partition(",")[0] in mine)
-        for command in commands.read(pool.folder) if planned.folder.is_dir() else ():
-            commands.note(planned.folder, command)
+        for command in logs.commands(pool.folder) if planned.folder.is_dir() else ():
+            logs.note_command(planned.folder, command)
     shutil.rmtree(pool.folder)

@@ -105,7 +105,7 @@ class Studies:
 
     def fault(self, folder: Path, before: dict[str, bytes], done: Attempt) -> str:
         """What is wrong after an attempt, if anything."""
-        known = {row["hash"] for row in Store(folder / "study").rows()}
+        known = {row.hash for row in Store(folder / "study").rows()}
         had = before.get("study/runs.jsonl", b"").count(b"\n")
         if len(known) < had:
             return "a row is lost"

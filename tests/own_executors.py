@@ -7,10 +7,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from rwalk.studies.executors.base import Executor, attempt
-from rwalk.studies.executors.gpus import Gpus
-from rwalk.studies.executors.local import Local
-from rwalk.studies.executors.widths import Job
+from rwalk.studies.executors.base import Executor, Job, train_fleet
+from rwalk.studies.executors.machine import Gpus, Local
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.workers import Work
 
@@ -23,7 +21,7 @@ def small_memory(context: Any, job: Any, report: Callable[[Any], None], stop: Ca
         if len(job) > 2 and not isinstance(news, str) and news.task == 1:
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    return attempt(context, job, failing, stop)
+    return train_fleet(context, job, failing, stop)
 
 
 class LastFirst(Local):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from rwalk.data.memory import MemorySpec
 from rwalk.files import with_checksum
 from rwalk.parts import defaults
 from rwalk.report.html import write_report
-from rwalk.studies.specs import RunSpec, StreamSpec
-from rwalk.studies.store import SCHEMA, Row
+from rwalk.studies.rows import SCHEMA, Description
+from rwalk.studies.specs import RunSpec, StreamSpec, content_hash
 
 HOSTILE = "<img src=x onerror='window.boom=1'></script><script>window.boom=1</script>&amp;<b>bold</b>"
 HEADS = ("single", "multi")
+
+Row = dict[str, Any]
 
 
 def made_row(spec: RunSpec, tasks: int = 3, stopped: str | None = None) -> Row:
@@ -62,8 +65,12 @@ def write_rows(path: Path, rows: list[Row]) -> None:
     path.write_text("".join(with_checksum(row) + "\n" for row in rows))
 
 
-def write_study(folder: Path, **record: Any) -> None:
-    (folder / "study.json").write_text(with_checksum({"schema": SCHEMA, "hash": "", "runs": [], **record}))
+def write_study(folder: Path, runs: Sequence[Any] = (), **record: Any) -> None:
+    found = tuple(RunSpec.from_json(run) for run in runs)
+    written = Description(
+        content_hash({"runs": [run.hash() for run in found], "reference": "none"}), found, "none"
+    )
+    (folder / "study.json").write_text(with_checksum({**written.to_json(), **record}))
 
 
 def hostile_page(folder: Path) -> Path:

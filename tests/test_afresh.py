@@ -134,7 +134,7 @@ def test_a_memory_makes_no_other_run_of_joint_training() -> None:
 
 def test_joint_training_is_a_row_like_any_other() -> None:
     row, vanilla = little.study(methods=["joint", "vanilla"], seeds=1, reference="none").execute()
-    assert row["method"] == "joint" and row["single"]["A"] > vanilla["single"]["A"]
+    assert row.method == "joint" and row.single.A > vanilla.single.A
     assert Study((RunSpec(method="joint"),), "none").steps(RunSpec(method="joint")) > 0
 
 

@@ -106,7 +106,7 @@ def test_json_has_the_promised_form(twice: tuple[Any, ...]) -> None:
     assert [(row["method"], row["seed"]) for row in result["rows"]] == [
         (method, seed) for method in cli.DEFAULT_METHODS.split(",") for seed in (0, 1)
     ]
-    assert result["study"] == Store(twice[2]).study()
+    assert result["study"] == Store(twice[2]).study().to_json()
 
 
 def test_a_second_call_runs_nothing_again(

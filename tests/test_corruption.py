@@ -23,6 +23,7 @@ from rwalk.studies.checkpoint import Checkpointer, load
 from rwalk.studies.claims import CLAIMS, Claims
 from rwalk.studies.executors.join import OUTCOMES, read_outcomes
 from rwalk.studies.references import ReferenceCache
+from rwalk.studies.rows import ReferenceOutcome
 from rwalk.studies.store import SharedStore, Store, read_rows
 
 NUMBER = 300
@@ -49,7 +50,7 @@ def test_corrupt_study_file_is_refused_by_every_reader(folder: Path) -> None:
     def read() -> Any:
         record = store.study()
         assert results.read(folder).planned == {run.hash() for run in STUDY.runs}
-        return record, Study.from_json(record).runs
+        return record, Study.of(record).runs
 
     counts = survey(store.study_file, read, NUMBER)
     assert counts.total() == NUMBER
@@ -97,7 +98,7 @@ def test_reference_out_of_range_is_trained_again(content: str, tmp_path: Path) -
     path.write_text(content)
     assert cache.recall(spec) is None
     path.write_text('{"single": 0.75, "multi": 0.5, "stopped": null}')
-    assert cache.recall(spec) == {"single": 0.75, "multi": 0.5}, "as 0.2.0 wrote it"
+    assert cache.recall(spec) == ReferenceOutcome(0.75, 0.5), "as 0.2.0 wrote it"
 
 
 @pytest.mark.parametrize("part", ["record", "tensors"])
@@ -155,7 +156,7 @@ def test_corrupt_claim_is_taken_over_or_respected(folder: Path, capsys: pytest.C
 def test_forged_record_with_the_right_checksum_is_refused_or_shown(kind: str, folder: Path) -> None:
     """Whoever forges a checksum too may lie, but does not make a reader fail."""
     store, chance, refused = Store(folder), random.Random(0), 0
-    rows, study = store.rows(), store.study()
+    rows, study = [row.to_json() for row in store.rows()], store.study().to_json()
     for attempt in range(NUMBER):
         if kind == "rows":
             lines = [with_checksum(forged(rows[0], chance)), with_checksum(rows[1])]
@@ -176,6 +177,6 @@ def test_forged_record_with_the_right_checksum_is_refused_or_shown(kind: str, fo
 def _use(kind: str, folder: Path) -> None:
     readers: dict[str, Callable[[], object]] = {
         "rows": lambda: STUDY.current(Store(folder).rows()),
-        "study": lambda: Study.from_json(Store(folder).study()),
+        "study": lambda: Study.of(Store(folder).study()),
     }
     readers[kind]()

@@ -28,7 +28,6 @@ from rwalk.demonstration import story
 from rwalk.demonstration.picture import LINE, _apart, picture
 from rwalk.demonstration.story import Way
 from rwalk.report.summary import summarise
-from rwalk.studies.specs import RunSpec
 from rwalk.studies.store import Store
 
 ROOT = Path(__file__).parent.parent
@@ -51,10 +50,10 @@ def test_every_strength_is_the_best_on_validation_data() -> None:
     scores: dict[str, dict[float, list[float]]] = {}
     ours = demonstration.runs()[0]
     for row in kept.rows_of(ROOT / "results" / "demonstration-validation"):
-        run = RunSpec.from_json(row["spec"])
+        run = row.spec
         assert run.stream.validation == 0.2 and run.stream.permuted == ours.stream.permuted
         assert (run.training, run.network, run.stream.dataset) == (ours.training, ours.network, "digits")
-        scores.setdefault(run.method, {}).setdefault(run.lam, []).append(row["single"]["A"])
+        scores.setdefault(run.method, {}).setdefault(run.lam, []).append(row.single.A)
     assert scores.keys() == demonstration.LAMBDAS.keys()
     for method, tried in scores.items():
         means = {lam: fmean(each) for lam, each in tried.items()}

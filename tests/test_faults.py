@@ -207,7 +207,7 @@ def test_told_to_stop_it_saves_says_so_and_goes_on_later(number: int, code: int,
     assert "stopped; 0 of 2 runs are kept" in child.said()
     assert "rwalk resume" in child.said()
     assert "Traceback" not in child.said()
-    study = Study.from_json(Store(parts).study(), workers=1)
+    study = Study.of(Store(parts).study(), workers=1)
     assert undisturbed(study, parts) == undisturbed(study, tmp_path / "whole")
 
 

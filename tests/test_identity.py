@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, make_dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,12 +31,13 @@ from rwalk.solvers import SOLVERS
 from rwalk.studies import Study, numerics, provenance
 from rwalk.studies.checkpoint import Checkpointer
 from rwalk.studies.compare import compare
-from rwalk.studies.environment import commit
 from rwalk.studies.events import Stepped
-from rwalk.studies.executors.parcels import packed, unpacked
+from rwalk.studies.executors.ray_worker import packed, unpacked
+from rwalk.studies.provenance import commit
+from rwalk.studies.rows import SCHEMA, Made, Rows
 from rwalk.studies.sources import carried
 from rwalk.studies.specs import RunSpec, StreamSpec, content_hash
-from rwalk.studies.store import SCHEMA, Store
+from rwalk.studies.store import Store
 
 RESULTS = Path(__file__).parents[1] / "results"
 NETWORK = """
@@ -51,7 +51,7 @@ def make(shape, classes):
 """
 
 
-def run_in(folder: Path, *options: str) -> tuple[str, list[dict[str, Any]]]:
+def run_in(folder: Path, *options: str) -> tuple[str, Rows]:
     """`rwalk run` as a user gives it, in a new process: what it says, and the rows."""
     command = [sys.executable, "-m", "rwalk", "run", "--network=mynet:make", "--methods=vanilla", "--seeds=1"]
     command += ["--steps=5", "--workers=1", "--quiet", "--out=study", *options]
@@ -77,8 +77,8 @@ def test_an_edited_network_is_trained_anew_and_that_is_said(tmp_path: Path) -> N
     (tmp_path / "layers.py").write_text("WIDTH = 2\n")  # in a module that the network imports
     said, (second,) = run_in(tmp_path)
     assert "1 finished run is trained again: the source of mynet:make has changed" in said
-    assert second["accuracy"] != first["accuracy"]
-    assert second["reference"] != first["reference"] and len(set((tmp_path / "cache").rglob("*.json"))) == 2
+    assert second.accuracy != first.accuracy
+    assert second.reference != first.reference and len(set((tmp_path / "cache").rglob("*.json"))) == 2
     assert references < set((tmp_path / "cache").rglob("*.json"))
     assert len((tmp_path / "study" / "runs.jsonl").read_text().splitlines()) == 1
 
@@ -119,7 +119,7 @@ def test_a_number_at_its_default_is_no_other_run() -> None:
 
 
 def test_a_study_written_before_a_setting_existed_is_read(tmp_path: Path) -> None:
-    record = json.loads(json.dumps(little.study().describe()))
+    record = little.study().describe().to_json()
     old = {"runs": [{k: v for k, v in run.items() if k != "autocast"} for run in record["runs"]]}
     old |= {"reference": record["reference"]}
     study = Study.from_json({**old, "hash": content_hash(old)})
@@ -136,15 +136,15 @@ TO_TRAIN_AGAIN = {"resnet": [(3, WITH_A_TEACHER)], "tableS1": [(3, WITH_A_TEACHE
 @pytest.mark.parametrize("folder", sorted(path.parent.name for path in RESULTS.glob("*/study.json")))
 def test_results_of_older_versions_are_read_whole_and_only_changed_runs_are_trained_anew(folder: str) -> None:
     store = Store(RESULTS / folder)
-    study = Study.from_json(store.study())
+    study = Study.of(store.study())
     told: list[str] = []
     done = study.current(store.rows(), told.append)
     assert told == [
         f"{count} finished runs are trained again: {why}" for count, why in TO_TRAIN_AGAIN.get(folder, [])
     ]
     assert len(store.rows()) - len(done) == sum(count for count, _ in TO_TRAIN_AGAIN.get(folder, []))
-    first = [row["made"] for row in done.values() if "numerics" not in row["made"]]
-    assert all(made["gpu"] == "NVIDIA H200" for made in first)
+    first = [row.made for row in done.values() if row.made.numerics is None]
+    assert all(made.gpu == "NVIDIA H200" for made in first)
 
 
 def test_results_of_the_first_schema_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,18 +157,18 @@ def test_results_of_the_first_schema_grow(tmp_path: Path, monkeypatch: pytest.Mo
     elsewhere = {"device": "cuda", "gpu": "NVIDIA H200", "torch": "2.11.0"}
     old = {"hash": content_hash(content), **content, "data": record["data"], "environment": elsewhere}
     (tmp_path / "study.json").write_text(json.dumps(old))
-    first = {key: value for key, value in row.items() if key not in ("schema", "made")}
-    first["hash"] = content_hash(row["spec"])
+    first = {key: value for key, value in row.to_json().items() if key not in ("schema", "made")}
+    first["hash"] = content_hash(row.spec.to_json())
     (tmp_path / "runs.jsonl").write_text(json.dumps(first) + "\n")
 
     larger, events = little.study(methods=["vanilla"], seeds=2), []
     with Store(tmp_path).opened(larger.describe()) as store:
         rows = larger.execute(store, watch=events.append)
     assert {run.seed for event in events if isinstance(event, Stepped) for run in event.runs} == {1}
-    assert rows[0]["accuracy"] == row["accuracy"] and rows[0]["hash"] == row["hash"]
-    assert rows[0]["made"] == elsewhere and rows[1]["made"]["torch"] == torch.__version__
+    assert rows[0].accuracy == row.accuracy and rows[0].hash == row.hash
+    assert rows[0].made.to_json() == elsewhere and rows[1].made.torch == torch.__version__
     assert json.loads((tmp_path / "study.json").read_text())["schema"] == SCHEMA
-    told = provenance.mixture(rows)
+    told = provenance.mixture(row.made for row in rows)
     assert "come from different code or machines" in told and "NVIDIA H200" in told
     assert "come from different code or machines" in render([read(tmp_path)], "grown")
     assert any(line.startswith("made by, in both: ") for line in compare(Store(tmp_path), Store(tmp_path)))
@@ -180,10 +180,10 @@ def test_results_of_the_first_schema_grow(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_row_of_older_numerics_is_trained_anew_and_the_reason_is_given() -> None:
     study = little.study(methods=["ewc", "rwalk"], seeds=1)
     rows = study.execute()
-    assert [row["made"]["numerics"] for row in rows] == [4, 4]
-    old = [{**row, "made": {**row["made"], "numerics": 1}} for row in rows]
+    assert [row.made.numerics for row in rows] == [4, 4]
+    old = [replace(row, made=replace(row.made, numerics=1)) for row in rows]
     told: list[str] = []
-    assert [row["method"] for row in study.current(old, told.append).values()] == ["rwalk"]
+    assert [row.method for row in study.current(old, told.append).values()] == ["rwalk"]
     assert told == [
         "1 finished run is trained again: rwalk computes it differently: "
         "EWC measures its Fisher on shuffled batches, no longer class by class"
@@ -194,10 +194,10 @@ def test_rows_that_differ_by_rounding_alone_stay_and_the_cause_is_named(tmp_path
     study = little.study(methods=["rwalk"], seeds=1)
     with Store(tmp_path / "new").opened(study.describe()) as store:
         (row,) = study.execute(store)
-    old = {**row, "made": {**row["made"], "numerics": 1}}
-    assert study.current([old]) == {row["hash"]: old}
+    old = replace(row, made=replace(row.made, numerics=1))
+    assert study.current([old]) == {row.hash: old}
     shutil.copytree(tmp_path / "new", tmp_path / "old")
-    (tmp_path / "old" / "runs.jsonl").write_text(with_checksum(old) + "\n")
+    (tmp_path / "old" / "runs.jsonl").write_text(with_checksum(old.to_json()) + "\n")
     lines = compare(Store(tmp_path / "old"), Store(tmp_path / "new"))
     assert lines == ["numerics of 1 row: accuracies are counted in integers, no longer as quotients in float32"]
 
@@ -208,12 +208,12 @@ def test_accuracies_are_fractions_of_the_test_examples_rounded_once() -> None:
     stream = study.stream(study.runs[0].stream)
     counts = [len(task.test) for task in stream.tasks]
     for head in ("single", "multi"):
-        for k, accuracies in enumerate(row["accuracy"][head]):
+        for k, accuracies in enumerate(row.accuracy[head]):
             for value, count in zip(accuracies[: k + 1], counts, strict=False):
                 assert value == round(value * count) / count
         final = [Fraction(round(value * count), count) for value, count in
-                 zip(row["accuracy"][head][-1], counts, strict=True)]  # fmt: skip
-        assert row[head]["A"] == pytest.approx(float(sum(final) / len(final)), rel=1e-15)
+                 zip(row.accuracy[head][-1], counts, strict=True)]  # fmt: skip
+        assert pytest.approx(float(sum(final) / len(final)), rel=1e-15) == row.measures(head).A
 
 
 @pytest.mark.parametrize(
@@ -298,20 +298,20 @@ def test_a_run_without_a_compiler_says_so_and_is_another_one(
     study = little.study(methods=["vanilla"], seeds=1, reference="final", cache=tmp_path / "cache")
     with Store(tmp_path / "before").opened(study.describe()) as store:
         (before,) = study.execute(store)
-    assert before["made"]["execution"] == "eager (no working compiler)"
+    assert before.made.execution == "eager (no working compiler)"
     assert study.current([before]) and not study.unknown_references(study.runs), "as long as there is none"
-    assert "no working compiler" in provenance.makers([before])[0]
+    assert "no working compiler" in provenance.makers([before.made])[0]
 
     no_compiler(True)
     assert study.unknown_references(study.runs), "a reference is one of these, too"
     told: list[str] = []
     assert study.current([before], told.append) == {}
     assert told == ["1 finished run is trained again: it was trained without a compiler, and there is one now"]
-    elsewhere = {**before, "made": {**before["made"], "processor": "another"}}
+    elsewhere = replace(before, made=replace(before.made, processor="another"))
     assert study.current([elsewhere]), "on other machines results differ anyway"
     with Store(tmp_path / "after").opened(study.describe()) as store:
         (after,) = study.execute(store)
-    assert after["made"]["execution"] == "compiled"
+    assert after.made.execution == "compiled"
     lines = compare(Store(tmp_path / "before"), Store(tmp_path / "after"))
     assert "execution of 1 row: eager (no working compiler) → compiled" in lines
 
@@ -319,7 +319,7 @@ def test_a_run_without_a_compiler_says_so_and_is_another_one(
     larger = little.study(methods=["vanilla"], seeds=2, reference="final", cache=tmp_path / "cache")
     with Store(tmp_path / "after").opened(larger.describe()) as store:
         first, second = larger.execute(store)
-    assert [row["made"]["execution"] for row in (first, second)] == ["compiled", "eager (no working compiler)"]
+    assert [row.made.execution for row in (first, second)] == ["compiled", "eager (no working compiler)"]
     assert caplog.messages[-1] == "1 of 2 runs were trained without a compiler: results differ from compiled runs"
 
 
@@ -347,9 +347,9 @@ def test_a_run_that_is_resumed_without_a_compiler_says_both(
 def test_a_row_says_what_made_it() -> None:
     study = little.study(methods=["vanilla"], seeds=1)
     (row,) = study.execute()
-    assert row["made"]["rwalk"] and row["made"]["torch"] == torch.__version__ and row["made"]["device"] == "cpu"
-    assert row["made"]["commit"] == commit() and set(row["made"]["code"]) == {"little:Network"}
-    assert study.stream(study.runs[0].stream).fingerprint().startswith(row["made"]["data"])
+    assert row.made.rwalk and row.made.torch == torch.__version__ and row.made.device == "cpu"
+    assert row.made.commit == commit() and set(row.made.code) == {"little:Network"}
+    assert study.stream(study.runs[0].stream).fingerprint().startswith(row.made.data)
 
 
 def test_a_commit_is_named_only_of_our_own_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,7 +358,7 @@ def test_a_commit_is_named_only_of_our_own_repository(tmp_path: Path, monkeypatc
         assert here.stdout.startswith((commit() or "none").removesuffix("+changes"))
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     (tmp_path / "studies").mkdir()
-    monkeypatch.setattr("rwalk.studies.environment.__file__", str(tmp_path / "studies" / "environment.py"))
+    monkeypatch.setattr("rwalk.studies.provenance.__file__", str(tmp_path / "studies" / "provenance.py"))
     assert commit.__wrapped__() is None, "rwalk may be installed inside somebody's repository"
 
 
@@ -366,7 +366,7 @@ def test_data_that_changed_are_noticed_in_rows_taken_from_elsewhere() -> None:
     study = little.study(methods=["vanilla"], seeds=1)
     (row,) = study.execute()
     assert study.current([row])
-    other = {**row, "made": {**row["made"], "data": "0" * 16}}
+    other = replace(row, made=replace(row.made, data="0" * 16))
     told: list[str] = []
     assert study.current([other], told.append) == {} and "the data of digits have changed" in told[0]
 
@@ -374,7 +374,7 @@ def test_data_that_changed_are_noticed_in_rows_taken_from_elsewhere() -> None:
 def test_rows_taken_over_from_another_kind_of_machine_are_named() -> None:
     (row,) = little.study(methods=["vanilla"], seeds=1).execute()
     assert provenance.strangers([row], "cpu") == []
-    (line,) = provenance.strangers([{**row, "made": {"gpu": "NVIDIA H200", "torch": "2.11.0"}}], "cpu")
+    (line,) = provenance.strangers([replace(row, made=Made(gpu="NVIDIA H200", torch="2.11.0"))], "cpu")
     assert "made on NVIDIA H200, torch 2.11.0" in line
 
 
@@ -389,7 +389,7 @@ def test_a_reference_that_diverged_is_none_and_is_not_kept(
     study = Study(tuple(wild), "final", cache=tmp_path, workers=1)
     with caplog.at_level("WARNING"):
         (row,) = study.execute()
-    assert set(row["reference"]["single"]) == {None} and row["single"]["I"] is None
+    assert set(row.reference["single"]) == {None} and row.single.I is None
     assert "has no reference" in caplog.text and "the loss is not finite" in caplog.text
     assert not list(tmp_path.rglob("*.json"))
 

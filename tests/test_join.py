@@ -22,8 +22,9 @@ from rwalk.cli.status import status as show_status
 from rwalk.files import with_checksum
 from rwalk.studies.claims import CLAIMS, Claims, read_claim
 from rwalk.studies.executors import join
-from rwalk.studies.executors.base import Context, Job
+from rwalk.studies.executors.base import Context, Job, Result
 from rwalk.studies.executors.join import GATHERED, OUTCOMES, Join, read_outcomes
+from rwalk.studies.rows import Outcome
 from rwalk.studies.status import status_of
 from rwalk.studies.store import SharedStore, Store
 
@@ -321,18 +322,18 @@ def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Join
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The runs that are trained, by any executor of this process."""
-    found, train = list[str](), join.train
+    found, train = list[str](), join.train_fleet
 
-    def counted(context: Context, job: Job, *rest: Any) -> list[dict[str, Any]]:
+    def counted(context: Context, job: Job, *rest: Any) -> Any:
         found.extend(run.hash() for run in job)
         return train(context, job, *rest)
 
-    monkeypatch.setattr(join, "train", counted)
+    monkeypatch.setattr(join, "train_fleet", counted)
     return found
 
 
-def outcomes_of(executor: Join) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    for (run,), outcomes in executor.run([(run,) for run in STUDY.runs], lambda job, news: None):
+def outcomes_of(executor: Join) -> Iterator[tuple[str, list[Result]]]:
+    for (run,), outcomes in executor.train(STUDY.runs, lambda event: None):
         yield run.hash(), outcomes
 
 
@@ -392,7 +393,7 @@ def test_an_outcome_that_is_no_outcome_is_not_used(tmp_path: Path) -> None:
         path.write_text(json.dumps(record))  # as 0.2.0 writes it, without a checksum
         assert (read_outcomes(path, job) is not None) == used
     path.write_text(with_checksum({"runs": runs, "outcomes": [good]}))
-    assert read_outcomes(path, job) == [good]
+    assert read_outcomes(path, job) == [Outcome.from_json(good)]
     path.write_text(path.read_text().replace("0.25", "0.35"))
     assert read_outcomes(path, job) is None
     path.write_text('{"runs": [')

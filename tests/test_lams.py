@@ -19,6 +19,7 @@ from rwalk.models import Keeper
 from rwalk.studies import Study, lams
 from rwalk.studies.events import Event, Started, Stepped, Trained
 from rwalk.studies.lams import FIRST_TASKS, choose, trials_of
+from rwalk.studies.rows import ReferenceOutcome
 from rwalk.studies.specs import RunSpec, StreamSpec, Trial
 from rwalk.studies.store import Store
 from rwalk.training import Training
@@ -72,26 +73,26 @@ def test_the_row_is_that_of_the_best_lam_on_training_data_held_out(
     stream = run.stream.build()
     trials = trials_of(run, stream)
     assert [trial.lam for trial in trials] == list(LAMS)
-    by_hand = {trial["lam"]: trial["single"]["A"] for trial in executed(trials)}
-    assert row["tried"] == {f"{lam:g}": accuracy for lam, accuracy in by_hand.items()}
-    assert by_hand[row["lam"]] == max(by_hand.values())
-    (fixed,) = executed([run.with_lam(row["lam"])])
-    assert row["accuracy"] == fixed["accuracy"]
-    assert RunSpec.from_json(row["spec"]) == run and row["hash"] == run.hash() != fixed["hash"]
+    by_hand = {trial.lam: trial.single.A for trial in executed(trials)}
+    assert row.tried == {f"{lam:g}": accuracy for lam, accuracy in by_hand.items()}
+    assert by_hand[row.lam] == max(by_hand.values())
+    (fixed,) = executed([run.with_lam(row.lam)])
+    assert row.accuracy == fixed.accuracy
+    assert row.spec == run and row.hash == run.hash() != fixed.hash
 
 
 @pytest.mark.parametrize("memory", [MemorySpec(2), None], ids=["exemplars", "none"])
 def test_test_data_have_no_say(memory: MemorySpec | None, tmp_path: Path) -> None:
     rows = [executed([auto(data(tmp_path / f"{seed}.npz", seed), memory)])[0] for seed in (1, 5)]
-    assert rows[0]["tried"] == rows[1]["tried"] and rows[0]["lam"] == rows[1]["lam"]
-    assert rows[0]["accuracy"] != rows[1]["accuracy"]
+    assert rows[0].tried == rows[1].tried and rows[0].lam == rows[1].lam
+    assert rows[0].accuracy != rows[1].accuracy
 
 
 def test_a_run_that_keeps_nothing_chooses_by_its_first_tasks(tmp_path: Path) -> None:
     rows = [executed([auto(data(tmp_path / f"{seed}.npz", last_seed=seed))])[0] for seed in (2, 6)]
-    assert rows[0]["tried"] == rows[1]["tried"]
+    assert rows[0].tried == rows[1].tried
     kept = [executed([auto(str(tmp_path / f"{seed}.npz"), MemorySpec(3))])[0] for seed in (2, 6)]
-    assert kept[0]["tried"] != kept[1]["tried"]  # whoever keeps exemplars may look at all tasks
+    assert kept[0].tried != kept[1].tried  # whoever keeps exemplars may look at all tasks
 
 
 def test_judges_are_no_more_than_exemplars_and_nobody_learns_from_them(tmp_path: Path) -> None:
@@ -145,15 +146,15 @@ def test_beside_a_run_of_the_same_lam_it_is_trained_once(tmp_path: Path) -> None
     run = auto(data(tmp_path / "a.npz"))
     (alone,) = executed([run])
     seen = list[Event]()
-    both = executed([run, run.with_lam(alone["lam"])], tmp_path / "both", watch=seen.append)
-    assert both[0] == alone and both[0]["accuracy"] == both[1]["accuracy"]
+    both = executed([run, run.with_lam(alone.lam)], tmp_path / "both", watch=seen.append)
+    assert both[0] == alone and both[0].accuracy == both[1].accuracy
     assert len({each.runs[0].hash() for each in seen if isinstance(each, Stepped)}) == 1
 
 
 def test_of_equals_the_one_nearest_to_the_methods_own_is_taken(tmp_path: Path) -> None:
     run = auto(data(tmp_path / "a.npz"))
     trials = trials_of(run, run.stream.build())
-    judged = {trial.hash(): {"single": 0.5, "multi": trial.lam} for trial in trials}
+    judged = {trial.hash(): ReferenceOutcome(0.5, place / 10) for place, trial in enumerate(trials)}
     assert choose(run, trials, judged).lam == run.without_lam().lam
     by_task = replace(run, stream=replace(run.stream, scenario="task"))
     assert choose(by_task, trials, judged).lam == max(LAMS)
@@ -174,7 +175,7 @@ def test_the_network_kept_is_that_of_the_lam_chosen(tmp_path: Path) -> None:
     (path,) = keeper.settle(rows)
     assert [each.name for each in keeper.folder.glob("*.safetensors")] == [path.name]
     assert keeper.lacking(rows) == ()
-    assert IncrementalClassifier.load(path, network=little.Network).method.lam == rows[0]["lam"]
+    assert IncrementalClassifier.load(path, network=little.Network).method.lam == rows[0].lam
 
 
 def test_the_command_line(tmp_path: Path) -> None:
@@ -183,8 +184,8 @@ def test_the_command_line(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*words, "--lam", "auto,10"], env={"COLUMNS": "120"})
     assert done.exit_code == 0 and "auto: " in done.output, done.output
     rows = Store(tmp_path / "study").rows()
-    assert [row["spec"]["numbers"].get("lam") for row in rows] == ["auto", 10.0, None]
-    assert [("tried" in row) for row in rows] == [True, False, False]
+    assert [row.spec.numbers.get("lam") for row in rows] == ["auto", 10.0, None]
+    assert [(row.tried is not None) for row in rows] == [True, False, False]
 
 
 def test_what_has_no_lam_cannot_seek_one() -> None:

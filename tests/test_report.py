@@ -22,7 +22,7 @@ import pytest
 from scipy import stats
 
 import little
-from reports import HOSTILE, hostile_page, made_row, made_rows, write_rows, write_study
+from reports import HOSTILE, Row, hostile_page, made_row, made_rows, write_rows, write_study
 from rwalk.cli import app
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
@@ -31,10 +31,10 @@ from rwalk.report.html import render, write_report
 from rwalk.report.statistics import Mean, holm
 from rwalk.report.summary import summarise
 from rwalk.studies import Study
-from rwalk.studies.costs import Costs
 from rwalk.studies.events import Event, Stepped
+from rwalk.studies.logs import Costs
 from rwalk.studies.specs import RunSpec, StreamSpec
-from rwalk.studies.store import Row, Store
+from rwalk.studies.store import Store
 from rwalk.training import Training
 from test_showing import HOSTILE as HOSTILE_NAMES
 
@@ -47,12 +47,12 @@ def test_a_real_study_is_read_whole(tmp_path: Path) -> None:
     with Store(tmp_path / "study").opened(study.describe()) as store:
         rows = study.execute(store)
     found = results.read(tmp_path / "study")
-    assert [row["hash"] for row in found.rows] == [row["hash"] for row in rows]
+    assert [row["hash"] for row in found.rows] == [row.hash for row in rows]
     assert found.environments[0]["torch"]
     page = write_report([tmp_path / "study"]).read_text()
     assert page.count("<title>study · rwalk</title>") == 1 and found.environments[0]["torch"] in page
     assert "2 runs · 2 configurations · 1 seed<" in page
-    write_rows(tmp_path / "study" / "runs.jsonl", rows[:1])
+    write_rows(tmp_path / "study" / "runs.jsonl", [rows[0].to_json()])
     assert (
         "1 run · 1 configuration · 1 seed · unfinished: 1 more to run<"
         in write_report([tmp_path / "study"]).read_text()
@@ -283,7 +283,7 @@ def test_losses_costs_and_commands_are_kept_and_shown(tmp_path: Path) -> None:
     page = render([found], "title").replace("&#34;", '"')
     assert found.commands[0] in page and "training time" in page and '"losses":{"step":[1,' in page
     study = Study(tuple(RunSpec.from_json(row["spec"]) for row in found.rows), reference="none", workers=1)
-    assert study.execute() == found.rows
+    assert [row.to_json() for row in study.execute()] == found.rows
 
 
 def test_what_an_interrupted_run_cost_is_not_guessed(tmp_path: Path) -> None:

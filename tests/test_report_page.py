@@ -17,14 +17,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from reports import HEADS, HOSTILE, hostile_page, made_row, made_rows, write_rows, write_study
+from reports import HEADS, HOSTILE, Row, hostile_page, made_row, made_rows, write_rows, write_study
 from reproduction import kept
 from reproduction.experiments import published_values
 from rwalk.data.memory import MemorySpec
 from rwalk.report.html import write_report
 from rwalk.report.watch import Watched, serve
 from rwalk.studies.specs import RunSpec, StreamSpec
-from rwalk.studies.store import Row
 
 # ── the page in a browser ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -328,9 +328,10 @@ def test_settings_of_later_leave_rows_of_before_as_they_were() -> None:
     assert not {"scenario", "rotated", "blurry"} & set(record["stream"])
     assert "keep_optimizer" not in record["training"] and "beside" not in record["memory"]
     (row,) = little.study(methods=["vanilla"], seeds=1).execute()
-    assert list(row) == ["schema", "hash", "method", "lam", "seed", "single", "multi", "accuracy", "reference",
+    record = row.to_json()
+    assert list(record) == ["schema", "hash", "method", "lam", "seed", "single", "multi", "accuracy", "reference",
                          "stopped", "spec", "made"]  # fmt: skip
-    assert list(row["single"]) == ["A", "F", "I"]
+    assert list(record["single"]) == ["A", "F", "I"]
 
 
 # ── the optimizer that goes on, the exact Fisher, exemplars beside ────────────────────────────────────────────
@@ -441,10 +442,10 @@ def measured(**how: Any) -> dict[str, Any]:
 
 def test_measuring_within_tasks_moves_no_accuracy_and_ends_where_the_task_ends() -> None:
     plain, row = measured(), measured(measure_every=3)
-    assert row["accuracy"] == plain["accuracy"] and "within" not in plain
+    assert row.accuracy == plain.accuracy and plain.within is None
     for head in ("single", "multi"):
-        within = np.array(row["within"][head], dtype=float)
-        a = np.array(row["accuracy"][head], dtype=float)
+        within = np.array(row.within[head], dtype=float)
+        a = np.array(row.accuracy[head], dtype=float)
         assert within.shape == (5, 2, 5)
         np.testing.assert_array_equal(within[:, 1], a)  # six steps: the second is at the task's end
 
@@ -452,7 +453,7 @@ def test_measuring_within_tasks_moves_no_accuracy_and_ends_where_the_task_ends()
 def test_calibration_errors_are_measured_where_asked_for() -> None:
     row = measured(calibration=True)
     for head in ("single", "multi"):
-        errors = np.array(row["calibration"][head], dtype=float)
+        errors = np.array(row.calibration[head], dtype=float)
         assert (np.isfinite(errors) == np.tri(5, dtype=bool)).all() and (errors[np.tri(5, dtype=bool)] <= 1).all()
 
 

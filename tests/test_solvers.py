@@ -148,8 +148,8 @@ def test_a_study_has_rows_of_them_like_of_any_other_learner() -> None:
     runs = tuple(RunSpec(method=name, numbers={"size": 20}, seed=n % 2) for n, name in enumerate(names))
     study = Study(runs, "none", workers=1)
     rows = study.execute()
-    assert [row["method"] for row in rows] == [*names]
-    assert all(row["single"]["A"] > 0.8 and row["stopped"] is None for row in rows)
+    assert [row.method for row in rows] == [*names]
+    assert all(row.single.A > 0.8 and row.stopped is None for row in rows)
     stream = study.stream(runs[0].stream)
     assert study.steps(runs[0]) == sum(-(-len(task.train) // 64) for task in stream.tasks)
 

@@ -7,23 +7,27 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import little
-from rwalk import InputError
+from rwalk import InputError, sealed
 from rwalk.files import LEFT, with_checksum, write_atomically
 from rwalk.studies import Study, provenance
 from rwalk.studies.claims import CLAIMS, Claims
+from rwalk.studies.events import Event, Stepped
+from rwalk.studies.rows import SCHEMA, Description, Made, Row
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.store import SCHEMA, SharedStore, Store, hash_of, read_rows
+from rwalk.studies.store import PATIENCE, SharedStore, Store, read_rows
 
 
-def row(number: int = 0, tasks: int = 3) -> dict[str, Any]:
+def record(number: int = 0, tasks: int = 3) -> dict[str, Any]:
     matrix = [[0.5 if j <= k else None for j in range(tasks)] for k in range(tasks)]
     measures = {"A": 0.5, "F": 0.0, "I": None}
     run = RunSpec(method="rwalk", seed=number)
@@ -39,14 +43,17 @@ def row(number: int = 0, tasks: int = 3) -> dict[str, Any]:
         "reference": {"single": [None] * tasks, "multi": [None] * tasks},
         "stopped": None,
         "spec": run.to_json(),
-        "made": {"rwalk": "0.1.0", "numerics": 1},
+        "made": {"rwalk": "0.1.0", "commit": None, "numerics": 1},
     }
 
 
-def description(**changes: Any) -> dict[str, Any]:
-    runs = [RunSpec(method="rwalk").to_json()]
-    record = {"schema": SCHEMA, "runs": runs, "reference": "none", "data": [], **changes}
-    return {"hash": hash_of(record), **record}
+def row(number: int = 0, tasks: int = 3) -> Row:
+    return Row.from_json(record(number, tasks), sealed=True)
+
+
+def description(method: str = "rwalk", data: tuple[dict[str, Any], ...] = ()) -> Description:
+    study = Study((RunSpec(method=method),), "none")
+    return Description(study.hash(), study.runs, study.reference, data)
 
 
 @pytest.fixture
@@ -88,32 +95,32 @@ def test_a_whole_last_line_without_an_end_is_kept(store: Store) -> None:
         ("{", "not a JSON"),
         ("[1]", "not a JSON object"),
         ('{"hash": "x"}', "no method"),
-        ({**row(), "lam": "1"}, "no lam"),
-        (json.dumps({**row(), "lam": float("nan")}), "not a JSON"),
-        ({**row(), "accuracy": {"single": [[1, 2]], "multi": []}}, "square"),
-        ({**row(), "single": {"A": 1}}, "single head"),
-        ({**row(), "stopped": 3}, "no stopped"),
-        ({**row(), "within": {"single": [[1, 2]]}}, "no within of its tasks"),
+        ({**record(), "lam": "1"}, "no lam"),
+        (json.dumps({**record(), "lam": float("nan")}), "not a JSON"),
+        ({**record(), "accuracy": {"single": [[1, 2]], "multi": []}}, "square"),
+        ({**record(), "single": {"A": 1}}, "single head"),
+        ({**record(), "stopped": 3}, "no stopped"),
+        ({**record(), "within": {"single": [[1, 2]]}}, "no within of its tasks"),
         (
-            {**row(), "calibration": {"single": [[1]], "multi": [[10**400]]}},
+            {**record(), "calibration": {"single": [[1]], "multi": [[10**400]]}},
             "no calibration of its tasks",
         ),
-        ({**row(), "method": "\x1b[2J"}, "printable"),
-        ({**row(), "method": "pi"}, "method, λ or seed are not those of its settings"),
-        ({**row(), "lam": 2.0}, "method, λ or seed are not those of its settings"),
-        ({**row(), "seed": 1}, "method, λ or seed are not those of its settings"),
-        ({**row(), "single": {"A": 0.51, "F": 0.0, "I": None}}, "A, F or I"),
-        ({**row(), "multi": {"A": 0.5, "F": 0.1, "I": None}}, "A, F or I"),
-        ({**row(), "multi": {"A": 0.5, "F": 0.0, "I": 999999999.38}}, "A, F or I"),
-        ({**row(1), "accuracy": {"single": [[2.66]], "multi": [[0.5]]}}, "square accuracy matrix"),
-        ({**row(), "reference": {"single": [3, 0, 0], "multi": [0, 0, 0]}}, "references"),
-        ({**row(), "made": {"rwalk": ["0.1.0"]}}, "what made it"),
-        (json.dumps(row()), "no checksum"),
-        (with_checksum(row()).replace("0.5", "0.6"), "checksum is wrong"),
-        ({**row(), "schema": SCHEMA + 1}, "newer version"),
-        ({**row(), "made": "by hand"}, "what made it"),
-        ({**row(), "spec": {"seed": 7}}, "not those of its hash"),
-        ({**row(), "spec": {"unheard": "of"}}, "newer version"),
+        ({**record(), "method": "\x1b[2J"}, "printable"),
+        ({**record(), "method": "pi"}, "method, λ or seed are not those of its settings"),
+        ({**record(), "lam": 2.0}, "method, λ or seed are not those of its settings"),
+        ({**record(), "seed": 1}, "method, λ or seed are not those of its settings"),
+        ({**record(), "single": {"A": 0.51, "F": 0.0, "I": None}}, "A, F or I"),
+        ({**record(), "multi": {"A": 0.5, "F": 0.1, "I": None}}, "A, F or I"),
+        ({**record(), "multi": {"A": 0.5, "F": 0.0, "I": 999999999.38}}, "A, F or I"),
+        ({**record(1), "accuracy": {"single": [[2.66]], "multi": [[0.5]]}}, "square accuracy matrix"),
+        ({**record(), "reference": {"single": [3, 0, 0], "multi": [0, 0, 0]}}, "references"),
+        ({**record(), "made": {"rwalk": ["0.1.0"]}}, "what made it"),
+        (json.dumps(record()), "no checksum"),
+        (with_checksum(record()).replace("0.5", "0.6"), "checksum is wrong"),
+        ({**record(), "schema": SCHEMA + 1}, "newer version"),
+        ({**record(), "made": "by hand"}, "what made it"),
+        ({**record(), "spec": {"seed": 7}}, "not those of its hash"),
+        ({**record(), "spec": {"unheard": "of"}}, "newer version"),
         ("[" * 100_000, "not a JSON"),
         ("9" * 10_000, "not a JSON"),
     ],
@@ -133,7 +140,7 @@ def test_a_line_that_is_no_result_is_named(damage: str | dict[str, Any], reason:
 def test_no_bytes_make_reading_rows_fail_otherwise(
     content: bytes, place: int, whole: bool, tmp_path: Path
 ) -> None:
-    lines = b"".join(json.dumps(row(n)).encode() + b"\n" for n in range(2))
+    lines = b"".join(json.dumps(record(n)).encode() + b"\n" for n in range(2))
     path = tmp_path / "runs.jsonl"
     path.write_bytes(content if whole else lines[:place] + content + lines[place + len(content) :])
     try:
@@ -147,13 +154,8 @@ def test_a_study_of_2000_rows_opens_at_once(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with store.opened(study.describe()):
         code = provenance.code_of(study.runs[0])
-        made = {"numerics": 1, "code": code}
-        blank = {**row(tasks=10), "made": made}
-        rows = [
-            {**blank, "hash": run.hash(), "spec": run.to_json(), "seed": run.seed}
-            | {"method": run.method, "lam": run.lam}
-            for run in study.runs
-        ]
+        blank = replace(row(tasks=10), made=Made(numerics=1, code=code))
+        rows = [replace(blank, hash=run.hash(), spec=run, lam=run.lam) for run in study.runs]
         store.add(*rows)
         begun = time.process_time()  # a busy machine is not the study's fault
         assert len(study.execute(store)) == 2000
@@ -179,7 +181,7 @@ def test_who_joins_while_another_begins_finds_its_study(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(Path, "iterdir", begun_meanwhile)
     with SharedStore(folder).opened(described) as store:
-        assert store.study()["hash"] == described["hash"]
+        assert store.study().hash == described.hash
 
 
 # ── the folder ────────────────────────────────────────────────────────────────────────────────────────────
@@ -200,15 +202,15 @@ def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_another_study_is_refused(store: Store) -> None:
-    other = description(runs=[RunSpec(method="pi").to_json()])
+    other = description(method="pi")
     with pytest.raises(InputError, match="holds another study"), store.opened(other):
         pass
 
 
 def test_changed_data_is_refused(store: Store) -> None:
-    before, after = (description(data=[{"dataset": "folder:x", "sha256": each * 64}]) for each in "bc")
+    before, after = (description(data=({"dataset": "folder:x", "sha256": each * 64},)) for each in "bc")
     with store.opened(before):
-        write_atomically(store.study_file, with_checksum(before))
+        write_atomically(store.study_file, with_checksum(before.to_json()))
     with pytest.raises(InputError, match=r"data of .* has changed"), store.opened(after):
         pass
 
@@ -276,13 +278,13 @@ def test_settle_of_a_process_that_slept_while_the_study_grew_keeps_all_rows(tmp_
         before = sleeper.rows_file.read_bytes()
         sleeper.settle(rows[:1])
     assert sleeper.rows_file.read_bytes() == before
-    assert Store(tmp_path / "study").study()["hash"] == large.hash()
+    assert Store(tmp_path / "study").study().hash == large.hash()
 
 
 def test_settle_of_a_process_that_joined_leaves_a_newer_row(tmp_path: Path) -> None:
     study = little.study(methods=["vanilla"], seeds=1)
     (row,) = study.execute()
-    newer = {**row, "made": {**row["made"], "rwalk": "9.9"}}
+    newer = replace(row, made=replace(row.made, rwalk="9.9"))
     with SharedStore(tmp_path / "study").opened(study.describe()) as joined:
         with Store(tmp_path / "study").opened(study.describe()) as other:
             other.add(newer)
@@ -331,7 +333,7 @@ def test_two_who_begin_different_studies_in_one_folder_end_with_one(tmp_path: Pa
         SharedStore(tmp_path / "study").opened(small),
     ):
         pass
-    assert Store(tmp_path / "study").study()["hash"] == large["hash"]
+    assert Store(tmp_path / "study").study().hash == large.hash
 
 
 def test_a_temporary_file_that_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
@@ -345,11 +347,72 @@ def test_a_temporary_file_that_a_killed_writer_left_is_removed_by_the_next(tmp_p
     assert sorted(tmp_path.iterdir()) == sorted([path, young, other])
 
 
+def test_folder_that_a_killed_save_of_tensors_left_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """safetensors has a temporary file of its own, whose name nobody else can tell."""
+    left = tmp_path / ".model.12.0123abcd.d"
+    left.mkdir()
+    (left / ".tmpAbCdEf").write_text("half")
+    os.utime(left, (time.time() - 2 * LEFT,) * 2)
+    places: list[Path] = []
+    save = sealed.save_file
+    monkeypatch.setattr(
+        sealed, "save_file", lambda tensors, path, about: places.append(path) or save(tensors, path, about)
+    )
+    sealed.write(tmp_path / "model", "kind", {}, {"a": torch.zeros(3)})
+    assert [path.parent.parent for path in places] == [tmp_path], "in a folder that the next writer can tell"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_process_that_waits_for_the_lock_hears_the_first_ctrl_c(tmp_path: Path) -> None:
+    study = little.study(methods=["vanilla"], seeds=1)
+    rows = study.execute()
+    with SharedStore(tmp_path / "study").opened(study.describe()) as joined:
+        joined.add(*rows)
+        with Store(tmp_path / "study").opened(study.describe()):
+            begun = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                joined.settle(rows, stop=lambda: True)
+        assert time.monotonic() - begun < PATIENCE / 2
+        joined.settle(rows)
+    assert Store(tmp_path / "study").rows() == rows
+
+
+def test_run_listed_twice_is_refused_whether_or_not_it_is_one_object() -> None:
+    (run,) = little.study(methods=["vanilla"], seeds=1).runs
+    for twice in ((run, run), (run, replace(run))):
+        with pytest.raises(InputError, match="listed twice"):
+            Study(twice, "none")
+
+
+def test_saved_run_does_not_bring_a_removed_study_back(tmp_path: Path) -> None:
+    study, folder = little.study(methods=["vanilla"], seeds=1, checkpoint_every=1), tmp_path / "study"
+
+    def removed(event: Event) -> None:
+        if isinstance(event, Stepped) and folder.exists():
+            shutil.rmtree(folder)
+
+    with Store(folder).opened(study.describe()) as store, pytest.raises(InputError, match="was removed"):
+        study.execute(store, watch=removed)
+    assert not folder.exists()
+
+
+def test_rows_are_a_data_frame_in_one_call() -> None:
+    pytest.importorskip("pandas")
+    rows = little.study(seeds=2).execute()
+    frame = rows.to_frame()
+    assert frame.groupby("method")["single.A"].mean()["rwalk"] == pytest.approx(
+        sum(row.single.A or 0.0 for row in rows[:2]) / 2
+    )
+    assert frame["training.batch"].tolist() == [16] * 4 and frame["hash"].tolist() == [row.hash for row in rows]
+
+
 def test_files_of_0_2_0_without_checksums_open_and_grow(tmp_path: Path) -> None:
     study, larger = (little.study(methods=["vanilla"], seeds=seeds) for seeds in (1, 2))
     (row,) = study.execute()
-    (tmp_path / "study.json").write_text(json.dumps({**study.describe(), "schema": 2}, indent=1) + "\n")
-    (tmp_path / "runs.jsonl").write_text(json.dumps({**row, "schema": 2}) + "\n")
+    (tmp_path / "study.json").write_text(json.dumps({**study.describe().to_json(), "schema": 2}, indent=1) + "\n")
+    (tmp_path / "runs.jsonl").write_text(json.dumps({**row.to_json(), "schema": 2}) + "\n")
     with Store(tmp_path).opened(larger.describe()) as store:
         assert store.rows() == [row]
         rows = larger.execute(store)
@@ -361,12 +424,12 @@ def test_files_of_0_2_0_without_checksums_open_and_grow(tmp_path: Path) -> None:
 def test_a_study_file_altered_anywhere_is_refused(place: str, tmp_path: Path) -> None:
     with Store(tmp_path).opened(little.study().describe()) as store:
         text = store.study_file.read_text()
-        record = {**store.study(), place: [] if place == "data" else "other"}
+        record = {**store.study().to_json(), place: [] if place == "data" else "other"}
         store.study_file.write_text(json.dumps({**record, "sha256": json.loads(text)["sha256"]}, indent=1))
         with pytest.raises(InputError, match="altered"):
             store.study()
         store.study_file.write_bytes(text.replace("\n", "\r\n").encode())  # as some tools copy it
-        assert store.study() == json.loads(json.dumps(little.study().describe()))
+        assert store.study() == little.study().describe()
 
 
 # ── a study from its file ─────────────────────────────────────────────────────────────────────────────────
@@ -375,13 +438,13 @@ def test_a_study_file_altered_anywhere_is_refused(place: str, tmp_path: Path) ->
 def test_a_study_comes_back_from_its_file(tmp_path: Path) -> None:
     study = little.study(seeds=1)
     with Store(tmp_path).opened(study.describe()) as store:
-        again = Study.from_json(store.study())
+        again = Study.of(store.study())
     assert again.runs == study.runs
     assert again.describe() == study.describe()
 
 
 def test_an_altered_study_file_is_refused() -> None:
-    record = json.loads(json.dumps(little.study().describe()))
+    record = little.study().describe().to_json()
     record["runs"][0]["training"]["lr"] = 0.5
     with pytest.raises(InputError, match="altered"):
         Study.from_json(record)
@@ -392,7 +455,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-DESCRIBED = json.dumps(little.study(methods=["rwalk"], seeds=1).describe())
+DESCRIBED = json.dumps(little.study(methods=["rwalk"], seeds=1).describe().to_json())
 PLACES = [
     *("stream", "network", "method", "numbers", "memory", "training", "seed", "dtype", "autocast", "reference"),
     *("stream.dataset", "stream.tasks", "stream.classes_per_task", "stream.permuted", "stream.validation"),
@@ -423,7 +486,7 @@ def test_only_the_folders_own_errors_are_put_down_to_the_folder(tmp_path: Path) 
     with Store(tmp_path / "study").opened(study) as store:
         store.rows_file.mkdir()  # nobody can write to that
         with pytest.raises(InputError, match=r"cannot write to .*study: Is a directory; finished runs are kept"):
-            store.add({"hash": "a"})
+            store.add(row())
         with pytest.raises(InputError, match="cannot write to"):
             store.settle([row()])
     with pytest.raises(InputError, match=r"none: .* choose another --out"), Store("/proc/none").opened(study):

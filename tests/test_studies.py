@@ -25,9 +25,9 @@ from rwalk.studies.compare import compare
 from rwalk.studies.events import Event, RowDone, Started, Stepped, Trained
 from rwalk.studies.executors import EXECUTORS, base
 from rwalk.studies.executors import find as find_executor
-from rwalk.studies.executors.base import Executor
-from rwalk.studies.executors.widths import begun, is_out_of_memory, note, spread
-from rwalk.studies.executors.widths import fleets as in_fleets
+from rwalk.studies.executors.base import Executor, begun, is_out_of_memory, note, spread
+from rwalk.studies.executors.base import fleets as in_fleets
+from rwalk.studies.rows import Measures
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.store import Store
 from rwalk.studies.workers import Pool, WorkerDied
@@ -165,10 +165,10 @@ def test_a_run_that_diverges_is_reported_and_disturbs_nobody(tmp_path: Path) -> 
     alone = Study((spec(0, 1e-3),), "none", workers=1)
     first, second = mixed.execute()
     assert alone.execute() == [first]
-    assert first["stopped"] is None
-    assert "the loss is not finite at step" in second["stopped"]
-    assert second["single"] == {"A": None, "F": None, "I": None}
-    json.dumps(second, allow_nan=False)
+    assert first.stopped is None
+    assert "the loss is not finite at step" in second.stopped
+    assert second.single == Measures(None, None, None)
+    json.dumps(second.to_json(), allow_nan=False)
 
 
 def test_references_are_trained_once_for_all_methods(cache: Path, tmp_path: Path) -> None:
@@ -207,20 +207,20 @@ def test_impossible_studies_are_refused(changes: dict[str, Any], message: str) -
 @pytest.fixture
 def fleets(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
     """Train in fleets, as on CUDA, of which those wider than so many runs exhaust the memory on the way."""
-    train, widths = base.train, []
+    train, widths = Fleet.train, []
 
     def limit(width: int) -> list[int]:
-        def limited(shared: Any, job: Any, report: Callable[[Any], None], stop: Callable[[], bool]) -> Any:
-            widths.append(len(job))
+        def limited(fleet: Fleet, report: Callable[[Any], None], checkpoints: Any) -> None:
+            widths.append(fleet.runs)
 
             def failing(news: Any) -> None:
                 report(news)
-                if len(job) > width and not isinstance(news, str) and news.task == 1:
+                if fleet.runs > width and news.task == 1:
                     raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 20 MiB.")
 
-            return train(shared, job, failing, stop)
+            train(fleet, failing, checkpoints)
 
-        monkeypatch.setattr(base, "train", limited)
+        monkeypatch.setattr(Fleet, "train", limited)
         return widths
 
     monkeypatch.setattr(Executor, "in_fleets", lambda self: True)
@@ -299,7 +299,7 @@ def test_a_run_that_does_not_fit_alone_is_refused_and_other_errors_are_their_own
     def broken(*_: Any) -> Any:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(base, "train", broken)
+    monkeypatch.setattr(Fleet, "train", broken)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         executed(sweep(2), tmp_path)
 
@@ -474,7 +474,7 @@ def test_differences_are_named(tmp_path: Path) -> None:
     runs = [replace(run, training=replace(run.training, lr=0.01)) for run in study.runs if run.seed == 0]
     other = Study(tuple(runs), "none", workers=1)
     executed(other, tmp_path / "b")
-    record = Store(tmp_path / "b").study()
+    record = Store(tmp_path / "b").study().to_json()
     record["environment"]["torch"] = "9.9"
     (tmp_path / "b" / "study.json").write_text(with_checksum(record))
 
@@ -484,7 +484,7 @@ def test_differences_are_named(tmp_path: Path) -> None:
     assert any(line.startswith("environment.torch:") and line.endswith('→ "9.9"') for line in lines)
     assert "row rwalk λ=1 seed 1: only in the first" in lines
     (paired,) = (line for line in lines if line.startswith("row rwalk λ=1 seed 0: "))
-    before, after = (Store(tmp_path / name).rows()[0]["single"]["A"] for name in "ab")
+    before, after = (Store(tmp_path / name).rows()[0].single.A for name in "ab")
     assert f"single A {after - before:+.2g}" in paired
 
 
@@ -493,8 +493,8 @@ def test_only_some_methods(tmp_path: Path) -> None:
     study = little.study(methods=("vanilla", "rwalk"))
     with Store(tmp_path / "parts").opened(study.describe()) as store:
         first = study.execute(store, only=["rwalk"])
-        assert {row["method"] for row in first} == {"rwalk"} and len(first) < len(study.runs)
-        rest = study.missing({row["hash"] for row in first})
+        assert {row.method for row in first} == {"rwalk"} and len(first) < len(study.runs)
+        rest = study.missing({row.hash for row in first})
         assert {run.method for run in rest} == {"vanilla"}
         both = study.execute(store)
     with Store(tmp_path / "whole").opened(study.describe()) as store:
@@ -536,7 +536,7 @@ def test_a_copy_without_version_control_may_say_its_commit(tmp_path: Path) -> No
     """A copy of the sources, in a process of its own: what it says is cached."""
     source = Path(rwalk.__file__).parent
     shutil.copytree(source, tmp_path / "rwalk", ignore=shutil.ignore_patterns("__pycache__"))
-    command = "from rwalk.studies.environment import commit; print(commit())"
+    command = "from rwalk.studies.provenance import commit; print(commit())"
 
     def said(**more: str) -> str:
         environ = {**os.environ, "PYTHONPATH": str(tmp_path), **more}

@@ -253,7 +253,7 @@ def rows_of(seed: int) -> list[Any]:
     (run,) = little.study(methods=[("rwalk", "vanilla", "ewc")[seed % 3]], seeds=1).runs
     run = replace(run, seed=seed, training=Training(steps=2, batch=8))
     (row,) = Study((run,), "none", executor="here").execute()
-    return [row["accuracy"], row["stopped"]]
+    return [row.accuracy, row.stopped]
 
 
 @pytest.mark.parametrize("work", [classifier_of, rows_of])

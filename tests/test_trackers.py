@@ -23,12 +23,11 @@ import own_trackers
 import readers
 from rwalk import InputError, cli
 from rwalk.studies import trackers
-from rwalk.studies.curves import Curves
-from rwalk.studies.specs import RunSpec, steps_of
+from rwalk.studies.logs import Curves
+from rwalk.studies.specs import RunSpec, steps_of, to_json
 from rwalk.studies.store import Store
 from rwalk.studies.study import Study
-from rwalk.studies.trackers import Subject, tracking
-from rwalk.studies.trackers.tracking import Tracking
+from rwalk.studies.trackers import Subject, Tracking, base
 
 OPTIONS = ["--methods=vanilla,rwalk", "--seeds=2", "--steps=5", "--workers=2", "--quiet", "--out=study"]
 Rwalk = Callable[..., tuple[int, str, str]]
@@ -128,18 +127,18 @@ def tool(request: pytest.FixtureRequest) -> str:
 
 def compare(shown: readers.Study, rows: list[Any]) -> None:
     """All that rows say is shown, exactly once."""
-    assert shown.runs.keys() == {row["hash"][:8] for row in rows}, "one run per row, and none for the references"
+    assert shown.runs.keys() == {row.hash[:8] for row in rows}, "one run per row, and none for the references"
     for row in rows:
-        run, tasks = shown.runs[row["hash"][:8]], len(row["accuracy"]["single"])
+        run, tasks = shown.runs[row.hash[:8]], row.tasks
         for head in ("single", "multi"):
-            for measure, value in row[head].items():
+            for measure, value in to_json(row.measures(head)).items():
                 assert run.values[f"{head}/{measure}"] == [(tasks, pytest.approx(value, rel=1e-6))]
             for task in range(tasks):
-                column = [(k + 1, pytest.approx(row["accuracy"][head][k][task])) for k in range(task, tasks)]
+                column = [(k + 1, pytest.approx(row.accuracy[head][k][task])) for k in range(task, tasks)]
                 assert run.values[f"{head}/task {task + 1}"] == column
-        assert run.settings["method"] == row["method"] and float(run.settings["seed"]) == row["seed"]
+        assert run.settings["method"] == row.method and float(run.settings["seed"]) == row.seed
         assert run.settings["stream.dataset"] == "digits" and float(run.settings["training.steps"]) == 5
-        assert row["lam"] == 0 or float(run.settings["lam"]) == row["lam"]
+        assert row.lam == 0 or float(run.settings["lam"]) == row.lam
 
 
 def losses(shown: readers.Study) -> dict[str, list[tuple[int, Any]]]:
@@ -172,7 +171,7 @@ def test_an_export_shows_what_tracking_would_have_shown_once(tool: str, rwalk: R
     rows, shown = Store(folder).rows(), read(folder)
     compare(shown, rows)
     curves = Curves(folder)
-    for run in Study.from_json(Store(folder).study()).runs:
+    for run in Store(folder).study().runs:
         assert losses(shown)[run.hash()[:8]] == curves.of(run) and curves.of(run)[-1][0] == 25
     for _ in range(2):
         _, out, _ = rwalk("export", "study", f"--to={tool}")
@@ -185,7 +184,7 @@ def test_a_run_that_was_trained_again_replaces_its_older_self(tool: str, rwalk: 
     assert rwalk("run", *OPTIONS)[0] == 0
     assert "4 of 4 runs added" in rwalk("export", "study", f"--to={tool}")[1]
     rows = Store(folder).rows()
-    rows[2]["made"]["numerics"] = 99
+    rows[2] = replace(rows[2], made=replace(rows[2].made, numerics=99))
     with Store(folder).opened(Store(folder).study()) as store:
         store.settle(rows)
     assert "1 of 4 runs added" in rwalk("export", "study", f"--to={tool}")[1]
@@ -277,14 +276,14 @@ def test_a_tracker_that_fails_is_dropped_with_one_warning(
     assert f"`rwalk export {folder} --to diary` shows it later" in warning
     healthy = own_trackers.Diary(Subject.of(folder, study.describe()))
     there = len(own_trackers.read(folder))
-    assert there < 4 and tracking.export(healthy, rows, Curves(folder)) == 4 - there
-    assert own_trackers.read(folder).keys() == {row["hash"] for row in rows}
+    assert there < 4 and trackers.export(healthy, rows, Curves(folder)) == 4 - there
+    assert own_trackers.read(folder).keys() == {row.hash for row in rows}
 
 
 def test_a_tracker_that_hangs_holds_nothing_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tracking, "PATIENCE", 0.2)
+    monkeypatch.setattr(base, "PATIENCE", 0.2)
     study = little.study(methods=["vanilla"], seeds=1)
     with caplog.at_level("WARNING"):
         rows = tracked(study, tmp_path / "study", own_trackers.Hanging)

@@ -52,7 +52,7 @@ def forgetting() -> None:
     for method, label, colour in (("vanilla", "no protection", LEFT), ("rwalk", "held by RWalk", HELD)):
         settings = {"method": method, "training": training, "measure_every": every}
         found = rows([RunSpec(stream, seed=seed, **settings) for seed in SEEDS])
-        within = np.array([row["within"]["single"] for row in found], dtype=float)[..., 0]  # on the first task
+        within = np.array([row.within["single"] for row in found], dtype=float)[..., 0]  # on the first task
         curves = 100 * within.reshape(len(found), -1)
         x = every * np.arange(1, curves.shape[1] + 1)
         axes.plot(x, curves.mean(0), color=colour, label=label)
@@ -77,7 +77,7 @@ def intransigence() -> None:
         for seed in SEEDS
     ]
     found = rows(runs, reference="final")
-    measures = np.array([[row["single"][name] for name in ("F", "I")] for row in found])
+    measures = np.array([[row.single.F, row.single.I] for row in found])
     lost, refused = measures.reshape(len(strengths), len(SEEDS), 2).mean(1).T
     _, axes = plt.subplots(figsize=(8, 3.8), layout="constrained")
     for values, label, colour in ((lost, "forgetting", LEFT), (refused, "intransigence", HELD)):
@@ -127,7 +127,7 @@ def single_head() -> None:
     _, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained", width_ratios=[1.3, 1])
     asked = (("multi", "which of its task's two?", HELD), ("single", "which of all so far?", LEFT))
     for head, label, colour in asked:
-        accuracies = np.array([row["accuracy"][head] for row in found], dtype=float)
+        accuracies = np.array([row.accuracy[head] for row in found], dtype=float)
         curve = 100 * rwalk.metrics.average_accuracies(accuracies).mean(0)
         left.plot(range(1, 6), curve, marker="o", color=colour, label=label)
         _say(left, 5, curve[-1], colour)

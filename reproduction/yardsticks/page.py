@@ -18,7 +18,7 @@ from rwalk.files import write_atomically
 from rwalk.report.statistics import Mean
 from rwalk.report.summary import mean_and_deviation
 from rwalk.studies import provenance
-from rwalk.studies.store import Row
+from rwalk.studies.rows import Row
 
 INITIAL = (
     "How a network begins, which the paper does not say, is worth about two points: table 1 in the appendix of "
@@ -82,7 +82,7 @@ def results_of(experiment: Experiment, rows: dict[str, Row]) -> list[Result]:
             run = cell.run_of(seed)
             row = rows.get(run.hash())
             if row is not None:
-                a = row[cell.head]["A"]
+                a = row.measures(cell.head).A
                 key = run.stream.order_seed if cell.orders else seed
                 groups.setdefault(key, []).append(np.nan if a is None else 100 * a)
         means = tuple(float(np.mean(each)) for each in groups.values())
@@ -114,7 +114,7 @@ def blocks(rows: dict[str, Row]) -> dict[str, Iterator[str]]:
 
 def _section(experiment: Experiment, results: Sequence[Result], rows: dict[str, Row]) -> Iterator[str]:
     ours = {run.hash() for run in runs_of(experiment)}
-    made_here = [row for row in rows.values() if row["hash"] in ours]
+    made_here = [row.made for row in rows.values() if row.hash in ours]
     if not made_here:
         yield f"Not run yet: `python -m reproduction {experiment.name}`."
         return

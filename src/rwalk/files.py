@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -48,15 +49,26 @@ def replacing(path: Path) -> Iterator[Path]:
     _flush_folder(path.parent)
 
 
+@contextmanager
+def folder_beside(beside: Path) -> Iterator[Path]:
+    """A folder for another library's temporary files; the next writer removes it if this process is killed."""
+    folder = beside.with_name(f"{beside.name}.d")
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _clear(path: Path, beside: Path) -> None:
     """Remove temporary files that earlier writers of this path have left, by the file system's own clock."""
-    ours = re.compile(rf"\.{re.escape(path.name)}\.\d+\.[0-9a-f]{{8}}")
+    ours = re.compile(rf"\.{re.escape(path.name)}\.\d+\.[0-9a-f]{{8}}(\.d)?")
     with suppress(OSError):
         now = beside.stat().st_mtime
         with os.scandir(path.parent) as entries:
             for entry in islice(entries, LOOKED_AT):
                 if ours.fullmatch(entry.name) and now - entry.stat(follow_symlinks=False).st_mtime > LEFT:
-                    os.unlink(entry)
+                    shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
 
 
 def _flush_folder(folder: Path) -> None:

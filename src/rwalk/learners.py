@@ -2,7 +2,7 @@
 
 Most parts are the plain ones. `rwalk` is a method; `rwalk-S` the same with a memory; iCaRL a loss with its own
 classifier; GEM a projector; ridge regression a solver, which needs no gradient. None of them is a new class of
-learner, and the training loop knows none of them by name.
+learner, and the training loop names none of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LAMS = (0.0, 0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)  # tried where λ is to be c
 
 @dataclass(frozen=True)
 class Learner:
-    """What the training loop needs to know about an algorithm."""
+    """An algorithm, as the training loop uses it."""
 
     method: Method = Vanilla()  # noqa: RUF009 - frozen, and without state of its own
     memory: MemorySpec | None = None
@@ -112,7 +112,7 @@ def as_used(part: Any, memory: MemorySpec | None) -> MemorySpec | None:
         return None
     own = getattr(part, "replay", None)
     if memory is not None and memory.is_reservoir and own not in (None, memory.replay):
-        raise InputError(f"{part.name} does not replay a reservoir: run it by itself, with another sampler")
+        raise InputError(f"{part.name} does not replay a reservoir: run it alone, with another sampler")
     return memory if memory is None or own in (None, memory.replay) else replace(memory, replay=own)
 
 

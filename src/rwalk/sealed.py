@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rwalk.errors import InputError, first_line
-from rwalk.files import parse_json, replacing
+from rwalk.files import folder_beside, parse_json, replacing
 
 DTYPES = {
     "F64": torch.float64,
@@ -64,8 +65,10 @@ def _save(path: Path, tensors: Mapping[str, Tensor], about: dict[str, str]) -> N
     try:
         with replacing(path) as beside:
             rights = beside.stat().st_mode  # safetensors makes a file that only its owner may read
-            save_file(dict(tensors), beside, about)
-            beside.chmod(rights)
+            with folder_beside(beside) as folder:  # where safetensors leaves its own file if it is killed
+                save_file(dict(tensors), folder / path.name, about)
+                (folder / path.name).chmod(rights)
+                os.replace(folder / path.name, beside)
     except SafetensorError as error:
         raise InputError(f"cannot write {path}: {first_line(error)}") from error
     except OSError as error:

@@ -32,7 +32,7 @@ class Training:
 
     @classmethod
     def online(cls, **others: Any) -> Training:
-        """Every example is seen once, ten at a time, but for the few that fill up a task's last batch.
+        """Every example is used once, ten at a time; a few fill up a task's last batch.
 
         >>> Training.online(lr=0.1, optimizer="sgd").steps_of(125)
         13

@@ -171,7 +171,7 @@ def study(data: bytes) -> None:
     store = Store(FOLDER / "study")
     store.folder.mkdir(exist_ok=True)
     store.study_file.write_bytes(data)
-    Study.from_json(store.study())
+    Study.of(store.study())
 
 
 def npz(data: bytes) -> None:
@@ -283,7 +283,7 @@ LOADERS: dict[str, tuple[Callable[[bytes], None], list[bytes]]] = {
     "guard": (guard, guards()),
     "classifier": (classifier, classifiers()),
     "rows": (rows, [b'{"hash": "x", "method": "pi", "lam": 1.0, "seed": 0}\n']),
-    "study": (study, [json.dumps(little.study(seeds=1).describe()).encode()]),
+    "study": (study, [json.dumps(little.study(seeds=1).describe().to_json()).encode()]),
     "npz": (npz, [arrays()]),
     "table": (
         table,

@@ -33,6 +33,7 @@ from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
 from rwalk.files import write_atomically
 from rwalk.report.statistics import Mean
+from rwalk.studies.rows import Made, Measures, Row
 from rwalk.studies.specs import RunSpec, StreamSpec, passes_of
 from rwalk.training import Training
 
@@ -47,22 +48,26 @@ def setting(head: str = "single", seeds: int = 2) -> Setting:
     return Setting(RunSpec(StreamSpec("digits")), head, trainings, grid, seeds)
 
 
-def rows(of: Setting, score: Any) -> list[dict[str, Any]]:
+def row(run: RunSpec, single: float | None = None, multi: float | None = None) -> Row:
+    """A row with nothing but A."""
+    measures = {"single": Measures(single, None, None), "multi": Measures(multi, None, None)}
+    return Row(accuracy={}, stopped=None, made=Made(), spec=run, hash=run.hash(), lam=0.0, **measures)
+
+
+def rows(of: Setting, score: Any) -> list[Row]:
     """Rows whose accuracies `score` makes up: (steps, method, λ, seed) → (single, multi), with all seeds."""
-    found: list[dict[str, Any]] = []
+    found: list[Row] = []
     for run in (replace(scout, seed=seed) for scout in of.scouts() for seed in range(of.seeds)):
         single, multi = score(run.training.steps, run.method, run.numbers.get("lam"), run.seed)
-        found.append({"spec": run.to_json(), "method": run.method, "single": {"A": single}, "multi": {"A": multi}})
+        found.append(row(run, single, multi))
     return found
 
 
 def raced(of: Setting, score: Any) -> tuple[list[list[RunSpec]], dict[str, Any]]:
     """All rounds of a tuning whose accuracies `score` makes up, run → A, and what it chose."""
-    rounds, found = [list(of.scouts())], []
+    rounds, found = [list(of.scouts())], list[Row]()
     for number in range(race.ROUNDS + 1):
-        found += [
-            {"spec": run.to_json(), "method": run.method, of.head: {"A": score(run)}} for run in rounds[number]
-        ]
+        found += [row(run, **{of.head: score(run)}) for run in rounds[number]]
         rounds.append(race.next_runs(of, found, scouting=number < race.SCOUTING))
         if not rounds[-1]:
             break
@@ -206,7 +211,7 @@ def test_what_follows_another_setting_is_trained_like_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(budgets, "FILE", own)
     (run,) = budgets.setting_of("digits-ewc").scouts()
     assert (run.network, run.training.steps, run.method) == ("mlp-normal", 9, "ewc")
-    rows = [{"spec": run.to_json(), "method": "ewc", "single": {"A": 0.5}}]
+    rows = [row(run, 0.5)]
     said = budgets.decide("digits-ewc", rows, own)
     assert said.startswith("chosen: 9 steps")
     with budgets.taken_from(own):
@@ -290,10 +295,11 @@ def test_a_row_that_leaves_out_a_default_counts_with_those_that_name_it() -> Non
     alphas: tuned.Grid = {"rwalk": tuned.numbers(lam=(1.0,), alpha=(0.9, 0.1), eps=(1e-3,))}
     of = replace(setting(), grid=alphas, trainings=(Training(steps=5),))
     found = [
-        {"spec": run.to_json(), "method": run.method, "single": {"A": 0.5 + 0.1 * run.seed}}
+        row(run, 0.5 + 0.1 * run.seed)
         for run in (replace(scout, seed=seed) for scout in of.scouts() for seed in (0, 1))
     ]
-    assert found[0]["spec"]["numbers"].pop("alpha") == 0.9 and found[0]["spec"]["numbers"].pop("eps") == 1e-3
+    assert found[0].spec.numbers == {"lam": 1.0, "alpha": 0.9, "eps": 1e-3}
+    found[0] = replace(found[0], spec=replace(found[0].spec, numbers={"lam": 1.0}))
     assert [tuple(each[-2:]) for each in budgets.choose(of, found)["tried"]] == [(55.0, 2)]
     assert {run.numbers["alpha"] for run in race.next_runs(of, found)} == {0.1}
 
@@ -302,7 +308,7 @@ def test_values_that_are_not_allowed_are_not_tried() -> None:
     alphas: tuned.Grid = {"ewc++": tuned.numbers(lam=(1.0,), alpha=(0.9, 0.1))}
     of = replace(setting(), grid=alphas)
     found = [
-        {"spec": run.to_json(), "method": run.method, "single": {"A": run.numbers["alpha"]}}
+        row(run, run.numbers["alpha"])
         for run in (replace(scout, seed=seed) for scout in of.scouts() for seed in (0, 1))
     ]
     tried = {run.numbers["alpha"] for run in race.next_runs(of, found)}
@@ -348,24 +354,24 @@ def test_an_unknown_setting_is_named() -> None:
 def test_the_budgets_are_what_the_rule_chooses_of_what_was_tried() -> None:
     """Its numbers follow from its scores; that a grid has grown since is said on the page, not here."""
 
-    def training(known: tuned.Setting, how_long: str) -> dict[str, Any]:
+    def training(known: tuned.Setting, how_long: str) -> Training:
         count, unit = how_long.split()
         in_steps = [each for each in known.trainings if each.steps]
-        return asdict(replace(in_steps[0], steps=int(count)) if unit == "steps" else tuned.GEMS_TRAINING)
+        return replace(in_steps[0], steps=int(count)) if unit == "steps" else tuned.GEMS_TRAINING
 
     for name, chosen in budgets.load().items():
         known = tuned.SETTINGS[name]
         rows = [
-            {
-                "method": method,
-                "spec": {
-                    "network": "".join(network) or known.run.network,
-                    "training": training(known, length),
-                    "numbers": numbers,
-                    "seed": seed,
-                },
-                known.head: {"A": a / 100},
-            }
+            row(
+                RunSpec(
+                    network="".join(network) or known.run.network,
+                    method=method,
+                    training=training(known, length),
+                    numbers=numbers,
+                    seed=seed,
+                ),
+                **{known.head: a / 100},
+            )
             for how, method, numbers, a, *seeds in chosen["tried"]
             for length, *network in [how.split(", ")]
             for seed in range(*seeds or (1,))
@@ -427,9 +433,9 @@ def measured(every_row: Measured) -> Measured:
 def test_the_rows_kept_are_those_of_their_experiment(name: str, every_row: Measured) -> None:
     wanted = {run.hash(): run for run in runs_of(EXPERIMENTS[name])}
     rows = every_row.own_rows(name)
-    assert {row["hash"] for row in rows} == set(wanted)
+    assert {row.hash for row in rows} == set(wanted)
     for row in rows:
-        assert wanted[row["hash"]] == replace(RunSpec.from_json(row["spec"]), seed=row["seed"])
+        assert wanted[row.hash] == row.spec
 
 
 def test_the_papers_tables_are_of_one_version_and_a_row_of_another_shows(
@@ -437,8 +443,8 @@ def test_the_papers_tables_are_of_one_version_and_a_row_of_another_shows(
 ) -> None:
     one = measured.one_machine(EXPERIMENTS)
     assert one.startswith("Trained by rwalk ") and one in APPENDIX.read_text()
-    row = measured.own_rows("tableS1")[0]
-    row["made"] = {**row["made"], "commit": "0123456789"}
+    rows = measured._rows_in["tableS1"]
+    rows[0] = replace(rows[0], made=replace(rows[0].made, commit="0123456789"))
     assert not measured.one_machine(EXPERIMENTS)
     assert "1 of 9 rows: rwalk 0.2.0 (0123456789)" in "\n".join(blocks_of_appendix(measured, [])["tableS1"])
     assert not Measured(tmp_path).one_machine(EXPERIMENTS), "nothing was trained"
@@ -467,8 +473,9 @@ def test_a_claim_is_not_judged_on_half_of_its_rows(every_row: Measured, tmp_path
 
 
 def test_seeds_of_one_run_count_together_however_studies_spell_it(measured: Measured) -> None:
-    rows = [row for row in measured.own_rows("table1-mnist") if row["method"] == "rwalk" and row["spec"]["memory"]]
-    rows[0]["spec"]["numbers"] |= {"dt": 10, "fisher": "batch"}
+    rows = [row for row in measured.own_rows("table1-mnist") if row.method == "rwalk" and row.spec.memory]
+    numbers = {**rows[0].spec.numbers, "dt": 10, "fisher": "batch"}
+    rows[0] = replace(rows[0], spec=replace(rows[0].spec, numbers=numbers))
     (summary,) = _by_run(rows).values()
     assert sorted(summary.seeds) == list(range(20))
 

@@ -18,7 +18,7 @@ from rwalk.cli import main
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
 from rwalk.studies import Study
-from rwalk.studies.costs import Costs
+from rwalk.studies.logs import Costs
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.training import Training
 
@@ -93,9 +93,7 @@ def test_what_was_begun_as_one_goes_on_as_one(tables: tuple[str, str], monkeypat
     assert len(kept.splitlines()) == 6
     Path("results/tableS1/runs.jsonl").write_text("")
     with monkeypatch.context() as patch:
-        patch.setattr(
-            Study, "_train_missing", lambda self, missing, *_: pytest.fail(str(missing)) if missing else None
-        )
+        patch.setattr(Study, "_executor", lambda self, *_: pytest.fail("runs are missing"))
         assert reproduce(monkeypatch, *tables) == 0, "no run is trained twice"
     assert len(rows_in("results/tableS1")) == 4 and not Path("results/together").exists()
 
@@ -117,7 +115,7 @@ def test_references_are_of_each_run_and_survive_the_file(tables: tuple[str, str]
     assert {spec.seed for spec in pool.references()} == {0, 1} and len(pool.references()) == 2
     rwalk = [run for run in pool.runs if run.method == "rwalk"]
     assert pool.references(rwalk) == []
-    again = Study.from_json(json.loads(json.dumps(pool.describe())))
+    again = Study.from_json(pool.describe().to_json())
     assert (again.reference, again.hash()) == (pool.reference, pool.hash())
     with pytest.raises(InputError, match="1 references for 6 runs: give one, or one each"):
         replace(pool, reference=("final",))

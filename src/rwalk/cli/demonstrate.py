@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rwalk.studies.store import Row
+    from rwalk.studies.rows import Row
 
 
 def show(rows: list[Row], folder: Path) -> None:
@@ -26,7 +26,7 @@ def show(rows: list[Row], folder: Path) -> None:
     from rwalk.showing import shown
 
     console = Console(highlight=False)
-    ways = story.ways(summarise(rows))
+    ways = story.ways(summarise([row.to_json() for row in rows]))
     console.print(f"{story.setting(ways)}\n")
     console.print(table(ways))
     console.print(f"\n[bold]{story.sentence(ways)}[/bold] {story.of_all(ways)}\n")

@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rwalk.studies.store import Row
+    from rwalk.studies.rows import Row
 
 
 def show(rows: list[Row], folder: Path) -> None:
     """What a study found, and what was written; the demonstration has a way of its own."""
     from rwalk.cli import demonstrate
     from rwalk.demonstration.runs import are_all_in
-    from rwalk.studies.rows import as_shown
 
-    (demonstrate.show if are_all_in(rows) else _show_tables)([as_shown(row) for row in rows], folder)
+    (demonstrate.show if are_all_in(rows) else _show_tables)([row.shown() for row in rows], folder)
 
 
 def _show_tables(rows: list[Row], folder: Path) -> None:
@@ -29,16 +28,16 @@ def _show_tables(rows: list[Row], folder: Path) -> None:
     from rwalk.studies.provenance import mixture
 
     console = Console()
-    summaries = summarise(rows)
-    if said := mixture(rows):
+    summaries = summarise([row.to_json() for row in rows])
+    if said := mixture(row.made for row in rows):
         console.print(escape(said), style="yellow", highlight=False)
     heads = ["single"] if heads_agree(summaries) else ["single", "multi"]
     for head in heads:
         console.print(result_table(summaries, head, BOTH if len(heads) == 1 else ""))
     for row in rows:
-        if row["stopped"]:
-            reason = escape(row["stopped"])
-            console.print(f"[red]stopped[/red]: {escape(row['method'])}, seed {row['seed']}: {reason}")
+        if row.stopped:
+            reason = escape(row.stopped)
+            console.print(f"[red]stopped[/red]: {escape(row.method)}, seed {row.seed}: {reason}")
     written = "study.json, runs.jsonl"
     try:
         from rwalk.report.figures import HEAD_NAMES, Block, accuracy_over_time

@@ -1,4 +1,4 @@
-"""Running a study with its displays: train what is missing, and when interrupted say how to resume."""
+"""Run a study with its displays; after an interruption print the command that resumes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from rwalk.cli.options import say, to_stderr
 if TYPE_CHECKING:
     from rwalk.models import Keeper
     from rwalk.studies import Study
-    from rwalk.studies.store import Row, Store
+    from rwalk.studies.rows import Row, Rows
+    from rwalk.studies.store import Store
 
 
 SAME_COMMAND = "the same command"
@@ -45,7 +46,7 @@ def run_and_show(
     keep: str = "",
     go_on: str = "",
 ) -> None:
-    """Run what is missing, and print all rows: as tables, or as JSON; `keep` says which models stay."""
+    """Train the missing runs, and print all rows as tables or as JSON; `keep` names the models that stay."""
     keeper = None
     if keep or (store.folder / "models").exists():
         from rwalk.models import Keeper  # with all of scikit-learn
@@ -56,7 +57,7 @@ def run_and_show(
     rows = execute(study, store, show=visible, go_on=go_on, track=track, remarks=remarks, keeper=keeper)
     models = [] if keeper is None else keeper.settle(rows)
     if as_json:
-        said = {"rows": [_public(row) for row in rows], "study": study.describe()}
+        said = {"rows": [_public(row) for row in rows], "study": study.describe().to_json()}
         said |= {"models": [str(path) for path in models]} if keeper else {}
         print(json.dumps(said, default=list))
         return
@@ -66,7 +67,7 @@ def run_and_show(
 
 
 def remarks_on(study: Study, keep: str) -> list[str]:
-    """What is worth knowing before a study begins."""
+    """Remarks to print before a study begins."""
     said = []
     if any(len(study.stream(stream)) == 1 for stream in {run.stream for run in study.runs}):
         said.append("there is only one task, so nothing can be forgotten: see --classes-per-task, --tasks")
@@ -93,8 +94,8 @@ def execute(
     track: str = "",
     remarks: Sequence[str] = (),
     keeper: Keeper | None = None,
-) -> list[Row]:
-    """Run what is missing, with progress displayed; `known` rows of other studies, by hash, are not run again.
+) -> Rows:
+    """Train the missing runs, with progress displayed; `known` rows of other studies, by hash, are reused.
 
     `go_on` names the command that resumes after an interruption, if it is not `rwalk resume`; `track` names
     trackers; `remarks` are printed once nothing is wrong with the study.
@@ -104,17 +105,14 @@ def execute(
     from rich.console import Console
 
     from rwalk.report.live import Lines, Live
-    from rwalk.studies import commands
-    from rwalk.studies.costs import Costs
-    from rwalk.studies.curves import Curves
     from rwalk.studies.events import Event
-    from rwalk.studies.interrupts import Interrupts
+    from rwalk.studies.logs import Costs, Curves, note_command
     from rwalk.studies.provenance import strangers
     from rwalk.studies.specs import steps_of
-    from rwalk.studies.trackers.tracking import Tracking
-    from rwalk.studies.workers import WorkerDied
+    from rwalk.studies.trackers import Tracking
+    from rwalk.studies.workers import Interrupts, WorkerDied
 
-    study.prepare()  # whatever is wrong with it is reported before anything is written
+    study.prepare()  # its errors come before the first write
     for line in remarks if show else ():
         to_stderr(line)
     record = study.describe()
@@ -124,12 +122,12 @@ def execute(
         shared = [row for key, row in study.current((known or {}).values()).items() if key not in there]
         if shared:
             store.add(*shared)
-            there |= {row["hash"]: row for row in shared}
+            there |= {row.hash: row for row in shared}
             for line in strangers(shared, study.device):
                 to_stderr(line)
         todo = study.missing(there, only)
         if todo:
-            commands.note(store.folder, as_typed())
+            note_command(store.folder, as_typed())
         console = Console(stderr=True)
         tracking = Tracking(
             trackers, Curves(store.folder), lambda run, task: steps_of(run, study.stream(run.stream), task)
@@ -179,12 +177,12 @@ def as_typed() -> str:
 
 
 def resume_command(study: Study, store: Store) -> str:
-    """The command that resumes a study: study.json says neither where the data are nor which code to trust."""
+    """The command that resumes a study: study.json names neither the data's folder nor trusted code."""
     words = ["rwalk", "resume", str(store.folder)]
     words += [] if study.data is None else ["--data", str(study.data)]
     words += [] if study.executor == "local" else ["--executor", study.executor]
     return shlex.join([*words, *trust.options(trust.named_by(study.runs))])
 
 
-def _public(row: Row) -> Row:
-    return {key: value for key, value in row.items() if key not in ("hash", "spec")}
+def _public(row: Row) -> dict[str, object]:
+    return {key: value for key, value in row.to_json().items() if key not in ("hash", "spec")}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +11,7 @@ from rwalk.cli.options import say
 from rwalk.errors import InputError
 
 if TYPE_CHECKING:
+    from rwalk.studies.rows import Description
     from rwalk.studies.trackers import Tracker
 
 
@@ -21,9 +21,9 @@ def export(
 ) -> None:
     """Show a study's finished runs in a tracker; those that are already there are not added again."""
     from rwalk.cli import trust
-    from rwalk.studies.curves import Curves
+    from rwalk.studies.logs import Curves
     from rwalk.studies.store import Store
-    from rwalk.studies.trackers.tracking import export as export_to
+    from rwalk.studies.trackers import export as export_to
 
     trust.let_import(to.split(","))
     store = Store(folder)
@@ -36,7 +36,7 @@ def export(
         say(f"{tracker.name}: {added} of {len(rows)} runs added, the others were there already")
 
 
-def named(names: str, folder: Path, record: Mapping[str, Any]) -> list[Tracker]:
+def named(names: str, folder: Path, record: Description) -> list[Tracker]:
     """The trackers in a comma-separated list, for the study in this folder."""
     from rwalk.studies import trackers
 

@@ -185,7 +185,7 @@ def merge(
 
 def _in_parts(trained: Trained, source: Source, executor: str, workers: int | None) -> Learned:
     from rwalk.models import learn_in_parts
-    from rwalk.studies.interrupts import Interrupts
+    from rwalk.studies.workers import Interrupts
 
     with Interrupts() as interrupts:
         try:

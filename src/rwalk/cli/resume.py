@@ -44,15 +44,13 @@ def resume(
     """Resume an interrupted study, exactly where it stopped."""
     from rwalk.studies import Study
     from rwalk.studies.store import Store
-    from rwalk.studies.study import runs_of
 
     store = Store(folder)
     record = store.study()
-    trust.check(folder, runs_of(record), trusted or ())  # before the study is made: that imports what it names
+    trust.check(folder, record.runs, trusted or ())  # before the study is made: that imports what it names
     trust.let_import(trusted or ())
-    began = record.get("environment")
-    where = device or (str(began.get("device", "auto")) if isinstance(began, dict) else "auto")
-    study = Study.from_json(
+    where = device or (record.environment or {}).get("device", "auto")
+    study = Study.of(
         record,
         data=data,
         device=chosen_device(where),

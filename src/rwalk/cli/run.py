@@ -212,7 +212,7 @@ def run(
         calibration=calibration,
     )
     if replay and base.memory is None:
-        raise InputError("--replay says how exemplars are replayed: give --memory or --memory-total too")
+        raise InputError("--replay needs exemplars: give --memory or --memory-total too")
     if beside is not None and base.memory is None:
         raise InputError("--beside counts the exemplars added to a batch: give --memory or --memory-total too")
     runs = sweep.runs(base, names, seeds, lam, penalty, settings or ())
@@ -234,7 +234,7 @@ def run(
         tuple(runs), reference, data, where, workers, checkpoint_every=checkpoint_every, executor=executor
     )
     remarks += execute.remarks_on(study, keep)
-    hashed = f"{Path(name.replace(':', '-')).name}-{study.describe()['hash'][:8]}"
+    hashed = f"{Path(name.replace(':', '-')).name}-{study.hash()[:8]}"
     folder = out or Path("rwalk-studies") / hashed
     study, store = execute.placed(study, folder, join)
     go_on = execute.SAME_COMMAND if join else ""

@@ -91,7 +91,7 @@ def _value(method: str, name: str, text: str) -> Any:
                 return number(text)
             except ValueError:
                 continue
-    return text  # what it must be is said where it is used
+    return text  # its user checks it
 
 
 def _float(text: str, option: str) -> float:

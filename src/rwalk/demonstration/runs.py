@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec, StreamSpec
-from rwalk.studies.store import Row
 from rwalk.training import Training
 
 TASKS, SEEDS, EPOCHS = 5, 3, 20
@@ -45,4 +45,4 @@ def runs() -> tuple[RunSpec, ...]:
 
 def are_all_in(rows: Collection[Row]) -> bool:
     """Whether these rows are the demonstration's, no more and no fewer."""
-    return {row["hash"] for row in rows} == {run.hash() for run in runs()}
+    return {row.hash for row in rows} == {run.hash() for run in runs()}

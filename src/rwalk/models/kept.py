@@ -25,11 +25,11 @@ from rwalk.errors import InputError, unknown
 from rwalk.files import parse_json, replacing, write_atomically
 from rwalk.solvers import Solver
 from rwalk.studies.events import Event, RowDone
+from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec
 
 WHICH = ("best", "all")
 INDEX = "models.json"
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ class Keeper:
 
     def wanted(self, rows: Iterable[Row]) -> list[Row]:
         """Those of these rows whose models are kept."""
-        sound = [row for row in rows if row["single"]["A"] is not None and not row["stopped"]]
+        sound = [row for row in rows if row.single.A is not None and not row.stopped]
         sound = [row for row in sound if refusal(trained_as(row)) is None]
         if self.which == "all":
             return sound
         best: dict[str, Row] = {}
-        for row in sorted(sound, key=lambda row: (-row["single"]["A"], row["hash"])):
-            best.setdefault(row["method"], row)
-        return [row for row in sound if row is best[row["method"]]]
+        for row in sorted(sound, key=lambda row: (-(row.single.A or 0.0), row.hash)):
+            best.setdefault(row.method, row)
+        return [row for row in sound if row is best[row.method]]
 
     def begin(self) -> None:
         """Record the choice, so that a resumed study keeps the same models."""
@@ -95,12 +95,12 @@ class Keeper:
     def settle(self, rows: Sequence[Row]) -> list[Path]:
         """The study is complete: delete what is not wanted, and list what is kept."""
         wanted = self.wanted(rows)
-        kept = {row["hash"]: self.path_of(trained_as(row)) for row in wanted}
-        self._drop(row for row in rows if row["hash"] not in kept)
+        kept = {row.hash: self.path_of(trained_as(row)) for row in wanted}
+        self._drop(row for row in rows if row.hash not in kept)
         self._write_index(
             [
-                {"file": kept[row["hash"]].name, "method": row["method"], "lam": row["lam"], "seed": row["seed"],
-                 "A": row["single"]["A"], "hash": row["hash"]}
+                {"file": kept[row.hash].name, "method": row.method, "lam": row.lam, "seed": row.seed,
+                 "A": row.single.A, "hash": row.hash}
                 for row in wanted
             ]
         )  # fmt: skip
@@ -124,21 +124,20 @@ class Pruner:
 
     def __init__(self, keeper: Keeper, rows: Iterable[Row]) -> None:
         self.keeper = keeper
-        self.rows: dict[str, Row] = {row["hash"]: row for row in rows}
+        self.rows: dict[str, Row] = {row.hash: row for row in rows}
 
     def watch(self, event: Event) -> None:
         if isinstance(event, RowDone) and self.keeper.which != "all":
-            self.rows[event.row["hash"]] = event.row
-            rivals = [row for row in self.rows.values() if row["method"] == event.row["method"]]
-            kept = {row["hash"] for row in self.keeper.wanted(rivals)}
-            self.keeper._drop(row for row in rivals if row["hash"] not in kept)
+            self.rows[event.row.hash] = event.row
+            rivals = [row for row in self.rows.values() if row.method == event.row.method]
+            kept = {row.hash for row in self.keeper.wanted(rivals)}
+            self.keeper._drop(row for row in rivals if row.hash not in kept)
             self.rows = {key: row for key, row in self.rows.items() if key in kept or row not in rivals}
 
 
 def trained_as(row: Row) -> RunSpec:
     """The run of a row, with the λ that it chose if it chose one."""
-    spec = RunSpec.from_json(row["spec"])
-    return spec.with_lam(row["lam"]) if spec.seeks_lam else spec
+    return row.spec.with_lam(row.lam) if row.spec.seeks_lam else row.spec
 
 
 def refusal(spec: RunSpec) -> str | None:

@@ -62,8 +62,8 @@ def _map(
 ) -> Iterator[tuple[int, tuple[Trained, int]]]:
     kind = executors.find(executor)
     count = kind.workers_for(len(parts), "cpu", workers or available_cores())
-    with kind.crew(_learn_part, twin, count) as crew:
-        yield from crew.run(parts, lambda number, news: None, stop)
+    with kind(twin, count, stop) as found:
+        yield from found.map(_learn_part, parts, lambda number, news: None)
 
 
 def _learn_part(twin: Trained, part: Part, report: Callable[[Any], None], stop: Stop) -> tuple[Trained, int]:

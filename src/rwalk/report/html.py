@@ -29,6 +29,7 @@ from rwalk.report.summary import summarise
 from rwalk.report.tables import TITLES
 from rwalk.showing import shown
 from rwalk.studies.provenance import mixture
+from rwalk.studies.rows import Made
 
 SCRIPTS = ("model.js", "statistics.js", "charts.js", "plots.js", "figures.js", "table.js", "export.js", "page.js")
 LIVE = "live.js"  # only where a server answers
@@ -81,7 +82,7 @@ def render(
         made=(made or datetime.now(UTC)).strftime("%d %B %Y, %H:%M UTC"),
         version=rwalk.__version__,
         studies=[_study(study) for study in studies],
-        mixture=mixture(rows) if rows else "",
+        mixture=mixture(Made.from_json(row["made"]) for row in rows),
         heads={head: HEAD_NAMES[head] for head in HEADS},
         titles=TITLES,
         sections=parts,

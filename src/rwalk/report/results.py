@@ -11,15 +11,11 @@ from typing import Any
 
 from rwalk.errors import InputError
 from rwalk.showing import all_shown, shown
-from rwalk.studies import commands
-from rwalk.studies.costs import NAME as COSTS
-from rwalk.studies.costs import Costs, Recorded
-from rwalk.studies.curves import NAME as LOSSES
-from rwalk.studies.curves import Curves
-from rwalk.studies.rows import as_shown
+from rwalk.studies.logs import COSTS, LOSSES, Costs, Curves, Recorded, commands
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.store import Row, Store, is_torn, read_rows
+from rwalk.studies.store import Store, is_torn, read_rows
 
+Row = dict[str, Any]
 logger = logging.getLogger(__name__)
 
 
@@ -72,16 +68,16 @@ def read(folder: Path, name: str = "", unfinished: bool = False) -> Results:
     if not rows and not unfinished:
         raise InputError(f"{folder} holds no finished run: there is no row in any *.jsonl file in it")
     stores = [Store(each) for each in sorted({path.parent for path in files} or {folder})]
-    studies = [store.study() for store in stores if store.study_file.exists()]
+    studies = [store.study().to_json() for store in stores if store.study_file.exists()]
     costs: dict[str, Recorded] = {}
     for store in stores:
         costs |= Costs(store.folder).read()
     return Results(
-        [as_shown(row) for row in rows.values()],
+        list(rows.values()),
         all_shown(_environments(studies)),
         frozenset(_planned(studies)),
         name,
-        tuple(dict.fromkeys(shown(command) for store in stores for command in commands.read(store.folder))),
+        tuple(dict.fromkeys(shown(command) for store in stores for command in commands(store.folder))),
         costs,
         tuple(Curves(store.folder) for store in stores),
     )
@@ -123,7 +119,7 @@ def _rows(path: Path) -> list[Row]:
     """The rows of a study, which knows where it was begun, or of a file collected from somewhere."""
     store = Store(path.parent)
     own = path == store.rows_file
-    rows = store.rows() if own else read_rows(path)
+    rows = [row.shown().to_json() for row in (store.rows() if own else read_rows(path))]
     if is_torn(path):
         cure = f": `rwalk resume {path.parent}` trains that run again" if own else ""
         logger.warning("%s ends in the middle of a row, which is left out%s", path, cure)

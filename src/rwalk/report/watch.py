@@ -19,7 +19,7 @@ from rwalk.report import results
 from rwalk.report.html import render, title_of
 from rwalk.report.results import Results
 from rwalk.report.sections import NOTHING, Published
-from rwalk.studies.curves import NAME as LOSSES
+from rwalk.studies.logs import LOSSES
 from rwalk.studies.specs import content_hash
 
 HOST = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Many runs, compared: what they are, where they are trained, how results are stored and what made them."""
+"""Studies: runs, executors that train them, the folder of results, and their provenance."""
 
 from __future__ import annotations
 

@@ -30,26 +30,28 @@ from rwalk.errors import InputError
 from rwalk.files import parse_json, write_atomically
 from rwalk.metrics import HEADS
 from rwalk.sealed import Form
-from rwalk.studies.environment import environment
+from rwalk.studies.provenance import environment
 
 FORMAT = 2
 KEPT = 2
-SHARE = 0.02  # the fraction of the training time that checkpoints may take
-AT_LEAST = 1.0  # seconds of training worth saving
-ASSUMED_SPEED = 1e8  # bytes per second, until the first save has shown the real speed
-LARGEST_RECORD = 1 << 24  # bytes; a record is counters, a few thousand at most
+SHARE = 0.02  # The fraction of the training time that checkpoints may take.
+AT_LEAST = 1.0  # Seconds of training worth saving.
+ASSUMED_SPEED = 1e8  # Bytes per second, until the first save has shown the real speed.
+LARGEST_RECORD = 1 << 24  # Bytes; a record is counters, a few thousand at most.
 
 _NAME = re.compile(r"(\d{4,})-(\d{8,})\.json")
 _NUMBERS = re.compile(r"exemplars\.\d+|held\.examples")
 
 
 class Checkpointer:
-    """Saves a fleet's checkpoints in a folder of its own, and ends the training when it is told to.
+    """Saves a fleet's checkpoints in a folder of its own, and ends the training at a stop.
 
-    identity  what the fleet's results depend on; a checkpoint of another identity is not used
-    every     steps between checkpoints, which are then also made at every task's end; without it, one is made as
-              soon as all of them together cost no more than 2 % of the time
-    stop      asked after every step: whether to save and raise KeyboardInterrupt
+    Args:
+        folder: The folder; None to save nothing.
+        identity: A hash of everything that the results depend on. A checkpoint of another identity is not used.
+        every: Steps between checkpoints, which are then also made at every task's end. Without it, one is made as
+            soon as all of them together cost no more than 2 % of the time.
+        stop: Checked after every step. Where it is true, the fleet is saved and KeyboardInterrupt is raised.
     """
 
     def __init__(
@@ -106,11 +108,13 @@ class Checkpointer:
     def save(self, fleet: Fleet) -> None:
         begun = time.monotonic()
         if self.folder is not None:
+            if not (study := self.folder.parents[1]).is_dir():  # saving must not bring a part of it back
+                raise InputError(f"{study} was removed while its runs were trained: the same command begins again")
             try:
                 how = self.executed(fleet)
                 try:
                     save(self.folder, fleet, self.identity, how)
-                except FileNotFoundError:  # who took the run over from us has finished it, and cleared up
+                except FileNotFoundError:  # another process took the run over, finished it, and cleared up
                     save(self.folder, fleet, self.identity, how)
             except OSError as error:
                 raise InputError(
@@ -134,7 +138,7 @@ def _size(fleet: Fleet) -> int:
 
 
 def save(folder: Path, fleet: Fleet, identity: str, execution: str) -> None:
-    """Write a checkpoint, then drop all but the last two; `execution` says how its steps were executed."""
+    """Write a checkpoint, then drop all but the last two; `execution` names how its steps were executed."""
     snapshot = snapshots.take(fleet)
     tensors, counters = snapshot.tensors(), snapshot.counters()
     if _unsound(fleet, tensors, counters["stopped"]) is not None:
@@ -158,7 +162,7 @@ def save(folder: Path, fleet: Fleet, identity: str, execution: str) -> None:
 def load(record: Path, fleet: Fleet, identity: str) -> Mapping[str, str]:
     """Restore a fleet from a checkpoint, if every length, name, type, shape and number in it fits this fleet.
 
-    Returns the environment it was written in. Whatever is wrong raises InputError and leaves the fleet unchanged.
+    Returns the environment it was written in. An error leaves the fleet unchanged.
     """
     try:
         content = _content(record, identity)
@@ -186,7 +190,7 @@ def _listed(folder: Path) -> list[Path]:
         return []
 
 
-# ── what is read is checked before it is used, and its size before it is read ───────────────────────────────────
+# ── checks of files: sizes before they are read, values before they are used ───────────────────────────────────
 
 
 class _Damaged(Exception):
@@ -291,7 +295,7 @@ def _expected(fleet: Fleet, counters: Mapping[str, Any]) -> dict[str, Form]:
 
 
 def _states(fleet: Fleet, tasks: int, step: int) -> dict[str, dict[str, Tensor]]:
-    """What the method and the loss hold after so many tasks and steps: tensors without values.
+    """The states of the method and the loss after so many tasks and steps, as tensors without values.
 
     Found by running them on a θ without values (the device "meta"), which takes no memory.
     """
@@ -311,7 +315,7 @@ def _states(fleet: Fleet, tasks: int, step: int) -> dict[str, dict[str, Tensor]]
 
 
 def _stored(fleet: Fleet) -> dict[str, tuple[int, ...]]:
-    """The shape of what the loss stores with every exemplar."""
+    """The shapes of the tensors that the loss stores with every exemplar."""
     if not fleet.loss.keeps:
         return {}
     features, logits = evaluation.outputs(fleet, torch.zeros(fleet.runs, 1, dtype=torch.int64))

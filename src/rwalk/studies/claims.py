@@ -1,7 +1,7 @@
 """Claims in a shared folder: who works on what, with leases that are renewed.
 
 A claim is a file that only one process can create (O_EXCL, which works on NFS and on Windows). Its owner changes
-it five times per lease. A process that sees it unchanged for the length of a lease may take it over: claims are
+it five times per lease. A process that finds it unchanged for the length of a lease may take it over: claims are
 numbered, and only one process can create the next. An owner that was merely slow just continues: two processes
 then do the same work, and write the same result.
 
@@ -29,10 +29,10 @@ from typing import Any, Self
 from rwalk.errors import InputError
 from rwalk.files import parse_json, write_atomically
 
-CLAIMS = "claims"  # the folder of claims in a study's
-LEASE = 60.0  # seconds without a sign of life after which a claim may be taken over; RWALK_LEASE sets it
-BEATS = 5  # signs of life per lease
-LONGEST = 1 << 16  # bytes of a claim that are read
+CLAIMS = "claims"  # The folder of claims in a study's.
+LEASE = 60.0  # Seconds without a sign of life after which a claim may be taken over; RWALK_LEASE sets it.
+BEATS = 5  # Signs of life per lease.
+LONGEST = 1 << 16  # Bytes of a claim that are read.
 
 _NAME = re.compile(r"([\w-]+)\.(\d{1,18})")
 
@@ -49,7 +49,7 @@ def lease_seconds() -> float:
 
 
 class Claims:
-    """The claims in a folder, as one process sees them."""
+    """One process's view of the claims in a folder."""
 
     def __init__(self, folder: Path, lease: float | None = None) -> None:
         self.folder = folder
@@ -128,7 +128,7 @@ class Claim:
         self._heart = threading.Thread(target=self._beat, name=f"claim {path.name}", daemon=True)
 
     def create(self) -> bool:
-        """False, if somebody has it."""
+        """False if another process has it."""
         try:
             handle = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         except FileExistsError:
@@ -160,13 +160,13 @@ class Claim:
     def _beat(self) -> None:
         while not self._ended.wait(self._period):
             if not self._mine():
-                return  # it was slow, and somebody took over: there is nothing to keep alive any more
+                return  # it was slow, and another process took over
             self._beats += 1
             with suppress(OSError):  # a busy file on Windows, a network that is away: the next beat may succeed
                 write_atomically(self._path, self._content())
 
     def _mine(self) -> bool:
-        """Whether nobody has taken it over; a file that cannot be read just now may still be ours."""
+        """Whether the claim is still ours; an unreadable file may be."""
         found = _content(self._path)
         return os.path.lexists(self._path) if found is None else _read(found).get("owner") == self._owner
 
@@ -204,5 +204,5 @@ def _read(content: bytes) -> dict[str, Any]:
 
 
 def read_claim(path: Path) -> dict[str, Any]:
-    """What a claim says; nothing, if it is gone or just being written."""
+    """The content of a claim; empty if it is gone or just being written."""
     return _read(_content(path) or b"")

@@ -11,29 +11,29 @@ import numpy as np
 
 from rwalk.metrics import HEADS
 from rwalk.studies import numerics, provenance
-from rwalk.studies.specs import RunSpec
-from rwalk.studies.store import Row, Store
+from rwalk.studies.rows import Row
+from rwalk.studies.specs import flat, to_json
+from rwalk.studies.store import Store
 
-Spec = Mapping[str, Any]
 Flat = dict[str, str]  # a setting's dotted name → its value, as JSON
 
 
 def compare(a: Store, b: Store) -> list[str]:
     """One line per difference; none if the studies hold the same results."""
     first, second = a.study(), b.study()
-    specs = ([RunSpec.from_json(run).to_json() for run in each["runs"]] for each in (first, second))
+    specs = ([_texts(run.to_json()) for run in each.runs] for each in (first, second))
     settings = list(_settings(*specs))
     changed = {name for name, one, other in settings if len(one) == len(other) == 1}
     lines = [f"setting {name}: {_listed(one)} → {_listed(other)}" for name, one, other in settings]
     for part in ("reference", "data", "environment"):
-        one, other = _flat(first.get(part), part), _flat(second.get(part), part)
+        one, other = (_texts(to_json(getattr(each, part)), part) for each in (first, second))
         lines += [
             f"{name}: {one.get(name, 'absent')} → {other.get(name, 'absent')}"
             for name in dict.fromkeys([*one, *other])
             if one.get(name) != other.get(name)
         ]
     ours, theirs = a.rows(), b.rows()
-    before, after = provenance.makers(ours), provenance.makers(theirs)
+    before, after = (provenance.makers(row.made for row in rows) for rows in (ours, theirs))
     if before != after:
         lines.append(f"made by: {'; '.join(before) or 'nobody yet'} → {'; '.join(after) or 'nobody yet'}")
     elif len(before) > 1:
@@ -42,19 +42,19 @@ def compare(a: Store, b: Store) -> list[str]:
     return [*lines, *_causes(*rows), *_means(*rows), *_rows(*rows)]
 
 
-def _flat(value: Any, name: str = "") -> Flat:
+def _texts(value: Any, name: str = "") -> Flat:
+    """A JSON value as texts by dotted names; records in a list are numbered."""
     if isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
         value = dict(enumerate(value))
-    if isinstance(value, Mapping):
-        return {k: v for key, each in value.items() for k, v in _flat(each, f"{name}.{key}".lstrip(".")).items()}
-    return {name: json.dumps(value)}
+    return {key: json.dumps(each) for key, each in flat(value, name).items()}
 
 
-def _settings(ours: Sequence[Spec], theirs: Sequence[Spec]) -> Iterator[tuple[str, list[str], list[str]]]:
+def _settings(ours: Sequence[Flat], theirs: Sequence[Flat]) -> Iterator[tuple[str, list[str], list[str]]]:
     """The settings whose values, over all runs, are not the same in both studies."""
-    one, other = ([_flat(spec) for spec in specs] for specs in (ours, theirs))
-    for name in dict.fromkeys(name for spec in [*one, *other] for name in spec):
-        before, after = (list(dict.fromkeys(spec.get(name, "absent") for spec in specs)) for specs in (one, other))
+    for name in dict.fromkeys(name for spec in [*ours, *theirs] for name in spec):
+        before, after = (
+            list(dict.fromkeys(spec.get(name, "absent") for spec in specs)) for specs in (ours, theirs)
+        )
         if set(before) != set(after):
             yield name, before, after
 
@@ -65,17 +65,17 @@ def _listed(values: list[str]) -> str:
 
 def _paired(rows: Sequence[Row], changed: set[str]) -> dict[str, Row]:
     """Rows by their settings, without the settings in which the two studies differ as a whole."""
-    specs = ((row, _flat(row["spec"])) for row in rows)
+    specs = ((row, _texts(row.spec.to_json())) for row in rows)
     return {json.dumps({k: v for k, v in spec.items() if k not in changed}): row for row, spec in specs}
 
 
 def _causes(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> Iterator[str]:
-    """What was computed or executed differently for rows that both studies have."""
+    """The differences in computation and execution of rows that both studies have."""
     causes, executions = Counter[str](), Counter[str]()
     for key in ours.keys() & theirs.keys():
-        one, other = (rows[key]["made"].get("numerics", numerics.FIRST) for rows in (ours, theirs))
-        causes.update(numerics.changes_between(one, other, RunSpec.from_json(ours[key]["spec"])))
-        before, after = (rows[key]["made"].get("execution") for rows in (ours, theirs))
+        one, other = (rows[key].made.numerics or numerics.FIRST for rows in (ours, theirs))
+        causes.update(numerics.changes_between(one, other, ours[key].spec))
+        before, after = (rows[key].made.execution for rows in (ours, theirs))
         if before != after and before and after:
             executions[f"{before} → {after}"] += 1
     for name, counts in (("numerics", causes), ("execution", executions)):
@@ -96,7 +96,7 @@ def _means(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> Iterator[str]:
 
 def _change(pairs: Sequence[tuple[Row, Row]], head: str, measure: str) -> str:
     """From which mean to which; nothing where it is the same, or not known of every row."""
-    values = np.array([[row[head][measure] for row in pair] for pair in pairs], dtype=float)
+    values = np.array([[getattr(row.measures(head), measure) for row in pair] for pair in pairs], dtype=float)
     before, after = values.mean(0)
     known = np.isfinite(values).all()
     return (
@@ -115,23 +115,23 @@ def _rows(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> Iterator[str]:
 
 
 def _method(row: Row) -> str:
-    return f"{row['method']} λ={row['lam']:g}" if row["lam"] else str(row["method"])
+    return f"{row.method} λ={row.lam:g}" if row.lam else row.method
 
 
 def _title(row: Row) -> str:
-    return f"{_method(row)} seed {row['seed']}"
+    return f"{_method(row)} seed {row.seed}"
 
 
 def _distances(one: Row, other: Row) -> Iterator[str]:
-    if one["stopped"] != other["stopped"]:
-        yield f"stopped {one['stopped']!r} → {other['stopped']!r}"
+    if one.stopped != other.stopped:
+        yield f"stopped {one.stopped!r} → {other.stopped!r}"
     for head in HEADS:
         for measure in "AFI":
-            before, after = one[head][measure], other[head][measure]
+            before, after = (getattr(row.measures(head), measure) for row in (one, other))
             if before != after:
                 both = before is not None and after is not None
                 yield f"{head} {measure} {f'{after - before:+.2g}' if both else f'{before} → {after}'}"
-        a, b = (np.array(row["accuracy"][head], dtype=float) for row in (one, other))
+        a, b = (np.array(row.accuracy[head], dtype=float) for row in (one, other))
         if a.shape != b.shape:
             yield f"{head} tasks {len(a)} → {len(b)}"
         elif not np.array_equal(a, b, equal_nan=True):

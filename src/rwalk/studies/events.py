@@ -1,12 +1,13 @@
-"""What happens in a study, as one stream of typed events: terminals, trackers and reports all listen to it."""
+"""The events of a study, as one typed stream: terminals, trackers and reports all listen to it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from rwalk.engine.evaluation import Cost
 from rwalk.engine.progress import Measured, Progress
+from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec
 
 Runs = tuple[RunSpec, ...]  # that are trained together, as one fleet
@@ -49,13 +50,13 @@ class Trained(NamedTuple):
 class RowDone(NamedTuple):
     """A run's row is in the store."""
 
-    row: Mapping[str, Any]
+    row: Row
 
 
 class Finished(NamedTuple):
     """There is nothing left to do; these are the study's rows."""
 
-    rows: tuple[Mapping[str, Any], ...]
+    rows: tuple[Row, ...]
 
 
 class Stopped(NamedTuple):

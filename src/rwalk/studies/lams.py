@@ -1,9 +1,9 @@
 """λ chosen by a run for itself (`lam="auto"`), from its training data alone.
 
-A run that keeps exemplars may keep judges too, as `IncrementalClassifier(lam="auto")` does: of every class a fifth
-of the training examples, but no more than it keeps exemplars, are learned by none of the trials, one per λ, and
-asked about after the last task. A run that keeps nothing must not look back: its trials learn the first tasks
-alone, and a fifth of their examples judge. The run itself then learns everything, with the λ that was best.
+A run with a memory keeps judges beside its exemplars, as `IncrementalClassifier(lam="auto")` does. They are a
+fifth of every class's training examples, at most as many as exemplars. One trial per λ learns the rest, and is
+tested on the judges after the last task. A run without a memory must not look back: its trials learn the first
+tasks alone, and a fifth of the examples of those are the judges. The run then learns everything, with the best λ.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,7 @@ from rwalk.data.streams import Stream
 from rwalk.learners import LAMS
 from rwalk.metrics import HEADS
 from rwalk.studies.events import Event, Stepped, TaskMeasured, Trained, Watch
-from rwalk.studies.executors import Executor
-from rwalk.studies.references import ReferenceCache
+from rwalk.studies.rows import Outcome, ReferenceOutcome
 from rwalk.studies.specs import RunSpec, StreamSpec, Trial
 
 Streams = Callable[[StreamSpec], Stream]
@@ -33,11 +32,11 @@ class Choice(NamedTuple):
     """The λ of a run, and the average accuracy of every λ tried, on the judges."""
 
     lam: float
-    judged: dict[str, float]
+    tried: dict[str, float]
 
 
 def trials_of(run: RunSpec, stream: Stream) -> list[RunSpec]:
-    """What has to be trained before the run: itself with every λ, on a part of its training data."""
+    """The trials of a run: the run itself with every λ, on a part of its training data."""
     trial = Trial(first=min(FIRST_TASKS, len(stream)))
     if run.memory is not None:
         trial = Trial(most=run.memory.quota(stream.classes))
@@ -46,17 +45,17 @@ def trials_of(run: RunSpec, stream: Stream) -> list[RunSpec]:
     return [part.with_lam(times * lam) for lam in LAMS]
 
 
-def judged_by(outcome: Mapping[str, Any]) -> dict[str, float]:
-    """A trial's average accuracy after its last task, by head; one that diverged knows nothing."""
-    if outcome["stopped"]:
-        return dict.fromkeys(HEADS, 0.0)
-    return {head: float(metrics.average_accuracy(np.array(outcome["accuracy"][head], float))) for head in HEADS}
+def judged_by(outcome: Outcome) -> ReferenceOutcome:
+    """A trial's average accuracies after its last task; 0 if it diverged."""
+    matrices = (np.array(outcome.accuracy[head], dtype=float) for head in HEADS)
+    single, multi = (0.0 if outcome.stopped else float(metrics.average_accuracy(a)) for a in matrices)
+    return ReferenceOutcome(single, multi, execution=outcome.made.execution or "")
 
 
-def choose(run: RunSpec, trials: Sequence[RunSpec], judged: Mapping[str, Mapping[str, float]]) -> Choice:
+def choose(run: RunSpec, trials: Sequence[RunSpec], judged: Mapping[str, ReferenceOutcome]) -> Choice:
     """The λ of the best trial; of equals the one nearest to the method's own."""
     head = "multi" if run.stream.scenario == "task" else "single"
-    found = {trial.lam: judged[trial.hash()][head] for trial in trials}
+    found = {trial.lam: float(getattr(judged[trial.hash()], head)) for trial in trials}
     own = run.without_lam().lam
 
     def decades(lam: float) -> float:
@@ -68,15 +67,16 @@ def choose(run: RunSpec, trials: Sequence[RunSpec], judged: Mapping[str, Mapping
 
 def trials_for(runs: Iterable[RunSpec], stream_of: Streams) -> list[RunSpec]:
     """The trials of those runs that seek their λ, each once; their data are built."""
-    seeking = [run for run in runs if run.seeks_lam]
-    found = [trial for run in seeking for trial in trials_of(run, stream_of(run.stream))]
-    for trial in found:
+    found = {
+        trial.hash(): trial for run in runs if run.seeks_lam for trial in trials_of(run, stream_of(run.stream))
+    }
+    for trial in found.values():
         stream_of(trial.stream)
-    return list({trial.hash(): trial for trial in found}.values())
+    return list(found.values())
 
 
 def chosen(
-    runs: Iterable[RunSpec], stream_of: Streams, judged: Mapping[str, Mapping[str, float]]
+    runs: Iterable[RunSpec], stream_of: Streams, judged: Mapping[str, ReferenceOutcome]
 ) -> dict[str, Choice]:
     """The choice of every run that seeks its λ, by the run's hash."""
     seeking = [run for run in runs if run.seeks_lam]
@@ -86,7 +86,7 @@ def chosen(
 def ready(
     runs: Iterable[RunSpec], choices: Mapping[str, Choice]
 ) -> tuple[list[RunSpec], dict[str, list[RunSpec]]]:
-    """What is trained, with its λ; and by its hash the runs it is trained for: two may come to the same λ."""
+    """The runs to train, each with its λ, and by their hashes their owners: two runs may choose the same λ."""
     trained, owners = dict[str, RunSpec](), dict[str, list[RunSpec]]()
     for run in runs:
         spec = run.with_lam(choices[run.hash()].lam) if run.seeks_lam else run
@@ -95,19 +95,8 @@ def ready(
     return list(trained.values()), owners
 
 
-def train(trials: Sequence[RunSpec], executor: Executor, cache: ReferenceCache, watch: Watch) -> dict[str, Any]:
-    """The accuracies of these trials on their judges, by hash; kept for the next study that asks."""
-    judged = {}
-    for job, outcomes in executor(trials, watch):
-        for trial, outcome in zip(job, outcomes, strict=True):
-            judged[trial.hash()] = judged_by(outcome)
-            cache.remember(trial, judged[trial.hash()])
-        executor.forget(job)
-    return judged
-
-
 def renamed(watch: Watch, names: Mapping[str, Sequence[RunSpec]]) -> Watch:
-    """Tells of runs under the names of those they are trained for."""
+    """Passes events on, with the owners instead of the runs that are trained for them."""
 
     def tell(event: Event) -> None:
         if isinstance(event, Stepped | TaskMeasured | Trained):

@@ -1,7 +1,7 @@
 """The version of our numerics: a history of the changes that moved results.
 
-A row records the number under which its run was trained. Whoever changes what a run computes adds a line here.
-The runs that a change affects, and no others, are then trained again, and the line says why. A change that moves
+A row records the number under which its run was trained. A change of a run's computation needs a line here.
+Only the affected runs are then trained again, and the line is the reason that is shown. A change that moves
 accuracies by rounding alone is listed too, but finished rows stay valid.
 """
 
@@ -59,7 +59,7 @@ def number_of(run: RunSpec) -> int:
 
 
 def changes_since(number: int, run: RunSpec) -> list[str]:
-    """What has changed a run's results since a number, by more than rounding."""
+    """The changes of a run's results since a number, except those of rounding."""
     return [each.what for each in HISTORY if each.number > number and not each.rounding and each.affects(run)]
 
 

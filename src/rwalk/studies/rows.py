@@ -1,107 +1,347 @@
-"""What a row is: a run's settings, its accuracies, A, F and I by both heads, and what made it.
+"""The records of results: outcomes of trained runs, rows, and the content of study.json.
 
-Rows are made from outcomes, and checked when they are read: a row whose parts contradict each other is refused.
+A row is made from an outcome, and checked when it is read: a row whose parts contradict each other is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rwalk import metrics, parts
-from rwalk.errors import InputError
+from rwalk.errors import InputError, first_line
+from rwalk.files import with_checksum
 from rwalk.metrics import HEADS
 from rwalk.showing import all_shown
-from rwalk.studies.specs import RunSpec, content_hash, reference_of
+from rwalk.studies.specs import UNREADABLE, RunSpec, content_hash, from_json, reference_of, to_json
 
-if TYPE_CHECKING:
-    from rwalk.studies.lams import Choice
-
-Row = dict[str, Any]
-# Of study.json and of rows. 1, which files do not name: a hash covers all settings; rows have no provenance. 2: a
-# hash covers what differs from the defaults, and rows record what made them. 3: a checksum covers every byte.
+# The schema of study.json and of rows. Schema 1, which files do not name: a hash covers all settings; rows have
+# no provenance. Schema 2: a hash covers the settings that differ from the defaults; rows have a provenance.
+# Schema 3: a checksum covers every byte.
 SCHEMA = 3
 SEALED_SINCE = 3
-MACHINE = ("device", "gpu", "processor", "instructions", "torch")  # what decides how floating point rounds
-MADE = ("rwalk", "commit", "data", *MACHINE)  # texts that say what made a row
+MACHINE = ("device", "gpu", "processor", "instructions", "torch")  # these decide how floating point rounds
 ROUNDING = 1e-9  # between a measure as it was written and as it is computed again
+MEASURED = {"within": 3, "calibration": 2}  # optional measurements, and the dimensions that they have per head
+
+ByHead = Mapping[str, Any]  # head → nested lists; None stands for a missing value
 
 
-def row_of(
-    spec: RunSpec, outcome: Mapping[str, Any], references: Mapping[str, Any], choice: Choice | None = None
-) -> Row:
-    """The row of a trained run; `references` are the accuracies of reference models by their runs' hashes.
+@dataclass(frozen=True)
+class Made:
+    """What made a result: version, commit, machine, data and the user's code; None where a row does not name it.
 
-    Where the run chose its λ, the row names it, and how all that were tried did on the judges.
+    execution  how the steps were executed (`rwalk.engine.execution.executed`).
+    code       a digest of the source of every `package.module:name`.
+    data       the first 16 digits of the stream's fingerprint.
     """
-    reference = _reference_of(spec, references, tasks=len(outcome["accuracy"]["single"]))
-    row: Row = {"schema": SCHEMA, "hash": spec.hash()}
-    row |= {"method": spec.method, "lam": spec.lam if choice is None else choice.lam, "seed": spec.seed}
-    row |= {} if choice is None else {"tried": choice.judged}
-    for head in HEADS:
-        measured = _measures(np.array(outcome["accuracy"][head], dtype=float), reference[head])
-        row[head] = {name: _number(value) for name, value in measured.items()}
-    row["accuracy"] = outcome["accuracy"]
-    row |= {name: outcome[name] for name in ("within", "calibration") if name in outcome}
-    row["reference"] = {head: [_number(value) for value in reference[head]] for head in HEADS}
-    row["stopped"] = outcome["stopped"]
-    row["spec"] = spec.to_json()
-    row["made"] = outcome["made"]
-    return row
+
+    rwalk: str | None = None
+    commit: str | None = None
+    numerics: int | None = None
+    code: Mapping[str, str] | None = None
+    data: str | None = None
+    execution: str | None = None
+    device: str | None = None
+    gpu: str | None = None
+    processor: str | None = None
+    instructions: str | None = None
+    torch: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A missing commit is null in a row that names its numerics; other missing values are left out."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        null = {"commit"} if self.numerics is not None else set()
+        return {name: to_json(value) for name, value in found.items() if value is not None or name in null}
+
+    @classmethod
+    def from_json(cls, record: Any) -> Made:
+        """The provenance in a row of a file.
+
+        Raises:
+            InputError: It is no provenance.
+        """
+        try:
+            return from_json(cls, record, "it")
+        except InputError as error:
+            raise InputError(f"no record of what made it: {error}") from None
 
 
-def _reference_of(spec: RunSpec, references: Mapping[str, Any], tasks: int) -> dict[str, NDArray[np.float64]]:
-    """a*_k by head, NaN where no reference was trained."""
-    found = [references.get(reference_of(spec, k).hash()) for k in range(tasks)]
-    return {head: np.array([each[head] if each else np.nan for each in found]) for head in HEADS}
+NOBODY = Made()
 
 
-def _measures(a: NDArray[np.float64], reference: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-    return {
-        "A": metrics.average_accuracy(a),
-        "F": metrics.forgetting(a),
-        "I": metrics.intransigence(a, reference),
-    }
+@dataclass(frozen=True)
+class Measures:
+    """A, F and I of a run by one head; None where a run stopped or has no reference."""
+
+    A: float | None
+    F: float | None
+    I: float | None  # noqa: E741 - the paper's name
 
 
-def _number(value: Any) -> float | None:
-    """JSON has no NaN."""
-    return None if np.isnan(value) else float(value)
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The result of one trained run.
 
-
-def as_shown(row: Row) -> Row:
-    """A row to show: whatever a file or a user may have put into its texts is escaped."""
-    return {**row, **{name: all_shown(row[name]) for name in ("method", "stopped", "spec", "made")}}
-
-
-# ── rows that are read ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-def checked(row: Any, sealed: bool) -> Row:
-    """A row as this version writes it, or InputError with what is wrong with it.
-
-    Settings that did not exist when it was written get their defaults, and the hash is today's. `sealed` says that
-    it came with a checksum, which was right.
+    accuracy     a[k][j] by head.
+    stopped      why the run stopped before its end; None if it did not.
+    within       a[k][m][j] by head, if accuracies were measured within tasks.
+    calibration  errors [k][j] by head, if they were measured.
     """
-    if fault := _fault(row):
-        raise InputError(fault)
-    if row.get("schema", 1) >= SEALED_SINCE and not sealed:
-        raise InputError("it has no checksum")
-    try:
-        run = RunSpec.from_json(row["spec"])
-        written_as = content_hash(row["spec"]) if row.get("schema", 1) == 1 else run.hash()
-        named = (row["method"], row["seed"]) == (run.method, run.seed) and _is_lam_of(run, row)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise InputError(f"its settings cannot be read: {error}") from None
-    if written_as != row["hash"]:
-        raise InputError("its settings are not those of its hash")
-    if not named:
-        raise InputError("its method, λ or seed are not those of its settings")
-    return {**row, "schema": SCHEMA, "hash": run.hash(), "spec": run.to_json(), "made": row.get("made", {})}
+
+    accuracy: ByHead
+    stopped: str | None
+    made: Made
+    within: ByHead | None = None
+    calibration: ByHead | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        record = {"made": self.made.to_json(), "accuracy": self.accuracy, "stopped": self.stopped}
+        return record | _present(self, MEASURED)
+
+    @classmethod
+    def from_json(cls, record: Any) -> Outcome:
+        """An outcome from a file.
+
+        Raises:
+            InputError: The record is not an outcome's.
+        """
+        _need(
+            isinstance(record, dict) and record.keys() - MEASURED == {"made", "accuracy", "stopped"}, "no outcome"
+        )
+        return cls(**_outcome(record))
+
+
+@dataclass(frozen=True)
+class ReferenceOutcome:
+    """The accuracies of a reference model by head; None if it diverged."""
+
+    single: float | None
+    multi: float | None
+    stopped: str | None = None
+    execution: str = ""
+
+    def __post_init__(self) -> None:
+        found = (self.single, self.multi)
+        sound = self.stopped is not None or all(each is not None and 0 <= each <= 1 for each in found)
+        _need(sound, "no accuracies of a reference")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Outcome):
+    """The result of one run as it stands in a study: an outcome, the run, and A, F and I by both heads.
+
+    hash       the run's.
+    lam        its λ, or the λ that it chose.
+    reference  a*_k by head; None in rows of the first version.
+    tried      the average accuracy of every λ tried, where the run chose its own.
+    """
+
+    spec: RunSpec
+    hash: str
+    lam: float
+    single: Measures
+    multi: Measures
+    reference: ByHead | None = None
+    tried: Mapping[str, float] | None = None
+
+    @property
+    def method(self) -> str:
+        return self.spec.method
+
+    @property
+    def seed(self) -> int:
+        return self.spec.seed
+
+    @property
+    def tasks(self) -> int:
+        return len(self.accuracy[HEADS[0]])
+
+    def measures(self, head: str) -> Measures:
+        """A, F and I by one head."""
+        return self.single if head == "single" else self.multi
+
+    @classmethod
+    def of(
+        cls,
+        spec: RunSpec,
+        outcome: Outcome,
+        references: Mapping[str, ReferenceOutcome | None],
+        lam: float | None = None,
+        tried: Mapping[str, float] | None = None,
+    ) -> Row:
+        """The row of a trained run.
+
+        Args:
+            spec: The run.
+            outcome: Its result.
+            references: The accuracies of reference models, by their runs' hashes.
+            lam: The λ that the run chose, if it chose one.
+            tried: The average accuracy of every λ tried, if it chose one.
+        """
+        tasks = len(outcome.accuracy[HEADS[0]])
+        known = [references.get(reference_of(spec, k).hash()) for k in range(tasks)]
+        reference = {head: [getattr(each, head, None) for each in known] for head in HEADS}
+        found: dict[str, Any] = {each.name: getattr(outcome, each.name) for each in fields(outcome)}
+        for head in HEADS:
+            measured = _measured(outcome.accuracy[head], reference[head])
+            found[head] = Measures(*(None if np.isnan(value) else float(value) for value in measured.values()))
+        lam = spec.lam if lam is None else lam
+        return cls(spec=spec, hash=spec.hash(), lam=lam, reference=reference, tried=tried, **found)
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as it is written."""
+        record = {"schema": SCHEMA, "hash": self.hash, "method": self.method, "lam": self.lam, "seed": self.seed}
+        record |= _present(self, ("tried",))
+        record |= {head: to_json(self.measures(head)) for head in HEADS} | {"accuracy": self.accuracy}
+        record |= _present(self, (*MEASURED, "reference")) | {"stopped": self.stopped}
+        return record | {"spec": self.spec.to_json(), "made": self.made.to_json()}
+
+    @classmethod
+    def from_json(cls, record: Any, sealed: bool = False) -> Row:
+        """A row from a file; settings that did not exist when it was written have their defaults.
+
+        Args:
+            record: The JSON value.
+            sealed: Whether it came with a checksum, which was right.
+
+        Raises:
+            InputError: The record is not a row.
+        """
+        _need(isinstance(record, dict), "not a JSON object")
+        schema = record.get("schema", 1)
+        _need(type(schema) is int and 1 <= schema <= SCHEMA, "written by a newer version of rwalk")
+        for name, kinds in (("hash", str), ("method", str), ("lam", (int, float)), ("seed", int), ("spec", dict)):
+            _need(isinstance(record.get(name), kinds) and type(record[name]) is not bool, f"no {name}")
+        _need(record["method"].isprintable(), "no printable method")  # a terminal obeys control characters
+        found = _outcome(record)
+        tasks = len(found["accuracy"][HEADS[0]])
+        for head in HEADS:
+            measures, reference = record.get(head), record.get("reference")
+            _need(isinstance(measures, dict), f"no measures of the {head} head")
+            _need(all(_is_number(measures.get(name, "")) for name in "AFI"), f"no measures of the {head} head")
+            found[head] = Measures(*(measures[name] for name in "AFI"))
+            sound = reference is None or (isinstance(reference, dict) and _is_line(reference.get(head), tasks))
+            _need(sound, f"no references of the {head} head")
+        tried = record.get("tried")
+        _need(tried is None or (isinstance(tried, dict) and all(map(_is_share, tried.values()))), "no tried λs")
+        _need(sealed or schema < SEALED_SINCE, "it has no checksum")
+        try:
+            run = RunSpec.from_json(record["spec"])
+            written_as = content_hash(record["spec"]) if schema == 1 else run.hash()
+            named = (record["method"], record["seed"]) == (run.method, run.seed)
+            named = named and _is_lam_of(run, record["lam"], tried or {})
+        except UNREADABLE as error:
+            raise InputError(f"its settings cannot be read: {first_line(error)}") from None
+        _need(written_as == record["hash"], "its settings are not those of its hash")
+        _need(named, "its method, λ or seed are not those of its settings")
+        extra = record.keys() - {"schema", "method", "seed"} - {each.name for each in fields(cls)}
+        _need(not extra, f"it has a field {min(extra, default='')!r}: it was written by a newer version of rwalk")
+        found |= {"spec": run, "hash": run.hash(), "lam": record["lam"], "reference": record.get("reference")}
+        return cls(**found, tried=tried)
+
+    def shown(self) -> Row:
+        """The row to show: texts of a file or a user are escaped. Its hash stays the run's."""
+        spec, made = self.spec.to_json(), self.made.to_json()
+        if all_shown([spec, made, self.stopped]) == [spec, made, self.stopped]:
+            return self
+        escaped = Made.from_json(all_shown(made))
+        return replace(
+            self, spec=RunSpec.from_json(all_shown(spec)), made=escaped, stopped=all_shown(self.stopped)
+        )
+
+
+class Rows(list[Row]):
+    """Rows of a study, in its order."""
+
+    def by_hash(self) -> dict[str, Row]:
+        return {row.hash: row for row in self}
+
+    def to_frame(self) -> Any:
+        """A pandas data frame with one line per run: measures by head, and all settings by dotted names.
+
+        Example:
+            >>> frame = Study(runs).execute().to_frame()  # doctest: +SKIP
+            >>> frame.groupby("method")["single.A"].mean()  # doctest: +SKIP
+        """
+        import pandas  # type: ignore[import-untyped]
+
+        lines = []
+        for row in self:
+            line = row.spec.settings() | {"lam": row.lam, "stopped": row.stopped, "hash": row.hash}
+            for head in HEADS:
+                line |= {f"{head}.{name}": value for name, value in to_json(row.measures(head)).items()}
+            lines.append(line)
+        return pandas.DataFrame(lines)
+
+
+@dataclass(frozen=True)
+class Description:
+    """The content of study.json: the runs of a study, its references, and the data and machine it was begun with.
+
+    hash  as it was written: of the runs and references, as the file's schema has it.
+    data  by dataset a fingerprint: the images of a folder may change without its name.
+    """
+
+    hash: str
+    runs: tuple[RunSpec, ...]
+    reference: str | tuple[str, ...]
+    data: tuple[Mapping[str, Any], ...] = ()
+    environment: Mapping[str, str] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        record = {"schema": SCHEMA, "hash": self.hash, "runs": [run.to_json() for run in self.runs]}
+        record |= {"reference": to_json(self.reference), "data": to_json(self.data)}
+        return record | {"environment": dict(self.environment or {})}
+
+    @classmethod
+    def from_json(cls, record: Any, sealed: bool = False) -> Description:
+        """The description in a file; the code that its runs name is not imported.
+
+        Raises:
+            InputError: The record is not a study's, or was altered; the message continues the file's name.
+        """
+        runs = record.get("runs") if isinstance(record, dict) else None
+        sound = isinstance(runs, list) and all(isinstance(run, dict) for run in runs)
+        _need(sound and isinstance(record.get("hash"), str), "is not a study")
+        assert isinstance(runs, list)
+        schema = record.get("schema", 1)
+        _need(type(schema) is int and 1 <= schema <= SCHEMA, "was written by a newer version of rwalk")
+        _need(isinstance(record.get("data", []), list), "does not say which data it is of")
+        try:
+            found = tuple(RunSpec.from_json(run) for run in runs)
+        except InputError as error:
+            raise InputError(f"cannot be read by this version of rwalk ({error})") from None
+        reference = record.get("reference")
+        hashed = {"runs": runs if schema == 1 else [run.hash() for run in found], "reference": reference}
+        altered = record["hash"] != content_hash(hashed) or not (sealed or schema < SEALED_SINCE)
+        _need(not altered, "was altered (its settings do not match its hash)")
+        reference = tuple(reference) if isinstance(reference, list) else reference
+        _need(isinstance(reference, str | tuple), "does not say which references it has")
+        data, environment = record.get("data", []), record.get("environment")
+        sound = all(isinstance(each, dict) for each in data) and isinstance(environment, dict | None)
+        sound = sound and all(isinstance(each, str) for each in (environment or {}).values())
+        _need(sound, "does not say which data and machine it was begun with")
+        return cls(record["hash"], found, reference, tuple(data), environment)
+
+    def hashes(self) -> list[str]:
+        """The hashes of its runs, in their order."""
+        return [run.hash() for run in self.runs]
+
+    def contains(self, other: Description) -> bool:
+        """Whether this study is the other one, or only adds runs to it."""
+        there = set(other.hashes())
+        return self.reference == other.reference and bool(there) and there <= set(self.hashes())
+
+
+def lines_of(rows: Sequence[Row]) -> bytes:
+    """Rows as the lines of a file."""
+    return b"".join(with_checksum(row.to_json()).encode() + b"\n" for row in rows)
 
 
 def check_measures(rows: Sequence[Row]) -> int | None:
@@ -111,36 +351,39 @@ def check_measures(rows: Sequence[Row]) -> int | None:
     """
     lengths: dict[int, list[int]] = {}
     for number, row in enumerate(rows):
-        lengths.setdefault(len(row["accuracy"][HEADS[0]]), []).append(number)
+        lengths.setdefault(row.tasks, []).append(number)
     wrong = [
         alike[number]
-        for tasks, alike in lengths.items()
+        for alike in lengths.values()
         for head in HEADS
-        for number in np.flatnonzero(_contradicted([rows[each] for each in alike], head, tasks)).tolist()
+        for number in np.flatnonzero(_contradicted([rows[each] for each in alike], head)).tolist()
     ]
     return min(wrong, default=None)
 
 
-def _contradicted(rows: Sequence[Row], head: str, tasks: int) -> NDArray[np.bool_]:
-    unknown = {head: [None] * tasks}
-    accuracy = np.array([row["accuracy"][head] for row in rows], dtype=float)
-    reference = np.array([row.get("reference", unknown)[head] for row in rows], dtype=float)
+def _contradicted(rows: Sequence[Row], head: str) -> NDArray[np.bool_]:
+    unknown = [None] * rows[0].tasks
+    reference = [unknown if row.reference is None else row.reference[head] for row in rows]
     wrong = np.zeros(len(rows), dtype=bool)
-    for name, expected in _measures(accuracy, reference).items():
-        written = np.array([row[head][name] for row in rows], dtype=float)
-        same = np.isclose(written, expected, rtol=0, atol=ROUNDING, equal_nan=True)
-        without = np.array([name == "I" and "reference" not in row for row in rows])
-        wrong |= ~(same | without)
+    for name, expected in _measured([row.accuracy[head] for row in rows], reference).items():
+        written = np.array([getattr(row.measures(head), name) for row in rows], dtype=float)
+        without = np.array([name == "I" and row.reference is None for row in rows])
+        wrong |= ~(np.isclose(written, expected, rtol=0, atol=ROUNDING, equal_nan=True) | without)
     return wrong
 
 
-def _is_lam_of(run: RunSpec, row: Row) -> bool:
+def _measured(accuracy: Any, reference: Any) -> dict[str, NDArray[np.float64]]:
+    a, best = np.array(accuracy, dtype=float), np.array(reference, dtype=float)
+    return {"A": metrics.average_accuracy(a), "F": metrics.forgetting(a), "I": metrics.intransigence(a, best)}
+
+
+def _is_lam_of(run: RunSpec, lam: float, tried: Mapping[str, float]) -> bool:
     """Whether a row's λ is the one of its run; a user's own part, which is not imported, may have any default."""
     if run.seeks_lam:
-        return f"{row['lam']:g}" in row.get("tried", {})
+        return f"{lam:g}" in tried
     if run.method not in parts.parts():
-        return bool(row["lam"] == run.numbers.get("lam", row["lam"]))
-    return bool(row["lam"] == _lam_of(run.method, tuple(sorted(run.numbers.items()))))
+        return bool(lam == run.numbers.get("lam", lam))
+    return bool(lam == _lam_of(run.method, tuple(sorted(run.numbers.items()))))
 
 
 @cache
@@ -148,66 +391,44 @@ def _lam_of(method: str, numbers: tuple[tuple[str, Any], ...]) -> float:
     return float(getattr(parts.made(method, dict(numbers)), "lam", 0.0) or 0.0)
 
 
-def _fault(row: Any) -> str | None:
-    """What is wrong with a row, if anything its readers rely on."""
-    if not isinstance(row, dict):
-        return "not a JSON object"
-    if type(row.get("schema", 1)) is not int or row.get("schema", 1) not in range(1, SCHEMA + 1):
-        return "written by a newer version of rwalk"
-    for key, kinds in (("hash", str), ("method", str), ("lam", (int, float)), ("seed", int), ("spec", dict)):
-        if not isinstance(row.get(key), kinds) or isinstance(row[key], bool):
-            return f"no {key}"
-    if not row["method"].isprintable():  # it is printed, and a terminal obeys what it is told
-        return "no printable method"
-    if fault := fault_of(row):
-        return fault
-    tasks = len(row["accuracy"][HEADS[0]])
-    for head in HEADS:
-        measures, reference = row.get(head), row.get("reference", {head: [None] * tasks})  # the first had none
-        if not isinstance(measures, dict) or not all(_is_number(measures.get(name, "")) for name in "AFI"):
-            return f"no measures of the {head} head"
-        if not isinstance(reference, dict) or not _is_line(reference.get(head), tasks):
-            return f"no references of the {head} head"
-    tried = row.get("tried", {})  # only where λ was chosen
-    if not isinstance(tried, dict) or not all(map(_is_share, tried.values())):
-        return "no tried λs"
-    return None
+# ── checks of records that are read ─────────────────────────────────────────────────────────────────────────────
 
 
-def fault_of(outcome: Mapping[str, Any]) -> str | None:
-    """What is wrong with an outcome, or with the part of a row that was one."""
-    made = outcome.get("made", {})
-    if not isinstance(made, dict) or not isinstance(made.get("code", {}), dict):
-        return "no record of what made it"
-    if not all(isinstance(made.get(name), str | None) for name in MADE):
-        return "no record of what made it"
-    if type(made.get("numerics", 0)) is not int:
-        return "no record of the numerics that made it"
-    if not all(isinstance(each, str) for each in made.get("code", {}).values()):
-        return "no record of the code that made it"
-    if not isinstance(outcome.get("stopped", 0), str | None):
-        return "no stopped"
-    accuracy = outcome.get("accuracy")
-    if not isinstance(accuracy, dict):
-        return "no accuracy"
+def _need(condition: bool, fault: str) -> None:
+    if not condition:
+        raise InputError(fault)
+
+
+def _present(record: Outcome, names: Sequence[str] | Mapping[str, int]) -> dict[str, Any]:
+    """The optional fields that a record has."""
+    return {name: value for name in names if (value := getattr(record, name)) is not None}
+
+
+def _outcome(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an outcome in a record; InputError where they were altered."""
+    made = Made.from_json(record.get("made", {}))
+    _need(isinstance(record.get("stopped", 0), str | None), "no stopped")
+    accuracy = record.get("accuracy")
+    _need(isinstance(accuracy, dict), "no accuracy")
+    assert isinstance(accuracy, dict)
     for head in HEADS:
         matrix = accuracy.get(head)
-        if not isinstance(matrix, list) or not all(_is_line(line, len(matrix)) for line in matrix):
-            return f"no square accuracy matrix of the {head} head"
+        square = isinstance(matrix, list) and all(_is_line(line, len(matrix)) for line in matrix)
+        _need(square, f"no square accuracy matrix of the {head} head")
     tasks = len(accuracy[HEADS[0]])
-    if not tasks or any(len(accuracy[head]) != tasks for head in HEADS):
-        return "its heads must have the same tasks"
-    for name, dimensions in (("within", 3), ("calibration", 2)):  # only where they were asked for
-        if name in outcome and not _is_measured(outcome[name], tasks, dimensions):
-            return f"no {name} of its tasks"
-    return None
+    _need(tasks > 0 and len(accuracy[HEADS[1]]) == tasks, "its heads must have the same tasks")
+    for name, dimensions in MEASURED.items():
+        present = record.get(name) is not None
+        _need(not present or _has_shares(record[name], tasks, dimensions), f"no {name} of its tasks")
+    found = {"accuracy": accuracy, "made": made, "stopped": record["stopped"]}
+    return found | {name: record.get(name) for name in MEASURED}
 
 
-def _is_measured(values: Any, tasks: int, dimensions: int) -> bool:
+def _has_shares(values: Any, tasks: int, dimensions: int) -> bool:
     """Whether these are fractions by head, [task, …, task]."""
     try:
         found = [np.array(values[head], dtype=float) for head in HEADS]
-    except (ArithmeticError, LookupError, TypeError, ValueError):
+    except UNREADABLE:
         return False
     return all(
         each.ndim == dimensions
@@ -222,9 +443,9 @@ def _is_line(line: Any, length: int) -> bool:
 
 
 def _is_share(value: Any) -> bool:
-    """Whether it can be an accuracy; None stands for what was not measured."""
-    return value is None or (_is_number(value) and 0 <= value <= 1)
+    """Whether it can be an accuracy; None stands for a missing one."""
+    return value is None or (type(value) in (int, float) and 0 <= value <= 1)
 
 
 def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    return value is None or type(value) in (int, float)

@@ -62,11 +62,11 @@ def _with_imports(module: str, file: Path) -> dict[str, Path]:
 
 def _file_of(module: str) -> Path | None:
     """Where a module's source is, without importing it."""
-    with suppress(ImportError, AttributeError, ValueError):  # who imports it says what is wrong with it
+    with suppress(ImportError, AttributeError, ValueError):  # importing it raises an error of its own
         top = importlib.util.find_spec(module.partition(".")[0])
         if top is None or top.origin is None:
             return None
-        # Finding a module imports the packages around it: never somebody else's, just for a digest.
+        # Finding a module imports the packages around it: for a digest, only the user's own.
         spec = importlib.util.find_spec(module) if "." in module and _is_users(Path(top.origin)) else top
         if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
             return Path(spec.origin)
@@ -92,7 +92,7 @@ def _imported(module: str, file: Path) -> Iterator[str]:
 
 
 def _is_users(file: Path) -> bool:
-    """Neither Python's nor installed nor ours: those are identified by their versions."""
+    """Whether a file is the user's own: other code is identified by its version."""
     if OURS in file.parents or not INSTALLED.isdisjoint(file.parts):
         return False
     places = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}

@@ -1,4 +1,4 @@
-"""An experiment is data: frozen records that go to JSON and back, and hash by content."""
+"""An experiment is data: frozen records, one codec to JSON and back, and hashes of their content."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -29,25 +30,101 @@ DT = {"cifar10": 50, "cifar100": 50, "cifar100-pixels": 50}
 NETWORK = {"cifar10": "cnn", "cifar100": "cnn", "cifar100-pixels": "cnn"}
 
 Record = TypeVar("Record")
-# Settings that were added to the second schema later, by the record that they are in.
-LATER = {
-    "": ("measure_every", "calibration"),
-    "stream": ("reading", "scenario", "rotated", "blurry", "trial"),
-    "training": ("keep_optimizer", "keep_debias"),
-    "memory": ("beside",),
+# The settings that every row names. A setting that was added later is named only where it differs from its
+# default, so that rows which do not use it stay the same, byte for byte.
+FIRST = {
+    "RunSpec": {
+        "stream",
+        "network",
+        "method",
+        "numbers",
+        "memory",
+        "training",
+        "seed",
+        "dtype",
+        "autocast",
+        "reference",
+    },
+    "StreamSpec": {"dataset", "classes_per_task", "tasks", "order_seed", "permuted", "validation"},
+    "Training": {"epochs", "steps", "batch", "lr", "optimizer", "augment"},
+    "MemorySpec": {"per_class", "total", "sampler", "replay"},
 }
-
-
 AUTO = "auto"  # a λ that the run chooses itself
-FOR_TRIALS = 0.2  # of the training data, to judge by
+JUDGES = 0.2  # the fraction of the training data that a trial is tested on
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # raised by malformed records
+
+
+# ── the codec ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def to_json(value: Any) -> Any:
+    """A record, or anything in one, as JSON values: records become objects, tuples become lists."""
+    if is_dataclass(value):
+        always = FIRST.get(type(value).__name__)
+        named = ((each, getattr(value, each.name)) for each in fields(value))
+        return {
+            each.name: to_json(content)
+            for each, content in named
+            if always is None or each.name in always or content != each.default
+        }
+    if isinstance(value, Mapping):
+        return {str(name): to_json(content) for name, content in value.items()}
+    return [to_json(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def from_json(kind: type[Record], content: Any, what: str) -> Record:
+    """A record of this kind from JSON values: names must be known, and values of the fields' types.
+
+    Raises:
+        InputError: The content is not such a record; `what` names it.
+    """
+    types = _types_of(kind)  # type: ignore[arg-type]
+    if not isinstance(content, Mapping):
+        raise InputError(f"{what} is not a JSON object: the file was altered")
+    for name in content:
+        if name not in types:
+            raise InputError(f"{what} has no field {name!r}: it was written by a newer version of rwalk")
+    return kind(**{name: _field(types[name], value, f"{name} of {what}") for name, value in content.items()})
+
+
+def _field(kind: Any, value: Any, what: str) -> Any:
+    options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    if value is None and NoneType in options:
+        return None
+    for option in options:
+        origin, inner = get_origin(option), get_args(option)
+        if option is Any or (origin is Literal and value in inner):
+            return value
+        if is_dataclass(option):
+            return from_json(option, value, what)  # type: ignore[arg-type]
+        if origin is tuple and isinstance(value, list | tuple):
+            return tuple(_field(inner[0], each, what) for each in value)
+        if origin in (Mapping, dict) and isinstance(value, Mapping):
+            return {str(name): _field(inner[1], each, what) for name, each in value.items()}
+    if type(value) in options or (type(value) is int and float in options):
+        return value
+    raise InputError(f"{what} cannot be {value!r}: the file was altered")
+
+
+@cache
+def _types_of(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def content_hash(record: Any) -> str:
+    """A hash that does not depend on the order of keys."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True, default=list).encode()).hexdigest()[:32]
+
+
+# ── runs ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A part of the training data that chooses a hyper-parameter: it is learned, but for a fifth, which judges.
+    """A part of the training data that chooses a hyper-parameter: a fifth of it, the judges, tests the rest.
 
-    first  so many tasks; None for all of them
-    most   judges per class, at most
+    first  so many tasks; None for all of them.
+    most   judges per class, at most.
     """
 
     first: int | None = None
@@ -58,17 +135,17 @@ class Trial:
 class StreamSpec:
     """Which data, and how it is divided into tasks.
 
-    dataset           a name, a folder of images, a table (.csv, .parquet …), or a .npz file
-    classes_per_task  the number of classes per task; the default is the paper's split
-    tasks             or explicit lists of labels
-    order_seed        shuffles the classes before they are divided
-    permuted          the number of tasks of permuted pixels, instead of a split
-    validation        the fraction of the training data to test on; the real test set is not used
-    reading           how a folder or a table is read; None for the defaults
-    scenario          task-, domain- or class-incremental (`splits.SCENARIOS`); by default, as the paper trains
-    rotated           the number of tasks of rotated images, instead of a split
-    blurry            the fraction of every task's training examples that its neighbours teach
-    trial             the part of the training data that chooses a hyper-parameter; None for a run that counts
+    dataset           a name, a folder of images, a table (.csv, .parquet …), or a .npz file.
+    classes_per_task  the number of classes per task; the default is the paper's split.
+    tasks             or explicit lists of labels.
+    order_seed        shuffles the classes before they are divided.
+    permuted          the number of tasks of permuted pixels, instead of a split.
+    validation        the fraction of the training data to test on; the real test set is not used.
+    reading           how a folder or a table is read; None for the defaults.
+    scenario          task-, domain- or class-incremental (`splits.SCENARIOS`); by default, as the paper trains.
+    rotated           the number of tasks of rotated images, instead of a split.
+    blurry            the fraction of every task's training examples that its neighbours teach.
+    trial             the part of the training data that chooses a hyper-parameter; None for a run that counts.
 
     Data that say themselves in which task an example arrives (folders of folders, a column of a table) are divided
     accordingly, unless a split is given.
@@ -76,7 +153,7 @@ class StreamSpec:
 
     dataset: str = "digits"
     classes_per_task: int | None = None
-    tasks: tuple[tuple[str, ...], ...] | None = None
+    tasks: tuple[tuple[str | int, ...], ...] | None = None
     order_seed: int | None = None
     permuted: int | None = None
     validation: float | None = None
@@ -88,7 +165,7 @@ class StreamSpec:
 
     def __post_init__(self) -> None:
         if self.reading == Reading():
-            object.__setattr__(self, "reading", None)  # said or not, it is the same stream
+            object.__setattr__(self, "reading", None)  # given or not, it is the same stream
 
     def build(self, data: Path | str | None = None, download: bool = True) -> Stream:
         self.check()
@@ -98,7 +175,7 @@ class StreamSpec:
             stream = splits.validation_split(stream, self.validation)
         if self.trial is not None:
             stream = stream if self.trial.first is None else splits.first_tasks(stream, self.trial.first)
-            stream = splits.validation_split(stream, FOR_TRIALS, most=self.trial.most)
+            stream = splits.validation_split(stream, JUDGES, most=self.trial.most)
         return stream if self.blurry is None else splits.blurred(stream, self.blurry, self.order_seed or 0)
 
     def check(self) -> None:
@@ -136,10 +213,10 @@ class RunSpec:
     """One run: everything its result depends on.
 
     method         a learner's name; `numbers` are its hyper-parameters (lam, alpha, dt …), the rest defaults;
-                   lam="auto" has the study choose λ for every run, by trials on its training data
-    reference      k: not an incremental run, but the reference model a*_k on the union of tasks 0..k
-    measure_every  measure accuracies within tasks too, every so many steps
-    calibration    measure calibration errors along with the accuracies
+                   lam="auto" has the study choose λ for every run, by trials on its training data.
+    reference      k: not an incremental run, but the reference model a*_k on the union of tasks 0..k.
+    measure_every  measure accuracies within tasks too, every so many steps.
+    calibration    measure calibration errors along with the accuracies.
     """
 
     stream: StreamSpec = field(default_factory=StreamSpec)
@@ -193,52 +270,30 @@ class RunSpec:
         return tuple(dict.fromkeys(name for name in named if ":" in name))
 
     def to_json(self) -> dict[str, Any]:
-        """All settings, as they are read back: a new row looks like one from a file.
-
-        A setting that was added later is named only where it is not at its default: rows that do not use it stay
-        the same, byte for byte.
-        """
-        record: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        for place, names in LATER.items():
-            held, part = (getattr(self, place), record[place]) if place else (self, record)
-            for each in fields(held) if held is not None else ():
-                if each.name in names and getattr(held, each.name) == each.default:
-                    del part[each.name]
-        return record
+        """All settings, as they are read back: a new row looks like one from a file."""
+        return dict(to_json(self))
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> RunSpec:
-        """The run described by a record; settings that did not exist when it was written have their defaults.
+    def from_json(cls, record: Any) -> RunSpec:
+        """The run of a record; settings that did not exist when it was written have their defaults.
 
         Raises:
-            InputError: Whatever is wrong with the record.
+            InputError: The record is not a run's.
         """
         try:
-            run = cls._from_json(record)
-            run.hash()  # what cannot be hashed is no setting
+            run = from_json(cls, record, "a run")
+            run.hash()  # a value that cannot be hashed is refused here
         except InputError:
             raise
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise InputError(f"a run's settings cannot be read ({first_line(error)})") from None
         return run
 
-    @classmethod
-    def _from_json(cls, record: Mapping[str, Any]) -> RunSpec:
-        parts = dict(record)
-        stream = dict(parts.get("stream") or {})
-        if stream.get("tasks"):
-            stream["tasks"] = tuple(tuple(task) for task in stream["tasks"])
-            if not all(isinstance(label, str | int) for task in stream["tasks"] for label in task):
-                raise InputError("a run's tasks must be lists of labels: study.json was altered")
-        if isinstance(stream.get("reading"), Mapping):
-            stream["reading"] = _made(Reading, stream["reading"])
-        if isinstance(stream.get("trial"), Mapping):
-            stream["trial"] = _made(Trial, stream["trial"])
-        parts["stream"] = _made(StreamSpec, stream)
-        parts["training"] = _made(Training, parts.get("training") or {})
-        parts["memory"] = _made(MemorySpec, parts["memory"]) if parts.get("memory") else None
-        parts["numbers"] = dict(parts.get("numbers") or {})
-        return _made(cls, parts)
+    def settings(self) -> dict[str, Any]:
+        """All settings by dotted names, hyper-parameters by their own names: columns of a table."""
+        record = self.to_json()
+        numbers = dict(record.pop("numbers"))
+        return {name: value for name, value in flat(record).items() if value is not None} | numbers
 
     def hash(self) -> str:
         return self._hash
@@ -267,7 +322,7 @@ class RunSpec:
         return content_hash({**record, "numbers": [shared, sorted(self.numbers)]})
 
     def walker_key(self) -> tuple[str, tuple[tuple[str, Any], ...]]:
-        """Those of a fleet with equal keys walk together: the method, and what all its runs have in common."""
+        """Runs of a fleet with equal keys form a method group: the method, and values that its runs share."""
         own = _per_run(self.method)
         return self.method, tuple(sorted((name, value) for name, value in self.numbers.items() if name not in own))
 
@@ -293,7 +348,7 @@ def reference_of(run: RunSpec, k: int) -> RunSpec:
 
 
 def learned_by(spec: RunSpec, stream: Stream) -> Stream:
-    """What a run learns of its stream: all tasks so far at once, if it is a reference."""
+    """The stream that a run learns: for a reference all tasks so far at once."""
     return stream if spec.reference is None else splits.union(stream, spec.reference)
 
 
@@ -314,9 +369,16 @@ def passes_of(spec: RunSpec, stream: Stream) -> float:
     return 1.0 + constraints * kept / spec.training.batch
 
 
-def content_hash(record: Any) -> str:
-    """The same for the same content, whatever the order of keys."""
-    return hashlib.sha256(json.dumps(record, sort_keys=True, default=list).encode()).hexdigest()[:32]
+def flat(content: Any, name: str = "") -> dict[str, Any]:
+    """The values of a JSON object by dotted names.
+
+    >>> flat({"a": {"b": 1, "c": [1, 2]}})
+    {'a.b': 1, 'a.c': [1, 2]}
+    """
+    if isinstance(content, Mapping):
+        parts = (flat(value, f"{name}.{key}".lstrip(".")) for key, value in content.items())
+        return {key: value for part in parts for key, value in part.items()}
+    return {name: content}
 
 
 def _unusual(record: Any) -> dict[str, Any]:
@@ -334,21 +396,3 @@ def _unusual(record: Any) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """NumPy's numbers, which sweeps often contain, as Python's."""
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _made(kind: type[Record], settings: Mapping[str, Any]) -> Record:
-    """A record from settings that come from a file: the names must be known and plain values of the right type."""
-    types = _types_of(kind)  # type: ignore[arg-type]
-    for name, value in settings.items():
-        if name not in types:
-            raise InputError(f"a run has no setting {name!r}: it was written by a newer version of rwalk")
-        kinds = get_args(types[name]) or (types[name],)
-        plain = set(kinds) <= {int, float, str, bool, type(None)}  # the rest is checked where it is made
-        if plain and not isinstance(value, (*kinds, int) if float in kinds else kinds):
-            raise InputError(f"a run's {name} cannot be {value!r}: study.json was altered")
-    return kind(**settings)
-
-
-@cache
-def _types_of(kind: type[Any]) -> dict[str, Any]:
-    return get_type_hints(kind)

@@ -1,4 +1,4 @@
-"""How far a study is, from its folder alone: nothing it names is imported, and no data are loaded."""
+"""The progress of a study, from its folder alone: no user code is imported, and no data are loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from rwalk.files import checked_json
 from rwalk.studies.claims import CLAIMS, Claims, read_claim
 from rwalk.studies.executors.join import OUTCOMES
 from rwalk.studies.store import Store
-from rwalk.studies.study import runs_of
 
 
 class Running(NamedTuple):
@@ -22,7 +21,7 @@ class Running(NamedTuple):
 
 
 class Status(NamedTuple):
-    """Runs by what has become of them; `left` is an estimate in seconds, if there is anything to base it on."""
+    """Counts of runs by their state; `left` is an estimate in seconds, None without finished runs."""
 
     total: int
     done: int
@@ -37,9 +36,9 @@ class Status(NamedTuple):
 
 def status_of(folder: Path) -> Status:
     store = Store(folder)
-    names = {run.hash(): f"{run.method} seed {run.seed}" for run in runs_of(store.study())}
+    names = {run.hash(): f"{run.method} seed {run.seed}" for run in store.study().runs}
     finished, times = _outcomes(folder, names)
-    done = {row["hash"] for row in store.rows()} & names.keys() | finished
+    done = {row.hash for row in store.rows()} & names.keys() | finished
     claims = [read_claim(path) for path in sorted(Claims(folder / CLAIMS).held().values())]
     running = tuple(each for claim in claims if (each := _running(claim, names)) is not None)
     span = max(times, default=0.0) - min(times, default=0.0)
@@ -60,7 +59,7 @@ def _outcomes(folder: Path, names: dict[str, str]) -> tuple[set[str], list[float
 
 
 def _running(claim: dict[str, Any], names: dict[str, str]) -> Running | None:
-    """What a claim says; None if it says nothing that can be shown."""
+    """The content of a claim; None if it cannot be shown."""
     runs, reference = claim.get("runs"), claim.get("reference")
     if not isinstance(runs, list) or not runs or not all(isinstance(key, str) for key in runs):
         return None

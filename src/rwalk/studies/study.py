@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,16 @@ from rwalk.data.streams import Stream
 from rwalk.engine.execution import lacked
 from rwalk.errors import InputError, unknown
 from rwalk.studies import lams, provenance
-from rwalk.studies.environment import environment
 from rwalk.studies.events import Finished, RowDone, Started, Stopped, Watch
-from rwalk.studies.executors import DTYPES, Context, Executor, Job, Keep, fleet_of
+from rwalk.studies.executors import DTYPES, Context, Executor, Keep, Outcomes, fleet_of
 from rwalk.studies.executors import find as find_executor
-from rwalk.studies.references import ReferenceCache, once_known
-from rwalk.studies.rows import SCHEMA, Row, row_of
+from rwalk.studies.provenance import environment
+from rwalk.studies.references import ReferenceCache
+from rwalk.studies.rows import Description, ReferenceOutcome, Row, Rows
 from rwalk.studies.specs import RunSpec, StreamSpec, content_hash, learned_by, reference_of, steps_of
-from rwalk.studies.store import Store, hash_of
+from rwalk.studies.store import Store
 from rwalk.studies.workers import Stop
 
-UNREADABLE = (TypeError, ValueError, KeyError, AttributeError)  # what a malformed record raises
 REFERENCES = ("final", "all", "none")
 
 logger = logging.getLogger(__name__)
@@ -35,11 +35,11 @@ logger = logging.getLogger(__name__)
 class Study:
     """Runs to compare, on one machine, with the references their intransigence is measured against.
 
-    reference         of which tasks: final, all or none, for all runs or for each
-    checkpoint_every  steps between checkpoints of a run; by default as often as 2 % of the time allows
-    executor          where runs are trained: an executor's name, or `package.module:Name`
+    reference         of which tasks: final, all or none, for all runs or for each.
+    checkpoint_every  steps between checkpoints of a run; by default as often as 2 % of the time allows.
+    executor          where runs are trained: an executor's name, or `package.module:Name`.
     keep              called with the runs of a fleet, and the fleet, once it has learned all its tasks:
-                      `rwalk.models.Keeper` writes their networks
+                      `rwalk.models.Keeper` writes their networks.
     """
 
     runs: tuple[RunSpec, ...]
@@ -69,33 +69,36 @@ class Study:
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
             raise InputError(f"checkpoint_every must be at least 1, not {self.checkpoint_every}")
         find_executor(self.executor).check_device(self.device)
-        names: dict[str, RunSpec] = {}
+        listed = set[str]()
         for run in self.runs:
             if run.dtype not in DTYPES:
                 raise unknown("dtype", run.dtype, DTYPES)
             run.learner()
-            if names.setdefault(run.hash(), run) is not run:
+            if run.hash() in listed:
                 strength = f" with λ = {run.lam:g}" if run.lam else ""
                 raise InputError(f"{run.method}{strength}, seed {run.seed}, is listed twice: drop one")
+            listed.add(run.hash())
+
+    @classmethod
+    def of(cls, description: Description, **where: Any) -> Study:
+        """The study of a study.json; `where` it is to run (data, device, workers …) is not in the file."""
+        return cls(description.runs, description.reference, **where)
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any], **where: Any) -> Study:
-        """The study that a study.json describes; `where` it is to run (data, device, workers …) is not in it."""
-        runs = runs_of(record)
+        """The study of a study.json's content.
+
+        Raises:
+            InputError: The content is not a study's.
+        """
         try:
-            reference = record["reference"]
-            study = cls(runs, tuple(reference) if isinstance(reference, list) else reference, **where)
-            expected = hash_of(record)
-        except InputError:
-            raise
-        except UNREADABLE as error:
-            raise _unreadable(error) from None
-        if record.get("hash") != expected:
-            raise InputError("study.json was altered (its settings do not match its hash): restore it")
-        return study
+            description = Description.from_json(record, sealed=True)
+        except InputError as error:
+            raise InputError(f"study.json {error}: restore it") from None
+        return cls.of(description, **where)
 
     def hash(self) -> str:
-        """A hash of what the study is, its runs and references, but not of where it runs."""
+        """A hash of the runs and references; the place of execution is not part of it."""
         return content_hash({"runs": [run.hash() for run in self.runs], "reference": self.reference})
 
     def stream(self, spec: StreamSpec) -> Stream:
@@ -104,38 +107,31 @@ class Study:
         return self._streams[spec]
 
     def prepare(self) -> None:
-        """Load the data and build a fleet of every kind, so that whatever is wrong with the study is found now."""
+        """Load the data and build a fleet of every kind, so that all its errors are raised now."""
         for spec in {(run.fleet_key(), run.walker_key()): run for run in self.runs}.values():
-            fleet_of("cpu", self.stream(spec.stream), [spec], fuse=False)  # to be looked at: no compiler is tried
+            fleet_of("cpu", self.stream(spec.stream), [spec], fuse=False)  # without trying the compiler
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Description:
         """The content of study.json."""
         distinct = dict.fromkeys(run.stream for run in self.runs)
-        data = [{"dataset": spec.dataset, "sha256": self.stream(spec).fingerprint()} for spec in distinct]
-        return {
-            "schema": SCHEMA,
-            "hash": self.hash(),
-            "runs": [run.to_json() for run in self.runs],
-            "reference": self.reference,
-            "data": data,  # a folder of images may change without changing its name
-            "environment": environment(self.device),
-        }
+        data = tuple({"dataset": spec.dataset, "sha256": self.stream(spec).fingerprint()} for spec in distinct)
+        return Description(self.hash(), self.runs, self.reference, data, environment(self.device))
 
     def current(self, rows: Iterable[Row], tell: Callable[[str], None] = lambda line: None) -> dict[str, Row]:
         """The rows, by hash, that this study's runs would give today; `tell` why not, for the others."""
         runs = {run.hash(): run for run in self.runs}
         found, reasons = {}, Counter[str]()
         for row in rows:
-            if (run := runs.get(row["hash"])) is None:
+            if (run := runs.get(row.hash)) is None:
                 continue
             # Data are compared only if they are loaded: looking at finished rows does not need them.
             loaded = self._streams.get(run.stream)
             data = None if loaded is None else loaded.fingerprint()
-            outdated = provenance.outdated(row["made"], run, data, self.device)
+            outdated = provenance.outdated(row.made, run, data, self.device)
             if outdated:
                 reasons["; ".join(outdated)] += 1
             else:
-                found[row["hash"]] = row
+                found[row.hash] = row
         for reason, count in reasons.items():
             tell(f"{count} finished run{'s are' if count > 1 else ' is'} trained again: {reason}")
         return found
@@ -148,7 +144,7 @@ class Study:
         """The reference runs that this study needs, or some of its runs."""
         wanted = {}
         for run in self.runs if runs is None else runs:
-            # A run that goes by a λ it chose is none of `runs`: it may wait for any of its references.
+            # A run with a λ that it chose is not among `runs`: it may wait for any of its references.
             kind = self._kinds.get(run.hash(), "all" if isinstance(self.reference, tuple) else self.reference)
             if kind == "none":
                 continue
@@ -174,22 +170,30 @@ class Study:
         watch: Watch = lambda event: None,
         stop: Stop = lambda: False,
         only: Collection[str] | None = None,
-    ) -> list[Row]:
-        """Run what is missing; rows in the order of `runs`, written to the store as they finish.
+    ) -> Rows:
+        """Train the missing runs; unfinished ones resume from their checkpoints in the store.
 
-        Unfinished runs resume from their checkpoints in the store. `stop` is asked continually: once it says yes,
-        runs in progress are saved and KeyboardInterrupt is raised. If `only` is given, only runs of these methods
-        are run, and the rows that exist afterwards are returned.
+        Args:
+            store: Rows are written to it as they finish.
+            watch: Takes the events.
+            stop: Checked continually; once it is true, all runs are saved and KeyboardInterrupt is raised.
+            only: Methods; if given, only their runs are trained.
+
+        Returns:
+            The rows that exist now, in the order of the runs.
         """
         done = self.current(store.rows() if store else [], tell=logger.warning)
         missing = self.missing(done, only)
         try:
-            self._train_missing(missing, done, store, watch, stop)
+            with closing(self._trained(missing, store, watch, stop)) as trained:
+                for row in trained:
+                    done[row.hash] = row
+                    watch(RowDone(row))
         except BaseException as error:
             watch(Stopped(len(done), len(self.runs), str(error) or type(error).__name__))
             raise
-        rows = [done[known] for known in (run.hash() for run in self.runs) if known in done]
-        without = sum(bool(lacked(row["made"].get("execution", ""))) for row in rows)
+        rows = Rows(done[known] for known in (run.hash() for run in self.runs) if known in done)
+        without = sum(bool(lacked(row.made.execution or "")) for row in rows)
         if missing and 0 < without < len(rows):
             logger.warning(
                 "%d of %d runs were trained without a compiler: results differ from compiled runs",
@@ -197,55 +201,69 @@ class Study:
                 len(rows),
             )
         if store:
-            (store.settle if len(rows) == len(self.runs) else store.rest)(rows)
+            (store.settle if len(rows) == len(self.runs) else store.rest)(rows, stop)
         watch(Finished(tuple(rows)))
         return rows
 
-    def _train_missing(
-        self, missing: list[RunSpec], done: dict[str, Row], store: Store | None, watch: Watch, stop: Stop
-    ) -> None:
-        """Train these runs, and their references where necessary; their rows are added to `done`."""
+    def _trained(
+        self, missing: Sequence[RunSpec], store: Store | None, watch: Watch, stop: Stop
+    ) -> Generator[Row]:
+        """The rows of these runs, once they are stored; references and trials are trained where necessary."""
         if not missing:
             return
         trials = lams.trials_for(missing, self.stream)
         references, cache = self.references(missing), ReferenceCache(self._context(None), self.cache)
-        known = {spec.hash(): cache.recall(spec) for spec in references}
-        untrained = [spec for spec in references if known[spec.hash()] is None]
-        judged = {spec.hash(): found for spec in trials if (found := cache.recall(spec)) is not None}
+        known, judged = cache.recall_all(references), cache.recall_all(trials)
+        untrained = [spec for spec in references if spec.hash() not in known]
         untried = [spec for spec in trials if spec.hash() not in judged]
         watch(Started((*untrained, *untried, *missing), len(self.runs)))
         with self._executor(len(untrained) + len(untried) + len(missing), store, stop) as executor:
-            judged |= lams.train(untried, executor, cache, watch)
+            for job, outcomes in executor.train(untried, watch):
+                for trial, outcome in zip(job, outcomes, strict=True):
+                    judged[trial.hash()] = lams.judged_by(outcome)  # type: ignore[arg-type]
+                    cache.remember(trial, judged[trial.hash()])
+                executor.forget(job)
             choices = lams.chosen(missing, self.stream, judged)
             ready, owners = lams.ready(missing, choices)
-
-            def learn(job: Job, outcomes: Sequence[Any]) -> None:
-                for spec, outcome in zip(job, outcomes, strict=True):
-                    if reason := outcome["stopped"]:
-                        logger.warning("%s has no reference, so I is unknown: %s", _named(spec), reason)
-                    else:
-                        cache.remember(spec, outcome)
-                        known[spec.hash()] = outcome
-                executor.forget(job)
-
-            def of_its_own(run: RunSpec) -> dict[str, Any]:
-                """The references it asks for: others may have asked for more of the same models."""
-                return {spec.hash(): known[spec.hash()] for spec in self.references([run])}
-
             # References and runs together, so that no worker waits for the last reference.
-            trained = executor([*untrained, *ready], lams.renamed(watch, owners))
-            for job, outcomes in once_known(trained, untrained, self.references, learn):
-                rows = [
-                    row_of(run, outcome, of_its_own(run), choices.get(run.hash()))
-                    for spec, outcome in zip(job, outcomes, strict=True)
-                    for run in owners[spec.hash()]
-                ]
+            finished = executor.train([*untrained, *ready], lams.renamed(watch, owners))
+            for job, outcomes in self._with_references(finished, untrained, known, cache, executor):
+                rows = []
+                for spec, outcome in zip(job, outcomes, strict=True):
+                    for run in owners[spec.hash()]:
+                        # Only the references that it needs: other runs may need more of the same models.
+                        own = {each.hash(): known.get(each.hash()) for each in self.references([run])}
+                        rows.append(Row.of(run, outcome, own, *choices.get(run.hash(), ())))  # type: ignore[arg-type]
                 if store:
                     store.add(*rows)
                 executor.forget(job)
-                for row in rows:
-                    done[row["hash"]] = row
-                    watch(RowDone(row))
+                yield from rows
+
+    def _with_references(
+        self,
+        finished: Iterable[Outcomes],
+        untrained: Sequence[RunSpec],
+        known: dict[str, ReferenceOutcome],
+        cache: ReferenceCache,
+        executor: Executor,
+    ) -> Iterator[Outcomes]:
+        """The runs among runs and references that were trained together, once all their references are `known`."""
+        awaited, held = {spec.hash() for spec in untrained}, list[Outcomes]()
+        for job, outcomes in finished:
+            if job[0].reference is None:
+                held.append((job, outcomes))
+            else:
+                for spec, outcome in zip(job, outcomes, strict=True):
+                    awaited.discard(spec.hash())
+                    if outcome.stopped:
+                        logger.warning("%s has no reference, so I is unknown: %s", _named(spec), outcome.stopped)
+                    else:
+                        known[spec.hash()] = outcome  # type: ignore[assignment]
+                        cache.remember(spec, known[spec.hash()])
+                executor.forget(job)
+            waits = [any(spec.hash() in awaited for spec in self.references(runs)) for runs, _ in held]
+            yield from [each for each, waiting in zip(held, waits, strict=True) if not waiting]
+            held = [each for each, waiting in zip(held, waits, strict=True) if waiting]
 
     def _executor(self, jobs: int, store: Store | None, stop: Stop) -> Executor:
         several = self.device == "cuda" and torch.cuda.device_count() > 1
@@ -258,20 +276,6 @@ class Study:
         checkpoints = store.checkpoints if store else None
         code = tuple(dict.fromkeys(name for run in self.runs for name in run.own_code()))
         return Context(self.device, dict(self._streams), checkpoints, self.checkpoint_every, self.keep, code)
-
-
-def runs_of(record: Mapping[str, Any]) -> tuple[RunSpec, ...]:
-    """The runs that a study.json describes; nothing they name is imported yet."""
-    try:
-        return tuple(RunSpec.from_json(run) for run in record["runs"])
-    except InputError:
-        raise
-    except UNREADABLE as error:
-        raise _unreadable(error) from None
-
-
-def _unreadable(error: Exception) -> InputError:
-    return InputError(f"study.json cannot be read by this version of rwalk ({error})")
 
 
 def _named(spec: RunSpec) -> str:

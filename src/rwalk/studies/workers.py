@@ -15,12 +15,12 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from types import FrameType
 from typing import Any, Protocol
 
 import torch.multiprocessing as multiprocessing
 
 from rwalk.errors import InputError
-from rwalk.studies.interrupts import Interrupts
 from rwalk.threads import few_threads
 
 GRACE = 30.0  # seconds a worker has to save and go
@@ -35,38 +35,38 @@ class WorkerDied(RuntimeError):
 
 
 class Work(Protocol):
-    """Does a job; asks `stop` now and then, and if it says yes, saves and raises KeyboardInterrupt."""
+    """Does a job. It checks `stop` now and then; where that is true, it saves and raises KeyboardInterrupt."""
 
-    def __call__(self, context: Any, job: Any, report: Callable[[Any], None], stop: Stop, /) -> Any: ...
-
-
-class Crew(Protocol):
-    """Does jobs, somewhere, while it is entered."""
-
-    def __enter__(self) -> Any: ...
-
-    def __exit__(self, *error: Any) -> None: ...
-
-    def run(self, jobs: Sequence[Any], report: Report, stop: Stop, /) -> Iterator[tuple[int, Any]]:
-        """(job number, result) as they finish; once `stop` says yes, all save, and KeyboardInterrupt is raised."""
-        ...
+    def __call__(self, shared: Any, job: Any, report: Callable[[Any], None], stop: Stop, /) -> Any: ...
 
 
-class Alone:
-    """No process is started: one job after the other, right here."""
+class Interrupts:
+    """SIGINT and SIGTERM as a condition: the first signal sets it, a second one ends the process at once.
 
-    def __init__(self, work: Work, shared: Any) -> None:
-        self.work, self.shared = work, shared
+    Training checks it after every step. Where it is set, the caller saves its work and raises KeyboardInterrupt.
+    """
 
-    def __enter__(self) -> Alone:
+    def __init__(self, *signals: signal.Signals) -> None:
+        self.caught: int | None = None
+        self._signals = signals or (signal.SIGINT, signal.SIGTERM)
+        self._before: dict[int, Any] = {}
+
+    def __call__(self) -> bool:
+        return self.caught is not None
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():  # no other thread may handle signals
+            self._before = {number: signal.signal(number, self._note) for number in self._signals}
         return self
 
     def __exit__(self, *error: object) -> None:
-        return None
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
-    def run(self, jobs: Sequence[Any], report: Report, stop: Stop) -> Iterator[tuple[int, Any]]:
-        for number, job in enumerate(jobs):
-            yield number, self.work(self.shared, job, partial(report, number), stop)
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.caught is not None:
+            raise KeyboardInterrupt
+        self.caught = number
 
 
 class Pool:
@@ -152,12 +152,12 @@ def _heard(worker: Any) -> tuple[str, int, Any]:
 @few_threads(1)
 def _serve(work: Work, shared: Any, pool: Connection, parent: int) -> None:
     def stopping() -> bool:
-        if os.getppid() != parent:  # its folder may be another's by now: nothing must be written any more
+        if os.getppid() != parent:  # its folder may be another's by now: write nothing
             os._exit(1)
         return interrupts()
 
     def tell(kind: str, number: int, content: Any) -> None:
-        with suppress(OSError):  # the pool was left, and nobody listens any more
+        with suppress(OSError):  # the pool was left
             pool.send((kind, number, content))
 
     with Interrupts(signal.SIGTERM) as interrupts:
@@ -178,7 +178,7 @@ def _serve(work: Work, shared: Any, pool: Connection, parent: int) -> None:
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """A process begun here never hears of Ctrl-C, which a terminal sends to all: it is the parent's to handle."""
+    """Processes begun here ignore Ctrl-C, which a terminal sends to all: the parent handles it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

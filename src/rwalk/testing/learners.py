@@ -23,7 +23,7 @@ from rwalk.parts import Part, per_run
 from rwalk.projectors import Projector
 from rwalk.registry import imported
 from rwalk.solvers import Solver
-from rwalk.studies.executors.widths import fleets
+from rwalk.studies.executors.base import fleets
 from rwalk.studies.specs import RunSpec
 from rwalk.testing import settings
 from rwalk.testing.claims import Check, claim, listed

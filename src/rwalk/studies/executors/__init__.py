@@ -1,4 +1,4 @@
-"""Where runs are trained.
+"""Executors: where runs are trained.
 
 One file each; a new file in this folder is found automatically, by its executor's name.
 """

@@ -1,27 +1,40 @@
-"""What happens in a worker process of Ray's: one job, its news on the way, and its answer."""
+"""The worker's side of the Ray executor: a job, its news, its answer, and the parcel of data and code."""
 
 from __future__ import annotations
 
+import atexit
+import io
 import pickle
 import secrets
+import shutil
 import signal
+import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 import rwalk
 from rwalk.errors import InputError
-from rwalk.studies.executors.parcels import unpacked
-from rwalk.studies.interrupts import Interrupts
-from rwalk.studies.workers import Work
+from rwalk.studies import sources
+from rwalk.studies.workers import Interrupts, Work
 
 LETTERS = 1.0  # seconds between letters: each is a task for the cluster, and short runs need none
+MOST_CODE = 100 << 20  # bytes; a larger package has data in it
 
 
 class News(NamedTuple):
-    """What an attempt at a job has reported, from its `first` report on; if it dies, another attempt follows."""
+    """The news of one attempt at a job, from its `first` report on; if it dies, another attempt follows."""
 
     round: int
     job: int
@@ -31,7 +44,7 @@ class News(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What became of a job (done, stopped, refused, failed), its result or why there is none, and all its news."""
+    """The end of a job (done, stopped, refused, failed), its result or the reason, and all its news."""
 
     kind: str
     content: Any
@@ -90,3 +103,70 @@ def _opened(shared: Any) -> Any:
     import ray
 
     return unpacked(ray.get(shared))
+
+
+# ── parcels ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Parcel(NamedTuple):
+    """A value as bytes, its tensors as arrays, and the files of the code it needs, by their relative paths."""
+
+    code: dict[str, bytes]
+    content: bytes
+    arrays: list[NDArray[np.uint8]]
+
+
+def packed(value: Any, code: Sequence[str] = ()) -> Parcel:
+    """A value and the user's own code, named `package.module:name`, that will be imported where it arrives."""
+    buffers: list[pickle.PickleBuffer] = []
+    file = io.BytesIO()
+    _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
+    arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
+    return Parcel(_files_of(code), file.getvalue(), arrays)
+
+
+def unpacked(parcel: Parcel) -> Any:
+    if parcel.code:
+        _make_importable(parcel.code)
+    return pickle.loads(parcel.content, buffers=parcel.arrays)
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors by their memory, which is then not copied."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.device.type == "cpu" and not value.requires_grad:
+            with suppress(TypeError):  # a type that NumPy lacks
+                return _tensor, (value.contiguous().numpy(),)
+        return NotImplemented
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the memory is read-only, and nothing writes into data
+        return torch.from_numpy(array)
+
+
+def _files_of(code: Sequence[str]) -> dict[str, bytes]:
+    """Modules that are one file, and whole packages: they may have files beside their source."""
+    files: dict[str, bytes] = {}
+    for top in sources.carried(name.partition(":")[0] for name in code):
+        inside = top.rglob("*") if top.is_dir() else [top]
+        for path in inside:
+            if path.is_file() and "__pycache__" not in path.parts:
+                if sum(map(len, files.values())) + path.stat().st_size > MOST_CODE:
+                    raise InputError(f"{top} is too large to send to every machine: install it on them")
+                files[str(path.relative_to(top.parent))] = path.read_bytes()
+    return files
+
+
+def _make_importable(files: dict[str, bytes]) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="rwalk-code-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    brought = {Path(name).parts[0].removesuffix(".py") for name in files}
+    for name in [each for each in sys.modules if each.partition(".")[0] in brought]:
+        del sys.modules[name]  # an earlier study of the same program brought an older version
+    sys.path.insert(0, str(folder))

@@ -6,11 +6,11 @@ One file each; a new file in this folder is found automatically, by its tracker'
 from __future__ import annotations
 
 from rwalk.registry import discovered, found
-from rwalk.studies.trackers.base import Subject, Tracker
+from rwalk.studies.trackers.base import Subject, Tracker, Tracking, export
 
 TRACKERS: dict[str, type[Tracker]] = discovered(__name__, Tracker)
 
-__all__ = ["TRACKERS", "Subject", "Tracker", "find"]
+__all__ = ["TRACKERS", "Subject", "Tracker", "Tracking", "export", "find"]
 
 
 def find(name: str) -> type[Tracker]:

@@ -11,12 +11,13 @@ from typing import Any, ClassVar, Self
 
 from rwalk.errors import InputError
 from rwalk.showing import shown
+from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.trackers.base import Subject, Tracker, digest, measures, settings, title
 
-STUDY, ROW, DIGEST = "rwalk.study", "rwalk.row", "rwalk.digest"  # tags: what a run is of
+STUDY, ROW, DIGEST = "rwalk.study", "rwalk.row", "rwalk.digest"  # tags of a run
 PARENT = "mlflow.parentRunId"  # the tag by which MLflow nests runs
-# Unless the user says otherwise: a server that is gone is noticed in seconds, and our output stays our own.
+# Defaults for the user's variables: a dead server is noticed in seconds, and MLflow prints nothing.
 QUICK_AND_QUIET = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 
 
@@ -72,11 +73,11 @@ class MLflow(Tracker):
         metrics = [Metric(name, value, now, step) for name, value in values.items()]
         self._client.log_batch(self._ids[run.hash()], metrics=metrics)
 
-    def finish(self, run: RunSpec, row: Mapping[str, Any]) -> None:
-        self.log(run, measures(row), len(row["accuracy"]["single"]))
+    def finish(self, run: RunSpec, row: Row) -> None:
+        self.log(run, measures(row), row.tasks)
         this = self._ids[run.hash()]
-        if row["stopped"]:
-            self._client.set_tag(this, "rwalk.stopped", shown(row["stopped"]))
+        if row.stopped:
+            self._client.set_tag(this, "rwalk.stopped", shown(row.stopped))
         self._client.set_terminated(this)
         self._client.set_tag(this, DIGEST, digest(row))
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from rwalk.errors import InputError
 from rwalk.files import write_atomically
+from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.trackers.base import Subject, Tracker, digest, measures, settings, title
 
@@ -48,11 +49,11 @@ class TensorBoard(Tracker):
         for name, value in values.items():
             self._writers[run.hash()].add_scalar(name, value, step)
 
-    def finish(self, run: RunSpec, row: Mapping[str, Any]) -> None:
+    def finish(self, run: RunSpec, row: Row) -> None:
         from torch.utils.tensorboard.summary import hparams
 
         found = measures(row)
-        self.log(run, found, len(row["accuracy"]["single"]))
+        self.log(run, found, row.tasks)
         writer = self._writers.pop(run.hash())
         for summary in hparams(settings(run), found):
             writer.file_writer.add_summary(summary)

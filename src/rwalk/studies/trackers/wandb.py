@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 from rwalk.errors import InputError
 from rwalk.files import write_atomically
 from rwalk.showing import all_shown
+from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec, content_hash
 from rwalk.studies.trackers.base import Subject, Tracker, digest, measures, settings, title
 
@@ -68,10 +69,10 @@ class WandB(Tracker):
         axis = "step" if "loss" in values else "task"
         self._runs[run.hash()].log({**values, axis: step})
 
-    def finish(self, run: RunSpec, row: Mapping[str, Any]) -> None:
+    def finish(self, run: RunSpec, row: Row) -> None:
         begun = self._runs.pop(run.hash())
-        begun.log({**measures(row), "task": len(row["accuracy"]["single"])})
-        begun.summary.update({"rwalk.row": run.hash(), "rwalk.stopped": all_shown(row["stopped"])})
+        begun.log({**measures(row), "task": row.tasks})
+        begun.summary.update({"rwalk.row": run.hash(), "rwalk.stopped": all_shown(row.stopped)})
         begun.finish()
         self._written[run.hash()] = digest(row)
         write_atomically(self._note, json.dumps(self._written, indent=1) + "\n")
@@ -107,7 +108,7 @@ class WandB(Tracker):
 
 
 def _check_login() -> None:
-    """Before the study: W&B would ask for a key on the terminal, in the middle of it."""
+    """Check for a key before the study: W&B would prompt for it in the middle."""
     import wandb
 
     if not wandb.login(prompt=False):
