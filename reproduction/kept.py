@@ -92,7 +92,7 @@ def pack(results: Path) -> list[Path]:
     for file in sorted(results.glob("*/runs.jsonl")):
         store = Store(file.parent)
         name, rows = file.parent.name, store.rows()
-        if {run.hash() for run in store.study().runs} - {row.hash for row in rows}:
+        if set(store.study().hashes()) - {row.hash for row in rows}:
             continue  # it has unfinished runs
         written.append(write(results, name, file.read_bytes(), listed))
         shutil.rmtree(file.parent)

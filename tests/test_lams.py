@@ -19,7 +19,7 @@ from rwalk.models import Keeper
 from rwalk.studies import Study, lams
 from rwalk.studies.events import Event, Started, Stepped, Trained
 from rwalk.studies.lams import FIRST_TASKS, choose, trials_of
-from rwalk.studies.rows import ReferenceOutcome
+from rwalk.studies.rows import Made, Outcome, ReferenceOutcome
 from rwalk.studies.specs import RunSpec, StreamSpec, Trial
 from rwalk.studies.store import Store
 from rwalk.training import Training
@@ -191,3 +191,10 @@ def test_the_command_line(tmp_path: Path) -> None:
 def test_what_has_no_lam_cannot_seek_one() -> None:
     with pytest.raises(InputError, match="no 'lam'"):
         Study((RunSpec(method="er", numbers={"lam": "auto"}, memory=MemorySpec(2)),))
+
+
+def test_trial_without_a_compiler_is_kept_apart_as_a_reference_is() -> None:
+    matrix = [[0.5, None], [0.25, 1.0]]
+    made = Made(execution="eager (no working compiler)")
+    outcome = Outcome(accuracy={"single": matrix, "multi": matrix}, stopped=None, made=made)
+    assert lams.judged_by(outcome) == ReferenceOutcome(0.625, 0.625, execution="eager (no working compiler)")
