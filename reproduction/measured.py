@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from reproduction import kept
 from reproduction.experiments import EXPERIMENTS, Entry
 from reproduction.questions import QUESTIONS
+from rwalk.report.results import Summary, summarise
 from rwalk.report.statistics import Mean
-from rwalk.report.summary import Summary, summarise
 from rwalk.studies import provenance
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.store import Row
@@ -51,7 +51,11 @@ class Measured:
     def machine(self, name: str) -> str:
         """The machine that trained an experiment, if any."""
         shown = [summary for _, summary in self.entries(name) if summary]
-        wanted = {RunSpec.from_json({**each.spec, "seed": seed}).hash() for each in shown for seed in each.seeds}
+        wanted = {
+            RunSpec.from_json({**each.spec.to_json(), "seed": seed}).hash()
+            for each in shown
+            for seed in each.seeds
+        }
         known = {**self.rows, **{row["hash"]: row for row in self.own_rows(name)}}
         rows = [row for run, row in known.items() if run in wanted]
         if said := provenance.mixture(rows):

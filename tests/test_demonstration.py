@@ -27,7 +27,7 @@ from rwalk.demonstration import runs as demonstration
 from rwalk.demonstration import story
 from rwalk.demonstration.picture import LINE, _apart, picture
 from rwalk.demonstration.story import Way
-from rwalk.report.summary import summarise
+from rwalk.report.results import summarise
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.store import Store
 
@@ -106,12 +106,12 @@ def test_all_tasks_have_a_sentence_of_their_own() -> None:
     ways = [replace(way, average=100 - way.first[:, -1]) for way in made_up(LEFT)]
     protected = [100 - LEFT[method] for method in PROTECTED]
     said = story.of_all(ways)
-    assert said.startswith("Of all tasks: ") and f"{min(protected):.0f} to {max(protected):.0f} %" in said
+    assert said.startswith("Over all tasks: ") and f"{min(protected):.0f} to {max(protected):.0f} %" in said
 
 
 def test_when_nothing_came_to_its_end_the_sentence_says_so() -> None:
     ways = made_up(dict.fromkeys(LEFT, NAN))
-    assert story.sentence(ways) == "No run came to its end, so there is nothing to say."
+    assert story.sentence(ways) == "No run finished, so there is no result."
     assert "in 0 of 0 cases" in story.pairs(ways) and story.of_all(ways) == ""
     ElementTree.fromstring(picture(ways))
 
@@ -133,7 +133,7 @@ def test_every_line_bears_its_name_and_none_covers_another() -> None:
     assert set(names) <= set(texts) and not any(text and text.startswith("PI") for text in texts)
     heights = sorted(float(texts[name].attrib["y"]) for name in names)
     assert min(np.diff(heights)) >= LINE - 0.2  # heights are written with one decimal
-    assert len(drawn.findall(".//{*}polyline")) == len(names)
+    assert len(drawn.findall(".//{*}polyline")) == len(drawn.findall(".//{*}polygon")) == len(names)
     best = min(names, key=lambda name: float(texts[name].attrib["y"]))
     assert best == "closed form 97 %", "the higher, the better"
 

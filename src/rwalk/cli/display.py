@@ -23,8 +23,9 @@ def _show_tables(rows: list[Row], folder: Path) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from rwalk.report.summary import heads_agree, summarise
-    from rwalk.report.tables import BOTH, result_table
+    from rwalk.report.results import heads_agree, summarise
+    from rwalk.report.tables import result_table
+    from rwalk.report.words import BOTH, HEAD_NAMES
     from rwalk.showing import shown
     from rwalk.studies.provenance import mixture
 
@@ -41,7 +42,7 @@ def _show_tables(rows: list[Row], folder: Path) -> None:
             console.print(f"[red]stopped[/red]: {escape(row['method'])}, seed {row['seed']}: {reason}")
     written = "study.json, runs.jsonl"
     try:
-        from rwalk.report.figures import HEAD_NAMES, Block, accuracy_over_time
+        from rwalk.report.figures import Block, accuracy_over_time
 
         named = {"single": ""} if len(heads) == 1 else HEAD_NAMES
         blocks = [Block(head, summaries, f"{name} accuracy %".lstrip()) for head, name in named.items()]

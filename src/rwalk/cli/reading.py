@@ -39,7 +39,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="the page to write (default: FOLDER/report.html, of several ./report.html)")
     ] = None,
-    title: Annotated[str, typer.Option(help="the page's title (default: the folders' names)")] = "",
+    title: Annotated[str, typer.Option(help="the page's title (default: the methods and the data)")] = "",
     watch: Annotated[
         bool, typer.Option("--watch", help="show the page of a study while it runs, at an address of this machine")
     ] = False,
@@ -76,6 +76,6 @@ def _serve(folders: list[Path], title: str, port: int) -> None:
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda *_: threading.Thread(target=server.shutdown).start())
     with server:
-        say(f"{server.address} follows {server.watched.title}; Ctrl-C ends it")
+        say(f"{server.address} follows {', '.join(map(str, folders))}; Ctrl-C ends it")
         server.serve_forever(poll_interval=0.2)
     print("stopped; rwalk report writes the page")

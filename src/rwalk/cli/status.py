@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rwalk.cli.options import say
+from rwalk.showing import duration
 
 
 def status(folder: Annotated[Path, typer.Argument(help="a study folder")]) -> None:
@@ -15,7 +16,7 @@ def status(folder: Annotated[Path, typer.Argument(help="a study folder")]) -> No
     from rwalk.studies.status import status_of
 
     found = status_of(folder)
-    left = f", about {found.left / 60:.0f} min left" if found.left and found.done < found.total else ""
+    left = f", about {duration(found.left)} left" if found.left and found.done < found.total else ""
     at_work = len(found.running)
     say(f"{found.done} of {found.total} runs done, {at_work} being trained, {found.waiting} waiting{left}")
     for each in found.running:

@@ -9,10 +9,10 @@ from rich.bar import Bar
 from rich.table import Table
 from rich.text import Text
 
-from rwalk.demonstration.picture import colour
 from rwalk.demonstration.runs import UNPROTECTED
 from rwalk.demonstration.story import Way
-from rwalk.report.summary import mean_and_deviation
+from rwalk.report.looks import colour
+from rwalk.report.statistics import mean_and_deviation
 
 BAR = 16  # characters of a bar of 100 %
 GREY = "#888888"  # for no protection: the picture's is too dark for a dark terminal
@@ -29,7 +29,7 @@ def table(ways: Sequence[Way]) -> Table:
     shown.add_column("", width=BAR)
     shown.add_column("all tasks,\nat the end", justify="right", no_wrap=True)
     for way in ways:
-        shade = GREY if way.method == UNPROTECTED else colour(way)
+        shade = GREY if way.method == UNPROTECTED else colour(way.method)
         bar = Bar(100, 0, way.left if way.is_known else 0, width=BAR, color=shade)
         shown.add_row(Text(way.name, style="bold"), *map(_percent, way.curve), bar, _spread(way))
     return shown

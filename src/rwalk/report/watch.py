@@ -16,7 +16,7 @@ from typing import Any
 
 from rwalk.errors import InputError
 from rwalk.report import results
-from rwalk.report.html import render, title_of
+from rwalk.report.html import render
 from rwalk.report.results import Results
 from rwalk.report.sections import NOTHING, Published
 from rwalk.studies.curves import NAME as LOSSES
@@ -43,7 +43,7 @@ class Watched:
 
     def __init__(self, folders: Sequence[Path], title: str = "", published: Published = NOTHING) -> None:
         self.folders = folders
-        self.title = title or title_of(folders)
+        self.title = title
         self.published = published
         self._lock = threading.Lock()
         self._page = ""
