@@ -320,7 +320,7 @@ SHORT = ["--steps=2", "--seeds=1", "--reference=none", "--workers=1", "--quiet",
 
 @pytest.fixture
 def own_module(surroundings: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """A module in the working folder, which Python does not look into by itself; what is returned forgets it."""
+    """A module in the working folder, which Python does not search by itself, and a function to remove it."""
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
     Path("own.py").write_text(OWN)
 
@@ -412,7 +412,7 @@ def test_resume_imports_no_method_sampler_or_augmentation_a_file_names_unless_to
         refused(rwalk("resume", "study"), "imports code: add --trust harmful:")
 
 
-# ── what is refused, before anything is written ───────────────────────────────────────────────────────────
+# ── refusals, before anything is written ──────────────────────────────────────────────────────────────────
 
 REFUSED = {
     "--dataset=digit": "did you mean 'digits'",
@@ -634,7 +634,7 @@ def test_nasty_texts_are_one_clear_line(option: str, rwalk: Rwalk, harmless: lis
 def test_a_cuda_device_that_does_not_exist_is_refused_before_the_driver_is_asked(
     count: int, said: str, rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a driver says about it, and when, differs between machines; how many devices it has does not."""
+    """The messages of drivers differ between machines; the number of devices does not."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     line = rwalk("run", "--device=cuda:99", "--out=out")
     refused(line, f"device 'cuda:99' cannot be used (this machine has {said}): give cpu, or auto\n")
@@ -653,7 +653,7 @@ def test_no_text_makes_it_fail_otherwise(name: str, text: str, rwalk: Rwalk, har
     assert not Path("out").exists()
 
 
-# ── what it takes to start ────────────────────────────────────────────────────────────────────────────────
+# ── starting ─────────────────────────────────────────────────────────────────────────────────────────────
 
 LEAN = """
 import sys

@@ -1,4 +1,4 @@
-"""`rwalk check` says how far two checkpoints are apart, and its exit code stops a pipeline."""
+"""`rwalk check` prints the drift between two checkpoints, and its exit code stops a pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demonstration: what it trains, how its settings were chosen, and words that are true whatever comes out."""
+"""The demonstration: its runs, the choice of its settings, and its sentences for any result."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ LEFT = {"vanilla": 26.0, "ewc": 52.0, "ewc++": 61.0, "pi": 59.0, "rwalk": 55.0, 
 
 
 def made_up(left: Mapping[str, float], seeds: int = 3) -> list[Way]:
-    """Ways to learn that fall from 98 % to what is left; NaN where every run stopped."""
+    """Methods that fall from 98 % to these percentages; NaN where every run stopped."""
     return [
         Way(method, np.tile(np.linspace(98, each, 5), (seeds, 1)), np.full(seeds, each))
         for method, each in left.items()
     ]
 
 
-# ── what is kept in the repository ────────────────────────────────────────────────────────────────────────
+# ── files of the repository ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_every_strength_is_the_best_on_validation_data() -> None:
@@ -197,7 +197,7 @@ def context_of(command: Any, words: list[str]) -> Any:
 
 
 def test_options_about_how_a_study_runs_do_not_end_the_demonstration() -> None:
-    """All that `rwalk resume` takes says how, and so does a new option that is made with `how`."""
+    """All options of `rwalk resume` count as `how`, and so does a new option made with `how`."""
     commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
     resumed = {each.name for each in commands["resume"].params}
     seen = 0

@@ -1,4 +1,4 @@
-"""The report: what it reads, what it groups, what it concludes, and the page as text."""
+"""The report: reading, grouping, verdicts, and the page as text."""
 
 from __future__ import annotations
 
@@ -182,11 +182,11 @@ def test_a_method_has_one_colour_whatever_it_is_shown_with() -> None:
     assert len(set(looks.places(["mas", "l2", "own:Part", *looks.OWNERS[:9]]).values())) == 12
 
 
-# ── what is concluded ────────────────────────────────────────────────────────────────────────────────────────────
+# ── verdicts ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def scored(accuracies: dict[str, list[float]], memory: MemorySpec | None = None) -> list[Row]:
-    """Rows of methods whose runs know every task equally well: seed by seed, this well."""
+    """Rows of methods with one accuracy on all tasks, seed by seed."""
     rows = []
     for method, values in accuracies.items():
         for seed, value in enumerate(values):
@@ -278,11 +278,11 @@ def test_chance_is_welchs_and_the_correction_is_holms() -> None:
     assert holm(p) == pytest.approx([max(running[: rank + 1]) for rank in range(6)])
 
 
-# ── what a study's folder has beside rows ────────────────────────────────────────────────────────────────────────
+# ── files beside the rows ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_losses_costs_and_commands_are_kept_and_shown(tmp_path: Path) -> None:
-    """And rows know nothing of them: they are what they would be without."""
+    """Rows do not contain them, and are the same without them."""
     options = [
         "--methods=vanilla,rwalk",
         "--seeds=1",
@@ -377,11 +377,11 @@ def test_watching_serves_this_machine_alone_and_ends_cleanly(ending: signal.Sign
         assert process.stdout
         address = process.stdout.readline().split()[0]
         root = urlsplit(address).path
-        assert len(root) > 16 and asked(address, "/")[0] == 404, "only who knows the address gets the page"
+        assert len(root) > 16 and asked(address, "/")[0] == 404, "the page needs the whole address"
         assert "connect-src" in asked(address, root)[1]
         assert json.loads(asked(address, f"{root}state.json")[1])["status"].startswith("All 4 runs")
         assert asked(address, f"{root}elsewhere")[0] == asked(address, f"/x{root}")[0] == 404
-        assert asked(address, root, Host="elsewhere.example")[0] == 403  # a name that somebody made lead here
+        assert asked(address, root, Host="elsewhere.example")[0] == 403  # another name that leads here
         process.send_signal(ending)
         out, err = process.communicate(timeout=little.PATIENCE)
     finally:
@@ -410,7 +410,7 @@ def test_watching_answers_beside_many_idle_connections(
     try:
         assert asked(server.address, root)[0] == 200
         idle[-1].settimeout(little.PATIENCE)
-        assert idle[-1].recv(1) == b"", "one that asks for nothing is closed"
+        assert idle[-1].recv(1) == b"", "an idle one is closed"
         deadline = time.monotonic() + little.PATIENCE
         while server._open and time.monotonic() < deadline:
             time.sleep(0.05)

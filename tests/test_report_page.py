@@ -1,4 +1,4 @@
-"""The report in a real browser: what it draws, what it answers to, what it lets be taken away."""
+"""The report in a real browser: its figures, its controls, its exports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FLAGS += ["--disable-background-networking", "--disable-component-update"]
 
 
 class Opened:
-    """The page in a browser tab, with everything it complained of or asked the network for."""
+    """The page in a browser tab, with its complaints and its requests."""
 
     def __init__(self, browser: Any, file: Path, **context: Any) -> None:
         self.tab = browser.new_context(**context).new_page()
@@ -51,7 +51,7 @@ class Opened:
         self.tab.wait_for_selector("html[data-ready]")
 
     def __call__(self, script: str) -> Any:
-        """What a script says of the page, plots out of sight drawn too."""
+        """The result of a script on the page, with all plots drawn."""
         self.tab.evaluate("drawAll()")
         return self.tab.evaluate(script)
 
@@ -109,7 +109,7 @@ def tab(browser: Any, page_file: Path) -> Opened:
 
 @pytest.fixture
 def opened(tab: Opened) -> Iterator[Opened]:
-    """The page as it opens; whatever a test does with it, nothing is complained of and nothing sent."""
+    """The page as it opens; afterwards the test has caused no complaint and no request."""
     tab.load()
     yield tab
     assert tab.complaints == []
@@ -353,7 +353,7 @@ def test_a_figure_alone_is_one_page_of_paper(opened: Opened) -> None:
     opened.tab.emulate_media(media="screen")
 
 
-# ── what the figures show ────────────────────────────────────────────────────────────────────────────────────────
+# ── figures ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_matrix_follows_its_slider(opened: Opened, rows: list[Row]) -> None:
@@ -472,7 +472,7 @@ def test_hyper_parameters_and_their_choice_are_shown(opened: Opened) -> None:
 def test_the_numbers_of_a_figure_can_be_read(opened: Opened) -> None:
     opened.tab.locator("#section-0 figure[data-kind=plane] summary").press("Enter")
     numbers = opened.tab.locator("#section-0 figure[data-kind=plane] details")
-    numbers.locator("table").wait_for()  # it is filled when the browser says that it is open, a moment later
+    numbers.locator("table").wait_for()  # it is filled a moment later
     text = numbers.inner_text()
     assert "no protection" in text and "forgetting" in text and "±" in text
     charts = opened("[...document.querySelectorAll('svg.chart')].map(c => c.role + c.ariaLabel)")
@@ -622,7 +622,7 @@ def test_a_watched_page_follows_the_study_and_keeps_what_was_chosen(browser: Any
         tab.locator(".over select").select_option("forgetting")
         write_rows(tmp_path / "runs.jsonl", rows)
         tab.locator("#live", has_text="All 4 runs have finished.").wait_for()
-        tab.locator(".counts", has_text="4 runs").wait_for()  # it has loaded itself again
+        tab.locator(".counts", has_text="4 runs").wait_for()  # the page has loaded itself again
         tab.wait_for_selector("html[data-ready]")
         assert tab.locator("#heads input[value=multi]").is_checked()
         assert tab.locator(".over select").input_value() == "forgetting"

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def show(rows: list[Row], folder: Path) -> None:
-    """What a study found, and what was written; the demonstration has a way of its own."""
+    """Print the results of a study and the files written; the demonstration has its own table."""
     from rwalk.cli import demonstrate
     from rwalk.demonstration.runs import are_all_in
     from rwalk.studies.rows import as_shown
@@ -19,7 +19,7 @@ def show(rows: list[Row], folder: Path) -> None:
 
 
 def _show_tables(rows: list[Row], folder: Path) -> None:
-    """One table per head, the runs that stopped and why, and what was written."""
+    """One table per head, the runs that stopped with the reason, and the files written."""
     from rich.console import Console
     from rich.markup import escape
 

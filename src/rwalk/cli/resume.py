@@ -48,7 +48,7 @@ def resume(
 
     store = Store(folder)
     record = store.study()
-    trust.check(folder, runs_of(record), trusted or ())  # before the study is made: that imports what it names
+    trust.check(folder, runs_of(record), trusted or ())  # before the study is made, which imports this code
     trust.let_import(trusted or ())
     began = record.get("environment")
     where = device or (str(began.get("device", "auto")) if isinstance(began, dict) else "auto")

@@ -1,4 +1,4 @@
-"""`rwalk status`: how far a study is, and who works on it."""
+"""`rwalk status`: the progress of a study, and the processes that work on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rwalk.showing import duration
 
 
 def status(folder: Annotated[Path, typer.Argument(help="a study folder")]) -> None:
-    """Say what is done, what is running where, what is waiting, and about how long it will take."""
+    """List the runs that are done, running and waiting, and the time left."""
     from rwalk.studies.status import status_of
 
     found = status_of(folder)

@@ -1,4 +1,4 @@
-"""The demonstration on the terminal: one table, with a bar for what is left of the first task."""
+"""The demonstration on the terminal: one table, with a bar for the accuracy on the first task at the end."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rwalk.report.looks import colour
 from rwalk.report.statistics import mean_and_deviation
 
 BAR = 16  # characters of a bar of 100 %
-GREY = "#888888"  # for no protection: the picture's is too dark for a dark terminal
+GREY = "#888888"  # no protection: the colour of the picture is too dark for a dark terminal
 
 
 def table(ways: Sequence[Way]) -> Table:
     """Percent of the first task recognised after each task, and of all tasks in the end."""
     tasks = ways[0].first.shape[1]
     shown = Table(box=None, padding=(0, 1, 0, 0), title_justify="left", title_style="bold")
-    shown.title = "What is left of task 1: % of its test digits recognised, after …"
+    shown.title = "Accuracy on task 1: % of its test digits recognised, after …"
     shown.add_column("", no_wrap=True)
     for task in range(1, tasks + 1):
         shown.add_column(f"\ntask {task}", justify="right")

@@ -1,7 +1,7 @@
 """One self-contained HTML page of results: it can be mailed, archived, opened anywhere.
 
-Everything from data is text to the page, never markup: Jinja escapes it, the data block cannot be closed from
-within, and the page's content security policy allows only the script with the digest it names, and no network.
+Everything from data is text, never markup: Jinja escapes it, and the data block cannot be closed from within. The
+page's content security policy allows only the script with the digest it names, and no network.
 """
 
 from __future__ import annotations

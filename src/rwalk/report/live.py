@@ -1,4 +1,4 @@
-"""A study while it runs: what is running, how fast, how long it will take.
+"""A study while it runs: its jobs, their speed, and the time left.
 
 Progress bars on a terminal; an occasional line in a file or a pipe.
 """

@@ -246,7 +246,7 @@ def read_all(folders: Sequence[Path], unfinished: bool = False) -> list[Results]
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """The last parts of paths, as many as it takes to tell them apart.
+    """The last parts of paths, as many as are needed to make them distinct.
 
     >>> names_of([Path("/a/mnist"), Path("/b/mnist")]), names_of([Path("/a/mnist"), Path("/a/cifar")])
     (['a/mnist', 'b/mnist'], ['mnist', 'cifar'])

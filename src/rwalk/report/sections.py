@@ -30,11 +30,11 @@ Json = dict[str, Any]
 # is, represents its method where one configuration of each is shown.
 Published = Mapping[tuple[str, str], Mapping[str, Any]]
 NOTHING: Published = MappingProxyType({})
-Studies = Mapping[str, Results]  # by the names that summaries give
-POINTS = (24, 160)  # of a loss curve: at least, and at most
-ALL_POINTS = 60_000  # of all curves of a page, about
-TESTED = 40  # configurations of a section, each of which is tested against all others, at most
-MEASURES = {"A": 100.0, "F": 1.0, "I": 1.0}  # and the factor by which a page shows them
+Studies = Mapping[str, Results]  # by name
+POINTS = (24, 160)  # of a loss curve: least and most
+ALL_POINTS = 60_000  # of all curves of a page
+TESTED = 40  # configurations of a section that are tested against each other
+MEASURES = {"A": 100.0, "F": 1.0, "I": 1.0}  # with their scale on the page
 
 
 def methods(summaries: Iterable[Summary]) -> list[Json]:
@@ -325,8 +325,8 @@ def _settings(summary: Summary) -> dict[str, str]:
 def _differing(method: str, settings: Sequence[Mapping[str, str]], summaries: Sequence[Summary]) -> list[str]:
     """The names of the settings worth showing for a method's runs.
 
-    Training settings are shown if any two runs of the section differ in them, a method's own hyper-parameters if
-    two runs of this method do; those not given have their defaults, which count as different from those given.
+    Training settings are shown if two runs of the section differ in them, a method's own hyper-parameters if two
+    runs of this method do. A default counts as different from a value that was given.
     """
     own = [values for values, summary in zip(settings, summaries, strict=True) if summary.method == method]
     numbers = {name for summary in summaries for name in summary.spec.numbers}

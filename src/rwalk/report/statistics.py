@@ -69,7 +69,7 @@ class Mean:
         return reach
 
     def power(self, seeds: int, level: float) -> float:
-        """The probability that so many seeds tell it from zero at this level, if value and scatter are true."""
+        """The probability that so many seeds find it different from zero, if value and scatter are true."""
         from scipy import stats
 
         freedom = self.freedom * (seeds - 1) / (self.seeds - 1)

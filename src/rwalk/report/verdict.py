@@ -54,7 +54,7 @@ def verdict(section: Json, head: str) -> Verdict:
         return Verdict(
             f"{begun(leader.name)} scores highest, {reached}, {_points(lead.value)} more than {others[0].name}: "
             "with a single seed that may be chance.",
-            ("Two seeds or more, better five, would tell: --seeds 5.", *details),
+            ("It takes two seeds or more, better five: --seeds 5.", *details),
         )
     chances = holm([(leader.A - each.A).chance for each in others])
     level = [each for each, chance in zip(others, chances, strict=True) if chance >= LEVEL]
@@ -156,7 +156,7 @@ def _ceiling(entrants: Sequence[Entrant]) -> Iterator[str]:
 
 def _choice(section: Json) -> Iterator[str]:
     if "flatters" in section["choice"]:
-        yield "Of a method’s configurations the best on these same test data is compared, which flatters it."
+        yield "Each method is represented by its best configuration on these same test data, which flatters it."
 
 
 def _seeds(entrants: Sequence[Entrant]) -> str:
