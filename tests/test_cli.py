@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 import little
 from command_line import Outcome, Rwalk, refused
 from rwalk import Fleet, MemorySpec, Training, __version__, cli
+from rwalk.catalogue import spelled
 from rwalk.cli import sweep, trust
 from rwalk.files import with_checksum
 from rwalk.parts import parts
@@ -77,7 +78,7 @@ def test_a_study_prints_a_table_a_head_and_writes_its_folder(twice: tuple[Any, .
     assert single < multi
     for table in (outcome.out[single:multi], outcome.out[multi:]):
         for method in cli.DEFAULT_METHODS.split(","):
-            assert f" {method} " in table
+            assert f" {spelled(method)} " in table
     assert str(folder) in outcome.out.replace("\n", "")
     assert {"study.json", "runs.jsonl", "accuracy.png"} <= {path.name for path in folder.iterdir()}
     assert len((folder / "runs.jsonl").read_text().splitlines()) == 10
