@@ -68,14 +68,6 @@ class Mean:
         reach: float = _plain(self.error * stats.t.ppf(0.975, self.freedom))
         return reach
 
-    def power(self, seeds: int, level: float) -> float:
-        """The probability that so many seeds find it different from zero, if value and scatter are true."""
-        from scipy import stats
-
-        freedom = self.freedom * (seeds - 1) / (self.seeds - 1)
-        distance = abs(self.value) / (self.error * np.sqrt(self.seeds / seeds))
-        return float(stats.nct.sf(stats.t.ppf(1 - level / 2, freedom), freedom, distance))
-
 
 def holm(chances: Sequence[float]) -> list[float]:
     """p-values of several comparisons, corrected by Holm's rule: one in twenty of many is no surprise.
