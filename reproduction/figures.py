@@ -16,8 +16,11 @@ from reproduction.measured import Measured, NotRun
 from reproduction.questions import SURFACE_LAMBDAS, SURFACE_STEPS
 from reproduction.settings import BLOCKS, METHODS
 from rwalk import metrics
-from rwalk.report.figures import COLOURS, HEAD_NAMES, MARKERS, STYLE, Block, accuracy_over_time, save
-from rwalk.report.summary import Summary, mean_and_deviation
+from rwalk.report.figures import Block, accuracy_over_time, save
+from rwalk.report.looks import MARKERS, PALETTE, colour, marker
+from rwalk.report.results import Summary
+from rwalk.report.statistics import mean_and_deviation
+from rwalk.report.words import HEAD_NAMES
 
 DATASETS = ("mnist", "cifar100")
 
@@ -76,10 +79,6 @@ def _save(figure: Any, path: Path) -> list[Path]:
     return [path.with_suffix(".png")]
 
 
-def _colour(method: str) -> str:
-    return COLOURS[STYLE.get(method, 7)]
-
-
 def _over_time(entries: list[tuple[Entry, Summary]], path: Path) -> list[Path]:
     """Figure 2 and its twin for CIFAR-100: one row per block of table 1, one column per task, and A_k last."""
     blocks = []
@@ -99,7 +98,7 @@ def _plane(entries: list[tuple[Entry, Summary]], path: Path) -> list[Path]:
     for entry, summary in entries:
         (i, i_spread), (f, f_spread) = (mean_and_deviation(v["single"]) for v in (summary.I, summary.F))
         method, filled = summary.method, entry.run.memory is not None
-        style = {"color": _colour(method), "marker": MARKERS[STYLE.get(method, 7)], "ms": 7}
+        style = {"color": colour(method), "marker": marker(method), "ms": 7}
         face = style["color"] if filled else "none"
         axes.errorbar(i, f, xerr=i_spread, yerr=f_spread, capsize=2, mfc=face, label=entry.label, lw=1, **style)
     axes.axhline(0, color="grey", lw=0.8)
@@ -126,7 +125,7 @@ def _sizes(entries: list[tuple[Entry, Summary]], dataset: str, path: Path) -> li
             (int(e.block.split()[0]), *mean_and_deviation(s.A["single"])) for e, s in entries if s.method == method
         ]
         sizes, means, spreads = zip(*sorted(points), strict=True)
-        style = {"color": _colour(method), "marker": MARKERS[STYLE.get(method, 7)], "ms": 4}
+        style = {"color": colour(method), "marker": marker(method), "ms": 4}
         axes.errorbar(
             sizes, [100 * m for m in means], [100 * s for s in spreads], capsize=2, label=f"{method}-S", **style
         )
@@ -154,7 +153,7 @@ def _samplers(entries: list[tuple[Entry, Summary]], path: Path) -> list[Path]:
             )
             means, spreads = zip(*(mean_and_deviation(curves[:, k]) for k in range(curves.shape[1])), strict=True)
             steps = range(1, curves.shape[1] + 1)
-            style = {"color": COLOURS[number + 1], "marker": MARKERS[number], "ms": 4, "lw": 1.3}
+            style = {"color": PALETTE[number + 1][0], "marker": MARKERS[number], "ms": 4, "lw": 1.3}
             axes.errorbar(steps, means, spreads, capsize=2, elinewidth=0.8, label=sampler, **style)
         axes.set_title(f"{method}-S", fontsize=10)
         axes.set_xticks(steps)

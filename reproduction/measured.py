@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from reproduction import kept
 from reproduction.experiments import EXPERIMENTS, Entry
 from reproduction.questions import QUESTIONS
+from rwalk.report.results import Summary, summarise
 from rwalk.report.statistics import Mean
-from rwalk.report.summary import Summary, summarise
 from rwalk.studies import provenance
 from rwalk.studies.rows import Row
-from rwalk.studies.specs import RunSpec
 
 
 def _by_run(rows: Iterable[Row]) -> dict[str, Summary]:
@@ -27,7 +26,7 @@ def _by_run(rows: Iterable[Row]) -> dict[str, Summary]:
     for row in rows:
         groups.setdefault(replace(row.spec, seed=0).hash(), []).append(row)
     return {
-        run: summarise([replace(row, spec=replace(group[0].spec, seed=row.seed)).to_json() for row in group])[0]
+        run: summarise([replace(row, spec=replace(group[0].spec, seed=row.seed)) for row in group])[0]
         for run, group in groups.items()
     }
 
@@ -51,7 +50,11 @@ class Measured:
     def machine(self, name: str) -> str:
         """The machine that trained an experiment, if any."""
         shown = [summary for _, summary in self.entries(name) if summary]
-        wanted = {RunSpec.from_json({**each.spec, "seed": seed}).hash() for each in shown for seed in each.seeds}
+        wanted = {
+            replace(each.spec, seed=seed).hash()
+            for each in shown
+            for seed in each.seeds
+        }
         known = {**self.rows, **{row.hash: row for row in self.own_rows(name)}}
         rows = [row for run, row in known.items() if run in wanted]
         if said := provenance.mixture(row.made for row in rows):

@@ -56,9 +56,18 @@ def _seeds(margin: Mean, level: float) -> float:
     if not (np.isfinite(margin.error) and margin.seeds > 1 and margin.error > 0):
         return np.inf  # a single seed, or none, has no scatter
     few, many = 2, MOST_SEEDS
-    if margin.power(many, level) < POWER:
+    if _power(margin, many, level) < POWER:
         return np.inf
     while few < many:
         middle = (few + many) // 2
-        few, many = (few, middle) if margin.power(middle, level) >= POWER else (middle + 1, many)
+        few, many = (few, middle) if _power(margin, middle, level) >= POWER else (middle + 1, many)
     return float(few)
+
+
+def _power(margin: Mean, seeds: int, level: float) -> float:
+    """The probability that so many seeds find a mean different from zero, if its value and scatter are true."""
+    from scipy import stats
+
+    freedom = margin.freedom * (seeds - 1) / (margin.seeds - 1)
+    distance = abs(margin.value) / (margin.error * np.sqrt(margin.seeds / seeds))
+    return float(stats.nct.sf(stats.t.ppf(1 - level / 2, freedom), freedom, distance))

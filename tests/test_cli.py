@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 import little
 from command_line import Outcome, Rwalk, refused
 from rwalk import Fleet, MemorySpec, Training, __version__, cli
+from rwalk.catalogue import spelled
 from rwalk.cli import sweep, trust
 from rwalk.files import with_checksum
 from rwalk.parts import parts
@@ -77,7 +78,7 @@ def test_a_study_prints_a_table_a_head_and_writes_its_folder(twice: tuple[Any, .
     assert single < multi
     for table in (outcome.out[single:multi], outcome.out[multi:]):
         for method in cli.DEFAULT_METHODS.split(","):
-            assert f" {method} " in table
+            assert f" {spelled(method)} " in table
     assert str(folder) in outcome.out.replace("\n", "")
     assert {"study.json", "runs.jsonl", "accuracy.png"} <= {path.name for path in folder.iterdir()}
     assert len((folder / "runs.jsonl").read_text().splitlines()) == 10
@@ -320,7 +321,7 @@ SHORT = ["--steps=2", "--seeds=1", "--reference=none", "--workers=1", "--quiet",
 
 @pytest.fixture
 def own_module(surroundings: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """A module in the working folder, which Python does not look into by itself; what is returned forgets it."""
+    """A module in the working folder, which Python does not search by itself, and a function to remove it."""
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
     Path("own.py").write_text(OWN)
 
@@ -412,7 +413,7 @@ def test_resume_imports_no_method_sampler_or_augmentation_a_file_names_unless_to
         refused(rwalk("resume", "study"), "imports code: add --trust harmful:")
 
 
-# ── what is refused, before anything is written ───────────────────────────────────────────────────────────
+# ── refusals, before anything is written ──────────────────────────────────────────────────────────────────
 
 REFUSED = {
     "--dataset=digit": "did you mean 'digits'",
@@ -634,7 +635,7 @@ def test_nasty_texts_are_one_clear_line(option: str, rwalk: Rwalk, harmless: lis
 def test_a_cuda_device_that_does_not_exist_is_refused_before_the_driver_is_asked(
     count: int, said: str, rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a driver says about it, and when, differs between machines; how many devices it has does not."""
+    """The messages of drivers differ between machines; the number of devices does not."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     line = rwalk("run", "--device=cuda:99", "--out=out")
     refused(line, f"device 'cuda:99' cannot be used (this machine has {said}): give cpu, or auto\n")
@@ -653,7 +654,7 @@ def test_no_text_makes_it_fail_otherwise(name: str, text: str, rwalk: Rwalk, har
     assert not Path("out").exists()
 
 
-# ── what it takes to start ────────────────────────────────────────────────────────────────────────────────
+# ── starting ─────────────────────────────────────────────────────────────────────────────────────────────
 
 LEAN = """
 import sys

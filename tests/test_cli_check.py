@@ -1,4 +1,4 @@
-"""`rwalk check` says how far two checkpoints are apart, and its exit code stops a pipeline."""
+"""`rwalk check` prints the drift between two checkpoints, and its exit code stops a pipeline."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_limit_decides_the_exit_code(
 
 
 WRONG = {
-    "no such checkpoint": ({1: "nowhere"}, "there is no nowhere"),
+    "no such checkpoint": ({1: "nowhere"}, "nowhere does not exist"),
     "no weights": ({1: "net_to_check.py"}, "cannot be loaded"),
     "no factory": ({3: "--tokens=3"}, "add --factory"),
     "a factory that is none": ({3: "--factory=net_to_check:nobody"}, "cannot be imported"),

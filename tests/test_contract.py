@@ -1,4 +1,4 @@
-"""One contract for every part, ours and a user's own; and for the contract: what is broken is found."""
+"""One contract for every part, ours and a user's own; and a test that it finds broken parts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_part_keeps_its_promises(check: Callable[[], None]) -> None:
 
 
 def first_failure(part: str) -> str:
-    """What the checks say first; nothing, where the part keeps all its promises."""
+    """The first failure of the checks; empty if the part keeps all its promises."""
     for _, check in checks_of(part):
         try:
             check()

@@ -1,4 +1,4 @@
-"""The demonstration: what it trains, how its settings were chosen, and words that are true whatever comes out."""
+"""The demonstration: its runs, the choice of its settings, and its sentences for any result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rwalk.demonstration import runs as demonstration
 from rwalk.demonstration import story
 from rwalk.demonstration.picture import LINE, _apart, picture
 from rwalk.demonstration.story import Way
-from rwalk.report.summary import summarise
+from rwalk.report.results import summarise
 from rwalk.studies.store import Store
 
 ROOT = Path(__file__).parent.parent
@@ -35,14 +35,14 @@ LEFT = {"vanilla": 26.0, "ewc": 52.0, "ewc++": 61.0, "pi": 59.0, "rwalk": 55.0, 
 
 
 def made_up(left: Mapping[str, float], seeds: int = 3) -> list[Way]:
-    """Ways to learn that fall from 98 % to what is left; NaN where every run stopped."""
+    """Methods that fall from 98 % to these percentages; NaN where every run stopped."""
     return [
         Way(method, np.tile(np.linspace(98, each, 5), (seeds, 1)), np.full(seeds, each))
         for method, each in left.items()
     ]
 
 
-# ── what is kept in the repository ────────────────────────────────────────────────────────────────────────
+# ── files of the repository ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_every_strength_is_the_best_on_validation_data() -> None:
@@ -65,7 +65,7 @@ def test_every_strength_is_the_best_on_validation_data() -> None:
 def test_the_readme_says_and_shows_what_the_rows_kept_say() -> None:
     rows = kept.rows_of(ROOT / "results" / "demonstration")
     assert demonstration.are_all_in(rows)
-    ways = story.ways(summarise([row.to_json() for row in rows]))
+    ways = story.ways(summarise(rows))
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert story.sentence(ways).replace(" %", " %") in readme
     assert (ROOT / "docs" / "demonstration.svg").read_text() == picture(ways)
@@ -105,12 +105,12 @@ def test_all_tasks_have_a_sentence_of_their_own() -> None:
     ways = [replace(way, average=100 - way.first[:, -1]) for way in made_up(LEFT)]
     protected = [100 - LEFT[method] for method in PROTECTED]
     said = story.of_all(ways)
-    assert said.startswith("Of all tasks: ") and f"{min(protected):.0f} to {max(protected):.0f} %" in said
+    assert said.startswith("Over all tasks: ") and f"{min(protected):.0f} to {max(protected):.0f} %" in said
 
 
 def test_when_nothing_came_to_its_end_the_sentence_says_so() -> None:
     ways = made_up(dict.fromkeys(LEFT, NAN))
-    assert story.sentence(ways) == "No run came to its end, so there is nothing to say."
+    assert story.sentence(ways) == "No run finished, so there is no result."
     assert "in 0 of 0 cases" in story.pairs(ways) and story.of_all(ways) == ""
     ElementTree.fromstring(picture(ways))
 
@@ -132,7 +132,7 @@ def test_every_line_bears_its_name_and_none_covers_another() -> None:
     assert set(names) <= set(texts) and not any(text and text.startswith("PI") for text in texts)
     heights = sorted(float(texts[name].attrib["y"]) for name in names)
     assert min(np.diff(heights)) >= LINE - 0.2  # heights are written with one decimal
-    assert len(drawn.findall(".//{*}polyline")) == len(names)
+    assert len(drawn.findall(".//{*}polyline")) == len(drawn.findall(".//{*}polygon")) == len(names)
     best = min(names, key=lambda name: float(texts[name].attrib["y"]))
     assert best == "closed form 97 %", "the higher, the better"
 
@@ -196,7 +196,7 @@ def context_of(command: Any, words: list[str]) -> Any:
 
 
 def test_options_about_how_a_study_runs_do_not_end_the_demonstration() -> None:
-    """All that `rwalk resume` takes says how, and so does a new option that is made with `how`."""
+    """All options of `rwalk resume` count as `how`, and so does a new option made with `how`."""
     commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
     resumed = {each.name for each in commands["resume"].params}
     seen = 0

@@ -25,8 +25,7 @@ from rwalk.methods import Method
 from rwalk.parts import VARIANTS, parts, stack
 from rwalk.programs import compiler_works
 from rwalk.report.html import render
-from rwalk.report.results import read
-from rwalk.report.summary import summarise
+from rwalk.report.results import read, summarise
 from rwalk.solvers import SOLVERS
 from rwalk.studies import Study, numerics, provenance
 from rwalk.studies.checkpoint import Checkpointer

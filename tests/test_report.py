@@ -1,4 +1,4 @@
-"""The report: what it reads, what it groups, what it concludes, and the page as text."""
+"""The report: reading, grouping, verdicts, and the page as text."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import combinations
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -26,10 +27,10 @@ from reports import HOSTILE, Row, hostile_page, made_row, made_rows, write_rows,
 from rwalk.cli import app
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
-from rwalk.report import results, sections, watch
+from rwalk.report import looks, results, sections, watch
 from rwalk.report.html import render, write_report
-from rwalk.report.statistics import Mean, holm
-from rwalk.report.summary import summarise
+from rwalk.report.results import summarise
+from rwalk.report.statistics import Mean, holm, pairwise
 from rwalk.studies import Study
 from rwalk.studies.events import Event, Stepped
 from rwalk.studies.logs import Costs
@@ -50,7 +51,8 @@ def test_a_real_study_is_read_whole(tmp_path: Path) -> None:
     assert [row["hash"] for row in found.rows] == [row.hash for row in rows]
     assert found.environments[0]["torch"]
     page = write_report([tmp_path / "study"]).read_text()
-    assert page.count("<title>study · rwalk</title>") == 1 and found.environments[0]["torch"] in page
+    assert page.count("<title>No protection and RWalk on digits · rwalk</title>") == 1
+    assert found.environments[0]["torch"] in page
     assert "2 runs · 2 configurations · 1 seed<" in page
     write_rows(tmp_path / "study" / "runs.jsonl", [rows[0].to_json()])
     assert (
@@ -126,7 +128,7 @@ def test_a_torn_last_line_is_left_out_and_said_so(
 
 def test_a_stopped_run_without_a_strength_shows_none() -> None:
     page = render([results.Results([row for row in made_rows() if row["stopped"]])], "title")
-    assert re.search(r"<td>vanilla</td><td class=\"number\">–</td>", page)
+    assert re.search(r"<td>no protection</td><td class=\"number\">–</td>", page)
 
 
 # ── grouping ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -138,7 +140,7 @@ def test_a_section_holds_what_can_be_compared() -> None:
     assert one["title"] == "digits" and other["title"] == HOSTILE
     assert len(one["configurations"]) == 12
     vanilla = one["configurations"][0]
-    assert vanilla["label"] == "vanilla" and vanilla["memory"] == "none" and vanilla["seeds"] == [0, 1, 2]
+    assert vanilla["label"] == "no protection" and vanilla["memory"] == "none" and vanilla["seeds"] == [0, 1, 2]
     assert vanilla["single"]["A"][2] is None  # it was stopped
     sizes = {f"{m} per class, {sampler}" for m in (5, 10) for sampler in ("mean of features", "at random")}
     assert {each["memory"] for each in one["configurations"]} == {"none", *sizes}
@@ -171,17 +173,20 @@ def test_settings_are_told_where_they_differ() -> None:
 
 def test_a_method_has_one_colour_whatever_it_is_shown_with() -> None:
     rows = made_rows()
-    everywhere = {each["name"]: each["colour"] for each in sections.methods(summarise(rows))}
+    everywhere = {each["id"]: each["colour"] for each in sections.methods(summarise(rows))}
     alone = sections.methods(summarise([row for row in rows if row["method"] == "rwalk"]))
-    assert alone == [{"name": "rwalk", "colour": everywhere["rwalk"], "symbol": alone[0]["symbol"]}]
+    assert alone == [{"id": "rwalk", "name": "RWalk", "colour": everywhere["rwalk"], "symbol": alone[0]["symbol"]}]
     assert len(set(everywhere.values())) == len(everywhere)
+    usual = looks.places(looks.OWNERS)
+    assert len(set(usual.values())) == len(usual) == len(looks.PALETTE), "among them closed form and PI"
+    assert len(set(looks.places(["mas", "l2", "own:Part", *looks.OWNERS[:9]]).values())) == 12
 
 
-# ── what is concluded ────────────────────────────────────────────────────────────────────────────────────────────
+# ── verdicts ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def scored(accuracies: dict[str, list[float]], memory: MemorySpec | None = None) -> list[Row]:
-    """Rows of methods whose runs know every task equally well: seed by seed, this well."""
+    """Rows of methods with one accuracy on all tasks, seed by seed."""
     rows = []
     for method, values in accuracies.items():
         for seed, value in enumerate(values):
@@ -208,8 +213,8 @@ def around(middle: float, scale: float = 1.0) -> list[float]:
 
 def test_the_verdict_names_who_is_ahead_by_more_than_chance() -> None:
     found = said(scored({"vanilla": around(0.6), "pi": around(0.7), "rwalk": around(0.8, 2)}))
-    assert found.startswith("rwalk is ahead of both others by more than chance: 80.0 % on average over 3 tasks, ")
-    assert "10.0 points more than pi." in found and "corrected for 2 comparisons" in found
+    assert found.startswith("RWalk is ahead of both others by more than chance: 80.0 % on average over 3 tasks, ")
+    assert "10.0 points more than PI." in found and "corrected for 2 comparisons" in found
     assert "Training without protection reaches 60.0 %, 20.0 points less (p < 0.001)." in found
     interval = stats.ttest_ind(np.array(around(80, 200)), np.array(around(70, 100)), equal_var=False)
     low, high = interval.confidence_interval(0.95)
@@ -222,13 +227,16 @@ LEVEL, CLEAR = around(0.702), around(0.4)
 @pytest.mark.parametrize(
     ("accuracies", "words"),
     [
-        ({"pi": around(0.7), "rwalk": LEVEL}, "but its lead over pi (70.0 %) may be chance. No difference"),
+        ({"pi": around(0.7), "rwalk": LEVEL}, "but its lead over PI (70.0 %) may be chance. No difference"),
         ({"vanilla": CLEAR, "pi": around(0.7), "rwalk": LEVEL}, "The others are behind by more than"),
-        ({"vanilla": [0.5], "rwalk": [0.9]}, "40.0 points more than vanilla: with a single seed that may be"),
+        (
+            {"vanilla": [0.5], "rwalk": [0.9]},
+            "40.0 points more than no protection: with a single seed",
+        ),
         ({"rwalk": LEVEL}, "there is nothing to compare it with"),
-        ({"rwalk": LEVEL, "pi": CLEAR, "joint": around(0.9)}, "rwalk is ahead of the other by more than"),
-        ({"rwalk": LEVEL, "pi": CLEAR, "joint": around(0.9)}, "(joint) reaches 90.0 %: the ceiling"),
-        ({"joint": around(0.9)}, "Only joint was run."),
+        ({"rwalk": LEVEL, "pi": CLEAR, "joint": around(0.9)}, "RWalk is ahead of the other by more than"),
+        ({"rwalk": LEVEL, "pi": CLEAR, "joint": around(0.9)}, "(joint training) reaches 90.0 %: the ceiling"),
+        ({"joint": around(0.9)}, "Only joint training was run."),
     ],
 )
 def test_the_verdict_claims_no_more_than_the_seeds_show(accuracies: dict[str, list[float]], words: str) -> None:
@@ -240,7 +248,7 @@ def test_the_verdict_compares_like_with_like() -> None:
     rows = scored({"rwalk": around(0.9)}, MemorySpec(100)) + scored({"rwalk": around(0.6)}, MemorySpec(50))
     rows += scored({"vanilla": around(0.5), "rwalk": around(0.7)}, MemorySpec(10))
     found = said(rows)
-    assert found.startswith("rwalk with exemplars is ahead of the other by more than chance: 70.0 %")
+    assert found.startswith("RWalk with exemplars is ahead of the other by more than chance: 70.0 %")
     assert "(all with exemplars, 10 per class, mean of features)" in found
     assert "Training without protection, with as many exemplars, reaches 50.0 %" in found
 
@@ -252,16 +260,29 @@ def test_chance_is_welchs_and_the_correction_is_holms() -> None:
         expected = stats.ttest_ind(one, other, equal_var=False).pvalue
         assert (Mean.over(one) - Mean.over(other)).chance == pytest.approx(expected, rel=1e-9)
     assert (Mean.over(np.array([1.0])) - Mean.over(one)).chance == 1.0  # a single seed decides nothing
+    samples = [draw.normal(0, draw.uniform(0.1, 9), size) for size in (2, 3, 5, 30)] + [np.ones(3), np.zeros(1)]
+    pairs = list(zip(*(np.atleast_1d(each) for each in (
+        pairwise(samples).value, pairwise(samples).chance, pairwise(samples).reach)), strict=True))  # fmt: skip
+    assert len(pairs) == 15
+    for (one, other), (difference, chance, reach) in zip(combinations(samples, 2), pairs, strict=True):
+        assert difference == pytest.approx(one.mean() - other.mean())
+        if len(other) == 1:
+            assert chance == 1.0 and np.isnan(reach)
+            continue
+        welch = stats.ttest_ind(one, other, equal_var=False)
+        low, high = welch.confidence_interval(0.95)
+        assert chance == pytest.approx(welch.pvalue, rel=1e-9)
+        assert reach == pytest.approx((high - low) / 2, rel=1e-9)
     p = sorted(draw.uniform(0, 0.2, 6))
     running = [min(1.0, each * (6 - rank)) for rank, each in enumerate(p)]
     assert holm(p) == pytest.approx([max(running[: rank + 1]) for rank in range(6)])
 
 
-# ── what a study's folder has beside rows ────────────────────────────────────────────────────────────────────────
+# ── files beside the rows ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_losses_costs_and_commands_are_kept_and_shown(tmp_path: Path) -> None:
-    """And rows know nothing of them: they are what they would be without."""
+    """Rows do not contain them, and are the same without them."""
     options = [
         "--methods=vanilla,rwalk",
         "--seeds=1",
@@ -309,8 +330,9 @@ def test_several_studies_are_compared_row_by_row(tmp_path: Path) -> None:
     for name, middle in (("before", 0.6), ("after", 0.8)):
         write_rows(tmp_path / name / "runs.jsonl", scored({"vanilla": around(0.5), "rwalk": around(middle)}))
     page = write_report([tmp_path / "before", tmp_path / "after"], tmp_path / "both.html").read_text()
-    assert "<title>before and after · rwalk</title>" in page and "20 runs · 4 configurations" in page
-    assert "rwalk (after) is ahead of all 3 others by more than chance" in page
+    assert "<title>No protection and RWalk on digits · rwalk</title>" in page
+    assert "20 runs · 4 configurations" in page
+    assert "RWalk (after) is ahead of all 3 others by more than chance" in page
     with pytest.raises(InputError, match="given twice"):
         write_report([tmp_path / "after", tmp_path / "before" / ".." / "after"], tmp_path / "no.html")
     assert not (tmp_path / "no.html").exists()
@@ -355,11 +377,11 @@ def test_watching_serves_this_machine_alone_and_ends_cleanly(ending: signal.Sign
         assert process.stdout
         address = process.stdout.readline().split()[0]
         root = urlsplit(address).path
-        assert len(root) > 16 and asked(address, "/")[0] == 404, "only who knows the address gets the page"
+        assert len(root) > 16 and asked(address, "/")[0] == 404, "the page needs the whole address"
         assert "connect-src" in asked(address, root)[1]
         assert json.loads(asked(address, f"{root}state.json")[1])["status"].startswith("All 4 runs")
         assert asked(address, f"{root}elsewhere")[0] == asked(address, f"/x{root}")[0] == 404
-        assert asked(address, root, Host="elsewhere.example")[0] == 403  # a name that somebody made lead here
+        assert asked(address, root, Host="elsewhere.example")[0] == 403  # another name that leads here
         process.send_signal(ending)
         out, err = process.communicate(timeout=little.PATIENCE)
     finally:
@@ -388,7 +410,7 @@ def test_watching_answers_beside_many_idle_connections(
     try:
         assert asked(server.address, root)[0] == 200
         idle[-1].settimeout(little.PATIENCE)
-        assert idle[-1].recv(1) == b"", "one that asks for nothing is closed"
+        assert idle[-1].recv(1) == b"", "an idle one is closed"
         deadline = time.monotonic() + little.PATIENCE
         while server._open and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Errors that the user can correct: one line that says what was wrong and what to do."""
+"""Errors that the user can correct: one line with the fault and the cure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rwalk.showing import shown
 
 
 class InputError(ValueError):
-    """Something the user gave cannot be used. The command line prints it and exits with code 2."""
+    """An input cannot be used. The command line prints it and exits with code 2."""
 
 
 def first_line(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from rwalk.engine import networks
 from rwalk.errors import InputError
 from rwalk.registry import MOVED
 from rwalk.report.html import write_report
-from rwalk.report.summary import summarise
+from rwalk.report.results import summarise
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.store import Store
 
@@ -64,7 +64,7 @@ def test_a_study_of_variants_opens_and_reports_without_the_reproduction(
     assert again.study().hashes() == [run.hash() for run in runs]
     page = write_report([tmp_path / "study"]).read_text()
     assert all(run.method in page for run in runs)
-    assert [each.label for each in summarise([row.to_json() for row in rows])] == [
+    assert [each.label for each in summarise(rows)] == [
         "rwalk-2018-S",
         "icarl-2020",
         "er-tasks",

@@ -68,7 +68,7 @@ def main(commands: typer.Typer = app, name: str = "rwalk") -> None:
 
 @contextmanager
 def _friendly_errors() -> Iterator[None]:
-    """One clear line and exit code 2 for what the user can correct, a full disk and a missing folder included."""
+    """One clear line and exit code 2 for errors that the user can correct, a full disk included."""
     from rwalk.errors import InputError
 
     try:
@@ -78,7 +78,7 @@ def _friendly_errors() -> Iterator[None]:
         raise SystemExit(2) from None
     except OSError as error:
         _drop_output()
-        if isinstance(error, BrokenPipeError):  # its reader has had enough, as with `| head`
+        if isinstance(error, BrokenPipeError):  # its reader stopped, as in `| head`
             raise SystemExit(141) from None
         place = "" if error.filename is None else f"{error.filename}: "
         to_stderr(f"{place}{error.strerror or error}")
@@ -90,7 +90,7 @@ def _friendly_errors() -> Iterator[None]:
             raise
         # A command line that cannot be parsed: typer would take four lines to say so.
         message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
-        if "\n" in message:  # nothing was asked for: that is the help
+        if "\n" in message:  # no command: this is the help
             print(message, file=sys.stderr)
         else:
             to_stderr(f"{message} (see {context.command_path if context else 'rwalk'} --help)")
@@ -126,4 +126,4 @@ def _options(
         bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="which rwalk this is")
     ] = False,
 ) -> None:
-    """Learn new classes without the old data, and measure honestly what was forgotten."""
+    """Learn new classes without the old data, and measure how much is forgotten."""

@@ -30,7 +30,7 @@ def check(
     ] = None,
     tokens: Annotated[int, typer.Option(help="per sequence, of a text or of own samples")] = 256,
 ) -> None:
-    """Compare two checkpoints by what they predict: exit code 1 if they differ by more than a limit.
+    """Compare the predictions of two checkpoints: exit code 1 if they differ by more than a limit.
 
     Drift is the mean divergence KL(before ‖ after) of the predictions on the probes. Exit code 2: wrong input.
     """
@@ -54,12 +54,12 @@ def _model(path: Path, factory: str | None) -> nn.Module:
     from rwalk.errors import InputError, first_line
 
     if not path.exists():
-        raise InputError(f"there is no {path}: give a folder of Hugging Face's, or a .safetensors file")
+        raise InputError(f"{path} does not exist: give a Hugging Face folder or a .safetensors file")
     try:
         return _of_folder(path) if path.is_dir() else _of_file(path, factory)
     except InputError:
         raise
-    except Exception as error:  # whatever a library says of a file that it cannot read
+    except Exception as error:  # any error of a library that cannot read the file
         raise InputError(f"{path} cannot be loaded: {first_line(error)}") from error
 
 

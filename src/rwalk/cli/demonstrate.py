@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def show(rows: list[Row], folder: Path) -> None:
-    """What became of the first task, by every way to learn."""
+    """Print the accuracy on the first task by method, write the picture, and propose three commands."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -22,15 +22,15 @@ def show(rows: list[Row], folder: Path) -> None:
     from rwalk.demonstration.picture import picture
     from rwalk.demonstration.table import table
     from rwalk.files import write_atomically
-    from rwalk.report.summary import summarise
+    from rwalk.report.results import summarise
     from rwalk.showing import shown
 
     console = Console(highlight=False)
-    ways = story.ways(summarise([row.to_json() for row in rows]))
+    ways = story.ways(summarise(rows))
     console.print(f"{story.setting(ways)}\n")
     console.print(table(ways))
     console.print(f"\n[bold]{story.sentence(ways)}[/bold] {story.of_all(ways)}\n")
-    console.print(f"{story.WAYS} {story.pairs(ways)} {story.SETTINGS}\n")
+    console.print(f"{story.WAYS} {story.pairs(ways)} {story.LAMBDAS}\n")
     drawn = folder / "demonstration.svg"
     try:
         write_atomically(drawn, picture(ways))

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def show(rows: list[Row], folder: Path) -> None:
-    """What a study found, and what was written; the demonstration has a way of its own."""
+    """Print the results of a study and the files written; the demonstration has its own table."""
     from rwalk.cli import demonstrate
     from rwalk.demonstration.runs import are_all_in
 
@@ -18,17 +18,18 @@ def show(rows: list[Row], folder: Path) -> None:
 
 
 def _show_tables(rows: list[Row], folder: Path) -> None:
-    """One table per head, the runs that stopped and why, and what was written."""
+    """One table per head, the runs that stopped with the reason, and the files written."""
     from rich.console import Console
     from rich.markup import escape
 
-    from rwalk.report.summary import heads_agree, summarise
-    from rwalk.report.tables import BOTH, result_table
+    from rwalk.report.results import heads_agree, summarise
+    from rwalk.report.tables import result_table
+    from rwalk.report.words import BOTH, HEAD_NAMES
     from rwalk.showing import shown
     from rwalk.studies.provenance import mixture
 
     console = Console()
-    summaries = summarise([row.to_json() for row in rows])
+    summaries = summarise(rows)
     if said := mixture(row.made for row in rows):
         console.print(escape(said), style="yellow", highlight=False)
     heads = ["single"] if heads_agree(summaries) else ["single", "multi"]
@@ -40,7 +41,7 @@ def _show_tables(rows: list[Row], folder: Path) -> None:
             console.print(f"[red]stopped[/red]: {escape(row.method)}, seed {row.seed}: {reason}")
     written = "study.json, runs.jsonl"
     try:
-        from rwalk.report.figures import HEAD_NAMES, Block, accuracy_over_time
+        from rwalk.report.figures import Block, accuracy_over_time
 
         named = {"single": ""} if len(heads) == 1 else HEAD_NAMES
         blocks = [Block(head, summaries, f"{name} accuracy %".lstrip()) for head, name in named.items()]

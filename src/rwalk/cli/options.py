@@ -19,12 +19,12 @@ HOW = "where and how"
 
 
 def how(*names: str, **settings: Any) -> Any:
-    """An option about the place and display of a study, not about its runs."""
+    """An option about the place of training and the display, not about the study itself."""
     return typer.Option(*names, rich_help_panel=HOW, **settings)
 
 
 def says_what_to_learn(context: typer.Context) -> bool:
-    """Whether any given option is about the runs."""
+    """Whether any option given is about the study itself."""
     about = [each.name for each in context.command.params if getattr(each, "rich_help_panel", None) != HOW]
     sources = [context.get_parameter_source(name) for name in about if name]
     return any(source is not None and source.name == "COMMANDLINE" for source in sources)
@@ -97,7 +97,7 @@ def to_stderr(line: object) -> None:
 
 
 def check_join(join: bool, **options: object) -> None:
-    """Refuse these options, by name, where every process trains one run at a time."""
+    """Refuse options that have no meaning where every process trains one run at a time; values by name."""
     from rwalk.errors import InputError
 
     given = [f"--{name}" for name, value in options.items() if value not in (None, "", "local")]

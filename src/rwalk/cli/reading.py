@@ -1,4 +1,4 @@
-"""`rwalk diff` and `rwalk report`: what studies say."""
+"""`rwalk diff` and `rwalk report`: studies compared, and shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def diff(
     a: Annotated[Path, typer.Argument(help="a study folder")],
     b: Annotated[Path, typer.Argument(help="another one")],
 ) -> None:
-    """Say why two studies differ: settings, data, versions, device, and which rows by how much.
+    """List the differences between two studies: settings, data, versions, device, and which rows by how much.
 
     Like diff(1), exits with 0 if there is no difference and with 1 if there is one.
     """
@@ -39,7 +39,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="the page to write (default: FOLDER/report.html, of several ./report.html)")
     ] = None,
-    title: Annotated[str, typer.Option(help="the page's title (default: the folders' names)")] = "",
+    title: Annotated[str, typer.Option(help="the page's title (default: the methods and the data)")] = "",
     watch: Annotated[
         bool, typer.Option("--watch", help="show the page of a study while it runs, at an address of this machine")
     ] = False,
@@ -66,7 +66,7 @@ def report(
 
 
 def _serve(folders: list[Path], title: str, port: int) -> None:
-    """Serve the page until a signal says that it is enough: that is how it ends, so it is no error."""
+    """Serve the page until a signal, which is the usual end and no error."""
     import signal
     import threading
 
@@ -76,6 +76,6 @@ def _serve(folders: list[Path], title: str, port: int) -> None:
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda *_: threading.Thread(target=server.shutdown).start())
     with server:
-        say(f"{server.address} follows {server.watched.title}; Ctrl-C ends it")
+        say(f"{server.address} follows {', '.join(map(str, folders))}; Ctrl-C ends it")
         server.serve_forever(poll_interval=0.2)
     print("stopped; rwalk report writes the page")

@@ -1,4 +1,4 @@
-"""`rwalk status`: how far a study is, and who works on it."""
+"""`rwalk status`: the progress of a study, and the processes that work on it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Annotated
 import typer
 
 from rwalk.cli.options import say
+from rwalk.showing import duration
 
 
 def status(folder: Annotated[Path, typer.Argument(help="a study folder")]) -> None:
-    """Say what is done, what is running where, what is waiting, and about how long it will take."""
+    """List the runs that are done, running and waiting, and the time left."""
     from rwalk.studies.status import status_of
 
     found = status_of(folder)
-    left = f", about {found.left / 60:.0f} min left" if found.left and found.done < found.total else ""
+    left = f", about {duration(found.left)} left" if found.left and found.done < found.total else ""
     at_work = len(found.running)
     say(f"{found.done} of {found.total} runs done, {at_work} being trained, {found.waiting} waiting{left}")
     for each in found.running:

@@ -1,4 +1,4 @@
-"""One run and what varies: methods, hyper-parameters and seeds, multiplied out into the runs of a study."""
+"""One run and its variations: methods, hyper-parameters and seeds, multiplied out into the runs of a study."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _value(method: str, name: str, text: str) -> Any:
                 return number(text)
             except ValueError:
                 continue
-    return text  # its user checks it
+    return text  # the part that uses it checks it
 
 
 def _float(text: str, option: str) -> float:

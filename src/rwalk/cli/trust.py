@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def let_import(names: Iterable[str]) -> None:
-    """The user's own code may be in the current folder."""
+    """Let Python find the user's own code in the current folder."""
     if any(":" in name for name in names) and (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
 

@@ -1,1 +1,1 @@
-"""What rwalk is for, shown in under a minute: the study behind `rwalk run` without options, and how it is told."""
+"""The demonstration behind `rwalk run` without options: its study, table, picture and sentences."""

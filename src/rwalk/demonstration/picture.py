@@ -1,30 +1,27 @@
-"""The demonstration as a picture: a line per way to learn, each with its name at its end.
+"""The demonstration as a picture: a line per method, each with its name at its end.
 
-Written by hand as SVG, so that it is there without any plotting library; every browser shows it.
+It is SVG without any plotting library; every browser shows it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from math import isnan
 from statistics import fmean
 
 from rwalk.demonstration.story import Way
-from rwalk.report.figures import COLOURS, STYLE
+from rwalk.report.looks import colour
 
 WIDTH, HEIGHT = 760, 400
 LEFT, RIGHT, TOP, BOTTOM = 60, 570, 70, 350
+MEASURE = "test digits of task 1 recognised, %; means over the seeds, bands of one standard deviation"
 CHANCE = 10.0  # percent: one of ten digits
-LINE = 17.0  # between two names, so that both can be read
-OTHERS = 5  # the colour of whatever is not among the paper's methods
-
-
-def colour(way: Way) -> str:
-    return COLOURS[STYLE.get(way.method, OTHERS)]
+LINE = 17.0  # pixels between two names, so that both can be read
 
 
 def picture(ways: Sequence[Way]) -> str:
-    """The SVG's text."""
+    """The text of the SVG."""
     tasks = ways[0].first.shape[1]
     drawn = [way for way in ways if way.is_known]
     title = f"What is left of the first task while {tasks - 1} more are learned"
@@ -34,8 +31,9 @@ def picture(ways: Sequence[Way]) -> str:
         f"<title>{escape(title)}</title>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         _text(LEFT, 28, title, font_size="18", font_weight="bold"),
-        _text(LEFT, 50, "test digits of task 1 recognised, %; mean over the seeds", fill="#555"),
+        _text(LEFT, 50, MEASURE, fill="#555"),
         *_axes(tasks),
+        *(_band(way, tasks) for way in drawn),
         *(part for way in drawn for part in _line(way, tasks)),
         *_names(drawn),
         "</svg>",
@@ -55,12 +53,21 @@ def _axes(tasks: int) -> Iterator[str]:
     yield _text(LEFT + 4, y - 5, "guessing", font_size="12", fill="#777")
 
 
+def _band(way: Way, tasks: int) -> str:
+    """One standard deviation to both sides; of a single seed, which has none, a band without height."""
+    spread = [(mean, 0.0 if isnan(deviation) else deviation) for mean, deviation in way.points]
+    upper = [(task, mean + deviation) for task, (mean, deviation) in enumerate(spread)]
+    lower = [(task, mean - deviation) for task, (mean, deviation) in enumerate(spread)]
+    corners = " ".join(f"{_x(task, tasks):.1f},{_y(percent):.1f}" for task, percent in [*upper, *reversed(lower)])
+    return f'<polygon points="{corners}" fill="{colour(way.method)}" fill-opacity="0.15"/>'
+
+
 def _line(way: Way, tasks: int) -> Iterator[str]:
     places = [(_x(task, tasks), _y(percent)) for task, percent in enumerate(way.curve)]
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    yield f'<polyline points="{points}" fill="none" stroke="{colour(way)}" stroke-width="2.5"/>'
+    yield f'<polyline points="{points}" fill="none" stroke="{colour(way.method)}" stroke-width="2.5"/>'
     for x, y in places:
-        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour(way)}"/>'
+        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour(way.method)}"/>'
 
 
 def _names(ways: Sequence[Way]) -> Iterator[str]:
@@ -69,7 +76,7 @@ def _names(ways: Sequence[Way]) -> Iterator[str]:
     for way, y in zip(ordered, _apart([_y(way.left) for way in ordered]), strict=True):
         end = _y(way.left)
         yield (
-            f'<line x1="{RIGHT + 6}" x2="{RIGHT + 20}" y1="{end:.1f}" y2="{y:.1f}" stroke="{colour(way)}" '
+            f'<line x1="{RIGHT + 6}" x2="{RIGHT + 20}" y1="{end:.1f}" y2="{y:.1f}" stroke="{colour(way.method)}" '
             'stroke-width="2"/>'
         )
         yield _text(RIGHT + 25, y + 5, f"{way.name} {way.left:.0f} %", font_weight="bold")

@@ -1,4 +1,4 @@
-"""What the demonstration's rows say: the numbers, and a sentence that is true whatever they are."""
+"""The demonstration in numbers and sentences, which follow from its rows."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rwalk.demonstration.runs import CLOSED_FORM, NAMES, TASKS, UNPROTECTED
-from rwalk.report.summary import Summary, mean_and_deviation
+from rwalk.catalogue import spelled
+from rwalk.demonstration.runs import CLOSED_FORM, SETTINGS, TASKS, UNPROTECTED
+from rwalk.report.results import Summary
+from rwalk.report.statistics import mean_and_deviation
 
 INTRODUCTION = (
     f"a demonstration: {TASKS} tasks, learned one after the other; no old data are kept",
-    "each task is to read handwritten digits, with their pixels shuffled in a way of its own",
+    "each task is to read handwritten digits, their pixels shuffled in a new way",
 )
 WAYS = (
     "EWC, EWC++, PI and RWalk protect a network while it is trained: they hold the weights that old tasks need, "
     "the more firmly the larger λ is. Closed form (rwalk.IncrementalClassifier) trains no network. It keeps sums "
     "of the examples' features, so it cannot forget; a network is for data whose features have to be learned."
 )
-SETTINGS = "λ of each method was chosen on held-out training data, never on these test data."
+LAMBDAS = "λ of each method was chosen on held-out training data, never on these test data."
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to learn the tasks: what it recognises of the first after each of them, and of all in the end."""
+    """One method: its accuracy on the first task after each task, and on all tasks in the end."""
 
     method: str
     first: NDArray[np.float64]  # percent [seed, task]; NaN where a run stopped
@@ -33,12 +35,17 @@ class Way:
 
     @property
     def name(self) -> str:
-        return NAMES[self.method]
+        return spelled(self.method)
 
     @property
     def curve(self) -> list[float]:
         """Percent of the first task, after each task: the mean over the seeds."""
-        return [mean_and_deviation(after)[0] for after in self.first.T]
+        return [mean for mean, _ in self.points]
+
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        """Mean and standard deviation over the seeds, after each task; NaN for the deviation of a single seed."""
+        return [mean_and_deviation(after) for after in self.first.T]
 
     @property
     def left(self) -> float:
@@ -54,7 +61,7 @@ def ways(summaries: Sequence[Summary]) -> list[Way]:
     found = {each.method: each for each in summaries}
     return [
         Way(method, found[method].accuracy["single"][..., 0] * 100, found[method].A["single"] * 100)
-        for method in NAMES
+        for method in SETTINGS
     ]
 
 
@@ -62,25 +69,25 @@ def sentence(ways: Sequence[Way]) -> str:
     """After the last task, how much of the first is recognised: unprotected, protected, in closed form."""
     said = _compared({way.method: way.left for way in ways}, "of the time ")
     if not said:
-        return "No run came to its end, so there is nothing to say."
+        return "No run finished, so there is no result."
     return f"After {_number(ways[0].first.shape[1])} tasks the first is recognised {said}."
 
 
 def of_all(ways: Sequence[Way]) -> str:
     """The same of all tasks, where the order may be another."""
     said = _compared({way.method: mean_and_deviation(way.average)[0] for way in ways})
-    return f"Of all tasks: {said}." if said else ""
+    return f"Over all tasks: {said}." if said else ""
 
 
 def _compared(percent: Mapping[str, float], measure: str = "") -> str:
-    """Unprotected, protected, in closed form: those that are known."""
+    """Unprotected, protected, in closed form: those with a result."""
     known = {method: value for method, value in percent.items() if np.isfinite(value)}
     protected = [method for method in known if method not in (UNPROTECTED, CLOSED_FORM)]
     said = []
     if UNPROTECTED in known:
         said.append(f"{known[UNPROTECTED]:.0f} % {measure}without protection")
     if protected:
-        names = _either([NAMES[method] for method in protected])
+        names = _either([spelled(method) for method in protected])
         said.append(f"{_range([known[method] for method in protected])} with {names}")
     if CLOSED_FORM in known:
         said.append(f"{known[CLOSED_FORM]:.0f} % in closed form")
@@ -88,12 +95,12 @@ def _compared(percent: Mapping[str, float], measure: str = "") -> str:
 
 
 def setting(ways: Sequence[Way]) -> str:
-    """What was learned, and how often."""
+    """The tasks, and the number of seeds."""
     seeds, tasks = ways[0].first.shape
     plural = "s; ± is their standard deviation" if seeds > 1 else ""
     return (
-        f"{_number(tasks).capitalize()} tasks, one after the other: handwritten digits, the pixels shuffled in a "
-        f"new way for each.\nNo old data are kept. Means over {_number(seeds)} seed{plural}."
+        f"{_number(tasks).capitalize()} tasks, one after the other: handwritten digits, with the pixels "
+        f"shuffled in a\nnew way for each task. No old data are kept. Means over {_number(seeds)} seed{plural}."
     )
 
 

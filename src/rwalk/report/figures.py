@@ -10,13 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rwalk import metrics
-from rwalk.report.summary import Summary
-
-HEAD_NAMES = {"multi": "multi-head", "single": "single-head"}
-# Okabe and Ito's palette, with a grey for their black and their yellow darkened: one colour per method.
-COLOURS = ("#4c4c4c", "#0072b2", "#56b4e9", "#e69f00", "#d55e00", "#009e73", "#cc79a7", "#8c6bb1", "#8a7a00")
-MARKERS = "osD^vPX*h"
-STYLE = {"vanilla": 0, "ewc": 1, "ewc++": 2, "pi": 3, "rwalk": 4, "icarl": 5, "icarl-hb1": 6, "gem": 7, "a-gem": 8}
+from rwalk.report.looks import MARKERS, PALETTE, colour, marker
+from rwalk.report.results import Summary
 
 
 class Block(NamedTuple):
@@ -28,7 +23,7 @@ class Block(NamedTuple):
 
 
 def accuracy_over_time(blocks: Sequence[Block], path: Path, columns: int | None = None) -> None:
-    """For each block a row of panels: accuracy of task 1 … K while later tasks are learned, and A_k last.
+    """Draw a row of panels per block: accuracy of task 1 … K while later tasks are learned, and A_k last.
 
     A row of more than six panels is wrapped, unless the number of columns is given.
     """
@@ -72,7 +67,7 @@ def save(figure: Any, path: Path) -> None:
 
 def _curves(axes: Any, summaries: Sequence[Summary], values: Sequence[NDArray[np.float64]]) -> None:
     """Mean over the seeds with a band of one standard deviation, from the first task measured on."""
-    several = len({summary.label for summary in summaries}) < len(summaries)  # of one method, at several λ
+    several = len({summary.name for summary in summaries}) < len(summaries)  # of one method, at several λ
     for i, (summary, curves) in enumerate(zip(summaries, values, strict=True)):
         curves = curves[~np.isnan(curves[:, -1])] * 100
         if not len(curves):
@@ -81,10 +76,11 @@ def _curves(axes: Any, summaries: Sequence[Summary], values: Sequence[NDArray[np
         there = ~np.isnan(curves).any(0)
         mean = curves[:, there].mean(0)
         spread = curves[:, there].std(0, ddof=1) if len(curves) > 1 else np.zeros_like(mean)
-        label = f"{summary.label} λ={summary.lam:g}" if several and summary.lam else summary.label
-        look = i if several else STYLE.get(summary.method, 7)
-        style = {"color": COLOURS[look % len(COLOURS)], "marker": MARKERS[look % len(MARKERS)], "markersize": 3.5}
-        axes.plot(steps[there], mean, label=label, linewidth=1.3, **style)
+        label = f"{summary.name} λ={summary.lam:g}" if several and summary.lam else summary.name
+        style = {"color": colour(summary.method), "marker": marker(summary.method)}
+        if several:
+            style |= {"color": PALETTE[i % len(PALETTE)][0], "marker": MARKERS[i % len(MARKERS)]}
+        axes.plot(steps[there], mean, label=label, linewidth=1.3, markersize=3.5, **style)
         if len(mean) == 1:  # the last task: a point has no band
             axes.errorbar(steps[there], mean, spread, color=style["color"], capsize=2, linewidth=1)
         axes.fill_between(

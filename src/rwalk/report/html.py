@@ -1,7 +1,7 @@
 """One self-contained HTML page of results: it can be mailed, archived, opened anywhere.
 
-Whatever comes from data is text to the page, never markup: Jinja escapes it, the data block cannot be closed from
-within, and the page's content security policy allows only the script whose digest it names, and no network.
+Everything from data is text, never markup: Jinja escapes it, and the data block cannot be closed from within. The
+page's content security policy allows only the script with the digest it names, and no network.
 """
 
 from __future__ import annotations
@@ -17,21 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import rwalk
+from rwalk.catalogue import summaries as learners
 from rwalk.errors import InputError
 from rwalk.files import write_atomically
-from rwalk.learners import summaries as learner_summaries
 from rwalk.metrics import HEADS
-from rwalk.report import results, sections, words
-from rwalk.report.figures import HEAD_NAMES
+from rwalk.report import looks, results, sections, words
 from rwalk.report.results import Results
 from rwalk.report.sections import NOTHING, Published
-from rwalk.report.summary import summarise
-from rwalk.report.tables import TITLES
-from rwalk.showing import shown
-from rwalk.studies.provenance import mixture
-from rwalk.studies.rows import Made
+from rwalk.showing import duration, shown
 
-SCRIPTS = ("model.js", "statistics.js", "charts.js", "plots.js", "figures.js", "table.js", "export.js", "page.js")
+SCRIPTS = ("model.js", "charts.js", "plots.js", "figures.js", "table.js", "page.js")
 LIVE = "live.js"  # only where a server answers
 
 
@@ -39,7 +34,7 @@ def write_report(
     folders: Sequence[Path], out: Path | None = None, published: Published = NOTHING, title: str = ""
 ) -> Path:
     """Write the report of folders of results: by default as `report.html`, in the folder if there is only one."""
-    page = render(results.read_all(folders), title or title_of(folders), published=published)
+    page = render(results.read_all(folders), title, published=published)
     if out is None:
         out = folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
     try:
@@ -49,18 +44,22 @@ def write_report(
     return out
 
 
-def title_of(folders: Sequence[Path]) -> str:
-    return words.listed(results.names_of(folders))
-
-
 def render(
     studies: Sequence[Results],
-    title: str,
+    title: str = "",
     made: datetime | None = None,
     published: Published = NOTHING,
     live: Mapping[str, Any] | None = None,
 ) -> str:
-    """The page as text; `published` values stand beside ours. `live` is what a page that is served begins with."""
+    """The page as text.
+
+    Args:
+        studies: The results, one or several studies that are compared.
+        title: The title; by default the methods and the data.
+        made: The time that the page names; by default now.
+        published: Values of a paper, shown beside ours.
+        live: The state that a served page begins with.
+    """
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError:
@@ -69,29 +68,30 @@ def render(
     summaries = [
         replace(summary, study=name)
         for name, study in zip(names, studies, strict=True)
-        for summary in summarise(study.rows)
+        for summary in study.summaries
     ]
     parts = sections.sections(summaries, published, dict(zip(names, studies, strict=True)))
-    script = "\n".join(_part(name) for name in (*SCRIPTS, *([LIVE] if live is not None else [])))
+    title = shown(title or sections.title(parts))
     methods = sections.methods(summaries)
-    rows = [row for study in studies for row in study.rows]
+    script = "\n".join(_part(name) for name in (*SCRIPTS, *([LIVE] if live is not None else [])))
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.from_string(_part("page.html.j2")).render(
-        title=shown(title),
-        counts=_counts(rows, len(summaries), sum(study.missing for study in studies)),
+        title=title,
+        counts=_counts(studies, len(summaries)),
         made=(made or datetime.now(UTC)).strftime("%d %B %Y, %H:%M UTC"),
         version=rwalk.__version__,
-        studies=[_study(study) for study in studies],
-        mixture=mixture(Made.from_json(row["made"]) for row in rows),
-        heads={head: HEAD_NAMES[head] for head in HEADS},
-        titles=TITLES,
+        studies=[_study(each) for each in studies],
+        mixture=results.mixed(studies),
+        heads={head: words.HEAD_NAMES[head] for head in HEADS if any("multi" in each["heads"] for each in parts)},
+        titles=words.TITLES,
         sections=parts,
         methods=_explained(methods),
-        stopped=_stopped(rows),
+        methods_shown=len(methods),
+        stopped=[run for study in studies for run in study.stopped],
         live=live,
         policy=_policy([script], connect=live is not None),
-        style=_part("page.css"),
-        data=_json({"methods": methods, "sections": parts, "titles": TITLES, "title": shown(title), "live": live}),
+        style=_colours() + _part("page.css"),
+        data=_json({"methods": methods, "sections": parts, "title": title, "live": live}),
         script=script,
     )
 
@@ -100,43 +100,38 @@ def _part(name: str) -> str:
     return (files("rwalk.report") / "page" / name).read_text(encoding="utf-8")
 
 
-def _counts(rows: Sequence[Mapping[str, Any]], configurations: int, missing: int) -> str:
-    seeds = len({row["seed"] for row in rows})
+def _colours() -> str:
+    """The palette as variables of the page."""
+    named = (f"--c{place}: light-dark({light}, {dark})" for place, (light, dark) in enumerate(looks.PALETTE))
+    return f":root {{ {'; '.join(named)} }}\n"
+
+
+def _counts(studies: Sequence[Results], configurations: int) -> str:
+    runs, missing = sum(len(each.rows) for each in studies), sum(each.missing for each in studies)
+    seeds = set().union(*(each.seeds for each in studies))
+    counts = ((runs, "run"), (configurations, "configuration"), (len(seeds), "seed"))
     unfinished = f" · unfinished: {missing} more to run" if missing else ""
-    counted = ((len(rows), "run"), (configurations, "configuration"), (seeds, "seed"))
-    return " · ".join(f"{number} {noun}{'s' * (number != 1)}" for number, noun in counted) + unfinished
+    return " · ".join(words.counted(*each) for each in counts) + unfinished
 
 
 def _study(study: Results) -> dict[str, Any]:
-    """A study as the head of the page shows it: how it was begun, with what, when, and how long it took."""
-    costs = [study.costs[row["hash"]] for row in study.rows if row["hash"] in study.costs]
-    versions = sorted(
-        {f"rwalk {row['made']['rwalk']}" for row in study.rows if row["made"].get("rwalk", "unknown") != "unknown"}
-    )
-    facts = [("command", "\n".join(study.commands))] if study.commands else []
-    facts += [("version", words.listed(versions))] if versions else []
-    if costs:
+    """A study at the head of the page: the commands that made it, with which version, when, and how long."""
+    facts = [("study", study.name)] if study.name else []
+    facts += [("command", "\n".join(study.commands))] if study.commands else []
+    facts += [("version", words.listed([f"rwalk {each}" for each in study.versions]))] if study.versions else []
+    if costs := study.spent:
         first, last = min(each.ended for each in costs), max(each.ended for each in costs)
         span = f"{first:%d %B %Y, %H:%M}" + (f" to {last:%d %B, %H:%M}" if last > first else "")
         partly = f" ({len(costs)} of {len(study.rows)} runs)" if len(costs) < len(study.rows) else ""
-        facts += [("training time", f"{words.duration(sum(each.seconds for each in costs))} in all{partly}")]
+        facts += [("training time", f"{duration(sum(each.seconds for each in costs))} in all{partly}")]
         facts += [("runs ended", f"{span} UTC")]
     return {"name": study.name, "facts": facts, "environments": study.environments}
 
 
-def _explained(methods: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """The methods of a page, each in a sentence; users' own have none."""
-    known = learner_summaries()
-    return [(each["name"], known[each["name"]]) for each in methods if each["name"] in known]
-
-
-def _stopped(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {"dataset": row["spec"]["stream"]["dataset"], "reason": row["stopped"]}
-        | {name: row[name] for name in ("method", "lam", "seed")}
-        for row in rows
-        if row["stopped"]
-    ]
+def _explained(methods: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """The methods of a page as (name, name in commands, a sentence); users' own have no sentence."""
+    known = learners()
+    return [(each["name"], each["id"], known[each["id"]]) for each in methods if each["id"] in known]
 
 
 def _policy(scripts: Sequence[str], connect: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""A study while it runs: what is running, how fast, how long it will take.
+"""A study while it runs: its jobs, their speed, and the time left.
 
 Progress bars on a terminal; an occasional line in a file or a pipe.
 """
@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from rwalk.showing import shown
+from rwalk.catalogue import spelled
+from rwalk.showing import duration, shown
 from rwalk.studies import Study
 from rwalk.studies.events import Event, Finished, RowDone, Started, Stepped, Stopped, Trained
 from rwalk.studies.specs import RunSpec
@@ -115,11 +116,7 @@ class Lines:
     def _share(self, seconds: float) -> str:
         share = self.tally.done / max(1, self.tally.expected)
         left = seconds * (1 - share) / share if share else float("inf")
-        return f"{share:.0%} of the steps" + (f", about {_duration(left)} left" if left < 1e7 else "")
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+        return f"{share:.0%} of the steps" + (f", about {duration(left)} left" if left < 1e7 else "")
 
 
 def _name(runs: tuple[RunSpec, ...]) -> str:
@@ -127,7 +124,7 @@ def _name(runs: tuple[RunSpec, ...]) -> str:
     if first.reference is not None:
         name = f"reference a*{first.reference + 1}"
     else:
-        name = first.method + (" λ=auto" if first.seeks_lam else f" λ={first.lam:g}" if first.lam else "")
+        name = spelled(first.method) + (" λ=auto" if first.seeks_lam else f" λ={first.lam:g}" if first.lam else "")
         name += " trial" if first.stream.trial else ""
     return f"{shown(name)} " + (f"seed {first.seed}" if len(runs) == 1 else f"× {len(runs)} runs")
 

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rwalk.report.summary import mean_and_deviation
+
+def mean_and_deviation(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Mean and sample standard deviation, ignoring NaN; NaN if there is nothing else.
+
+    >>> mean_and_deviation(np.array([1.0, 3.0, np.nan]))
+    (2.0, 1.4142135623730951)
+    """
+    there = values[np.isfinite(values)]
+    if len(there) == 0:
+        return float("nan"), float("nan")
+    return float(there.mean()), float(there.std(ddof=1)) if len(there) > 1 else float("nan")
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over seeds with its standard error. A single seed has none (NaN), and decides nothing."""
+    """A mean over seeds with its standard error. A single seed has no error (NaN), and decides nothing.
+
+    The fields may be arrays: many means at once.
+    """
 
     value: float
     error: float = 0.0
@@ -28,34 +42,31 @@ class Mean:
 
     def __sub__(self, other: Mean) -> Mean:
         """Welch's difference: the two may have different variances."""
-        error = float(np.hypot(self.error, other.error))
+        error = np.hypot(self.error, other.error)
         shares = self.error**4 / self.freedom + other.error**4 / other.freedom
-        freedom = error**4 / shares if shares else np.inf
-        return Mean(self.value - other.value, error, freedom, min(self.seeds, other.seeds))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            freedom = np.where(shares == 0, np.inf, np.divide(error**4, shares))
+        seeds = np.minimum(self.seeds, other.seeds)
+        return Mean(*map(_plain, (self.value - other.value, error, freedom, seeds)))
 
     @property
     def chance(self) -> float:
-        """How likely a value this far from zero would be, on either side, if the true one were zero."""
+        """The probability of a value at least this far from zero, on either side, if the true one is zero."""
         from scipy import stats
 
-        if self.error == 0:
-            return float(self.value == 0)
-        return 1.0 if np.isnan(self.error) else 2 * float(stats.t.sf(abs(self.value) / self.error, self.freedom))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            tail = 2 * stats.t.sf(np.divide(np.abs(self.value), self.error), self.freedom)
+        exact = np.equal(self.value, 0).astype(float)
+        chance: float = _plain(np.where(np.isnan(self.error), 1.0, np.where(np.equal(self.error, 0), exact, tail)))
+        return chance
 
     @property
     def reach(self) -> float:
         """Half the width of its 95 % confidence interval."""
         from scipy import stats
 
-        return self.error * float(stats.t.ppf(0.975, self.freedom))
-
-    def power(self, seeds: int, level: float) -> float:
-        """How likely so many seeds tell it from zero at this level, if value and scatter are the true ones."""
-        from scipy import stats
-
-        freedom = self.freedom * (seeds - 1) / (self.seeds - 1)
-        distance = abs(self.value) / (self.error * np.sqrt(self.seeds / seeds))
-        return float(stats.nct.sf(stats.t.ppf(1 - level / 2, freedom), freedom, distance))
+        reach: float = _plain(self.error * stats.t.ppf(0.975, self.freedom))
+        return reach
 
 
 def holm(chances: Sequence[float]) -> list[float]:
@@ -69,3 +80,21 @@ def holm(chances: Sequence[float]) -> list[float]:
         floor = max(floor, min(1.0, chances[place] * (len(chances) - rank)))
         corrected[place] = floor
     return corrected
+
+
+def pairwise(samples: Sequence[NDArray[np.float64]]) -> Mean:
+    """The differences of all pairs of samples, first minus second, in the order (0, 1), (0, 2) … (1, 2) …"""
+    means = [Mean.over(values) for values in samples]
+    fields = np.array([(each.value, each.error, each.freedom, each.seeds) for each in means], dtype=float)
+    first, second = np.triu_indices(len(means), 1)
+    return _of(fields[first]) - _of(fields[second])
+
+
+def _of(fields: NDArray[np.float64]) -> Mean:
+    columns: Any = fields.T
+    return Mean(*columns)
+
+
+def _plain(value: Any) -> Any:
+    """An array without dimensions as a plain number."""
+    return float(value) if np.ndim(value) == 0 else value

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
-from rwalk.report.summary import MORE, Summary, mean_and_deviation
+from rwalk.report.results import MORE, Summary
+from rwalk.report.statistics import mean_and_deviation
+from rwalk.report.words import TITLES
 
-ASKED_FOR = ("gap", "calibration")  # measured only where a run is told to
-TITLES = {"single": "Single-head: which of all classes seen?", "multi": "Multi-head: which class of this task?"}
-BOTH = "Single-head and multi-head, which are the same here"
+ASKED_FOR = ("gap", "calibration")  # measured only on request
 
 
 def result_table(summaries: Sequence[Summary], head: str, title: str = "") -> Table:
@@ -36,7 +36,7 @@ def result_table(summaries: Sequence[Summary], head: str, title: str = "") -> Ta
     ]
     for summary, *cells in zip(summaries, *columns, strict=True):
         lam = f"auto: {summary.chosen}" if summary.chosen else f"{summary.lam:g}" if summary.lam else "–"
-        table.add_row(Text(summary.label), lam, *cells)
+        table.add_row(Text(summary.name), lam, *cells)
     return table
 
 

@@ -1,4 +1,4 @@
-"""The sentences on top of a report: which method is ahead, by how much, and whether that is more than chance."""
+"""The verdict of a report: which method is ahead, by how much, and whether that is more than chance."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rwalk.report.statistics import Mean, holm
-from rwalk.report.words import listed
+from rwalk.report.words import begun, counted, listed
 
 LEVEL = 0.05  # of significance
-CEILING = "joint"  # learns from all data at once: what the others are measured against, not one of them
+CEILING = "joint"  # learns from all data at once, so that it is no rival of the others
 PLAIN = "vanilla"
 
 Json = Mapping[str, Any]
 
 
 class Verdict(NamedTuple):
-    """One sentence that says who is ahead, and those that say how sure that is."""
+    """One sentence about the method that is ahead, and more about how sure that is."""
 
     headline: str
     details: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Entrant(NamedTuple):
 
 
 def verdict(section: Json, head: str) -> Verdict:
-    """What the rows of a section say, by their accuracy A under one head."""
+    """The verdict on a section, by the accuracy A under one head."""
     memory = section["memory"]  # unequal ones are not compared
     compared = [each for each in section["configurations"] if not memory or each["memory"] == memory]
     entrants = sorted(_entrants(compared, head), key=lambda each: -each.A.value)
@@ -43,18 +43,18 @@ def verdict(section: Json, head: str) -> Verdict:
     if not rivals:
         return Verdict("No run has finished." if not entrants else f"Only {entrants[0].name} was run.")
     leader, *others = rivals
-    tasks = f"{section['tasks']} task{'s' * (section['tasks'] != 1)}"
+    tasks = counted(section["tasks"], "task")
     held = f" (all {'without exemplars' if memory == 'none' else f'with exemplars, {memory}'})" if memory else ""
     reached = f"{_percent(leader)} on average over {tasks}{held}"
     if not others:
-        return Verdict(f"{leader.name} reaches {reached}; there is nothing to compare it with.")
+        return Verdict(f"{begun(leader.name)} reaches {reached}; there is nothing to compare it with.")
     details = [*_against_plain(leader, others), *_ceiling(entrants), *_choice(section)]
     lead = leader.A - others[0].A
     if any(each.seeds < 2 for each in rivals):
         return Verdict(
-            f"{leader.name} scores highest, {reached}, {_points(lead.value)} more than {others[0].name}: "
+            f"{begun(leader.name)} scores highest, {reached}, {_points(lead.value)} more than {others[0].name}: "
             "with a single seed that may be chance.",
-            ("Two seeds or more, better five, would tell: --seeds 5.", *details),
+            ("It takes two seeds or more, better five: --seeds 5.", *details),
         )
     chances = holm([(leader.A - each.A).chance for each in others])
     level = [each for each, chance in zip(others, chances, strict=True) if chance >= LEVEL]
@@ -66,12 +66,12 @@ def verdict(section: Json, head: str) -> Verdict:
         more = f" and {len(level) - 4} more" if len(level) > 4 else ""
         sure = (f"The others are behind by more than chance ({test}).",) if len(level) < len(others) else ()
         return Verdict(
-            f"{leader.name} scores highest, {reached}, but its lead over {several}{more} may be chance.",
+            f"{begun(leader.name)} scores highest, {reached}, but its lead over {several}{more} may be chance.",
             (*(sure or (f"No difference here is more than chance ({test}).",)), *details),
         )
     rest = {1: "the other", 2: "both others"}.get(len(others), f"all {len(others)} others")
     return Verdict(
-        f"{leader.name} is ahead of {rest} by more than chance: {reached}, "
+        f"{begun(leader.name)} is ahead of {rest} by more than chance: {reached}, "
         f"{_points(lead.value)} more than {others[0].name}.",
         (f"That lead is {_points(lead.value)} ± {lead.reach:.1f} with 95 % confidence, "
          f"{_chance(max(chances))} ({test}).", *details),
@@ -79,21 +79,42 @@ def verdict(section: Json, head: str) -> Verdict:
 
 
 def representatives(configurations: Sequence[Json], head: str) -> list[Json]:
-    """One configuration per study, method and memory: the paper's own, else the best (on held-out data, if any).
+    """One configuration per study, method and memory: the paper's own, else the best, on held-out data if any."""
+    return [max(group, key=lambda each: _rank(each, head, group)) for group in families(configurations)]
 
-    The page chooses by the same rule (model.js).
-    """
+
+def families(configurations: Sequence[Json]) -> list[list[Json]]:
+    """Configurations of one study, method and memory, which differ in their settings alone."""
     groups: dict[tuple[str, str, str], list[Json]] = {}
     for each in configurations:
         groups.setdefault((each["study"], each["method"], each["memory"]), []).append(each)
-    return [max(group, key=lambda each: _rank(each, head, group)) for group in groups.values()]
+    return [*groups.values()]
 
 
-def _rank(each: Json, head: str, group: Sequence[Json]) -> float:
-    held_out = all(other[head]["validation"] is not None for other in group)
-    value = each[head]["validation"] if held_out else _mean(each[head]["A"])
-    leads = 2 if (each[head]["paper"] or {}).get("leads") else 0
-    return leads + (-1.0 if value is None else float(value))
+def how_chosen(each: Json, head: str, family: Sequence[Json]) -> str:
+    """How the hyper-parameters of a configuration were chosen, as far as the results show it."""
+    if each["chosen"] or len(family) == 1:
+        return str(each["chosen"]) or ("as given" if each["given"] else "defaults" if each["usual"] else "")
+    if _leads(each, head):
+        return f"the paper’s own, of {len(family)} tried"
+    if each not in representatives(family, head):
+        return f"one of {len(family)} tried"
+    return (
+        f"best of {len(family)} on {'held-out training data' if _are_held_out(family, head) else 'this test data'}"
+    )
+
+
+def _rank(each: Json, head: str, family: Sequence[Json]) -> float:
+    value = each[head]["validation"] if _are_held_out(family, head) else _mean(each[head]["A"])
+    return 2 * _leads(each, head) + (-1.0 if value is None else float(value))
+
+
+def _leads(each: Json, head: str) -> bool:
+    return bool((each[head]["paper"] or {}).get("leads"))
+
+
+def _are_held_out(family: Sequence[Json], head: str) -> bool:
+    return all(each[head]["validation"] is not None for each in family)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -102,7 +123,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _entrants(configurations: Sequence[Json], head: str) -> Iterator[Entrant]:
-    chosen = [each for each in representatives(configurations, head) if _mean(each[head]["A"]) is not None]
+    chosen = [each for each in configurations if each[head]["represents"] and _mean(each[head]["A"]) is not None]
     memories: dict[str, set[str]] = {}
     for each in chosen:
         memories.setdefault(each["label"], set()).add(each["memory"])
@@ -135,7 +156,7 @@ def _ceiling(entrants: Sequence[Entrant]) -> Iterator[str]:
 
 def _choice(section: Json) -> Iterator[str]:
     if "flatters" in section["choice"]:
-        yield "Of a method’s configurations the best on these same test data is compared, which flatters it."
+        yield "Each method is represented by its best configuration on these same test data, which flatters it."
 
 
 def _seeds(entrants: Sequence[Entrant]) -> str:

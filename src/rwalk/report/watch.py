@@ -16,7 +16,7 @@ from typing import Any
 
 from rwalk.errors import InputError
 from rwalk.report import results
-from rwalk.report.html import render, title_of
+from rwalk.report.html import render
 from rwalk.report.results import Results
 from rwalk.report.sections import NOTHING, Published
 from rwalk.studies.logs import LOSSES
@@ -25,8 +25,8 @@ from rwalk.studies.specs import content_hash
 HOST = "127.0.0.1"
 AT_MOST = 10.0  # seconds between pages if only losses are new
 MOST = 64  # open connections
-IDLE = 10.0  # seconds after which a connection that asks for nothing is closed
-# The page's own policy says which script may run; these say who may show, read or remember it.
+IDLE = 10.0  # seconds after which an idle connection is closed
+# The page's own policy names the script that may run; these headers restrict framing, reading and caching.
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -43,14 +43,14 @@ class Watched:
 
     def __init__(self, folders: Sequence[Path], title: str = "", published: Published = NOTHING) -> None:
         self.folders = folders
-        self.title = title or title_of(folders)
+        self.title = title
         self.published = published
         self._lock = threading.Lock()
         self._page = ""
         self._state = {"version": "", "status": ""}
         self._stamps: tuple[Any, Any] = ((), ())
         self._made = 0.0
-        self._look()  # what is wrong with the folders is said now
+        self._look()  # raises if the folders cannot be read
 
     def page(self) -> str:
         with self._lock:
@@ -72,7 +72,7 @@ class Watched:
             return
         try:
             studies = results.read_all(self.folders, unfinished=True)
-        except InputError as error:  # a file may be half copied: it is looked at again
+        except InputError as error:  # a file may be half copied: the next look reads it again
             if not self._page:
                 raise
             self._state = {**self._state, "status": f"These results cannot be read now: {error}"}
@@ -93,7 +93,7 @@ def status(studies: Sequence[Results]) -> str:
 
 
 class _Server(ThreadingHTTPServer):
-    """Answers at an address with a secret in it, which other users of this machine do not know."""
+    """Serves at an address with a secret in it, which other users of this machine cannot guess."""
 
     daemon_threads = True
     request_queue_size = MOST
@@ -115,7 +115,7 @@ class _Server(ThreadingHTTPServer):
         return path[len(root) :] if secrets.compare_digest(root.encode(), self._root.encode()) else None
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Connections that ask for nothing must not keep others out: of too many the oldest is closed."""
+        """Idle connections must not keep others out: if there are too many, the oldest is closed."""
         with self._changing:
             self._open[request] = None
             oldest = next(iter(self._open)) if len(self._open) > MOST else None
@@ -142,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.server.inside(self.path)
         if self.headers.get("Host", "").rpartition(":")[0] not in {HOST, "localhost"}:
-            self.send_error(403)  # a name that leads here from elsewhere: another site's page is asking
+            self.send_error(403)  # another site's name that leads here
         elif path == "":
             self._answer(self.server.watched.page(), "text/html")
         elif path == "state.json":

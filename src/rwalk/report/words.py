@@ -1,10 +1,16 @@
-"""What a report calls things: names spelled out, so that nobody has to know the paper's shorthand."""
+"""Names and phrases of a report, spelled out, so that it can be read without the paper's shorthand."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from rwalk.data.memory import MemorySpec
+
+HEAD_NAMES = {"single": "single-head", "multi": "multi-head"}
+TITLES = {"single": "Single-head: which of all classes seen?", "multi": "Multi-head: which class of this task?"}
+BOTH = "Single-head and multi-head, which are the same here"
 SAMPLERS = {
     "mof": "mean of features",
     "mof-plain": "mean of features of any length",
@@ -16,6 +22,7 @@ SAMPLERS = {
     "reservoir": "reservoir of all seen",
 }
 SETTINGS = {
+    "lam": "λ",
     "lr": "learning rate",
     "keep_optimizer": "keep optimizer",
     "dt": "steps between scores",
@@ -32,19 +39,49 @@ def sampler(name: str) -> str:
 
 
 def setting(name: str) -> str:
+    """The name of a setting, in words."""
     return SETTINGS.get(name, name.replace("_", " "))
 
 
-def memory(spec: Mapping[str, Any] | None) -> str:
+def number(value: object) -> str:
+    """A setting's value as text.
+
+    >>> number(100000.0), number(0.25), number(None), number("gradient")
+    ('100000', '0.25', 'none', 'gradient')
+    """
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    return "none" if value is None else str(value)
+
+
+def memory(spec: MemorySpec | None) -> str:
     """The exemplars that a configuration keeps.
 
-    >>> memory({"per_class": 10, "total": None, "sampler": "mof"})
+    >>> from rwalk.data.memory import MemorySpec
+    >>> memory(MemorySpec(per_class=10))
     '10 per class, mean of features'
     """
     if spec is None:
         return "none"
-    size = f"{spec['per_class']} per class" if spec["per_class"] is not None else f"{spec['total']} in all"
-    return f"{size}, {sampler(spec['sampler'])}"
+    size = f"{spec.per_class} per class" if spec.per_class is not None else f"{spec.total} in all"
+    return f"{size}, {sampler(spec.sampler)}"
+
+
+def counted(count: int, noun: str) -> str:
+    """
+    >>> counted(1, "task"), counted(5, "task")
+    ('1 task', '5 tasks')
+    """
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def begun(sentence: str) -> str:
+    """The sentence with a capital at its beginning; the name of a user's own code stays as it is.
+
+    >>> begun("no protection is behind"), begun("package.module:Own is ahead")
+    ('No protection is behind', 'package.module:Own is ahead')
+    """
+    return sentence if ":" in sentence.split(" ")[0] else sentence[:1].upper() + sentence[1:]
 
 
 def listed(names: Sequence[str], word: str = "and") -> str:
@@ -53,15 +90,3 @@ def listed(names: Sequence[str], word: str = "and") -> str:
     ('a', 'a, b and c')
     """
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {word} {names[-1]}"
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(0.4), duration(80), duration(800), duration(40_000)
-    ('0.4 s', '80 s', '13 min', '11 h')
-    """
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.0f} h"

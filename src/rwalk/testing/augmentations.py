@@ -1,4 +1,4 @@
-"""What must hold for an augmentation: its draws, what it does to inputs, and training with it."""
+"""Checks of an augmentation: its draws, its effect on inputs, and training with it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def it_keeps_shape_and_type_and_changes_nothing_else(augmenting: Augmenting) -> 
 
 
 def an_example_is_changed_by_its_own_draw(augmenting: Augmenting) -> None:
-    """Whatever else is in the batch, or in the fleet."""
+    """It does not depend on the rest of the batch or of the fleet."""
     x, drawn = draws(RUNS, BATCH, *augmenting.shape, seed=1), augmenting.draws()
     together = augmenting.augmentation.apply(x, drawn)
     for run in range(RUNS):

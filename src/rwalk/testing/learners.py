@@ -1,4 +1,4 @@
-"""What must hold for a learner, whichever part defines it: a method, a loss, a projector or a solver."""
+"""Checks of a learner, by the part that defines it: a method, a loss, a projector or a solver."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ from rwalk.registry import imported
 from rwalk.solvers import Solver
 from rwalk.studies.executors.base import fleets
 from rwalk.studies.specs import RunSpec
-from rwalk.testing import settings
-from rwalk.testing.claims import Check, claim, listed
+from rwalk.testing.claims import Check, as_json, claim, listed, others
 from rwalk.testing.losses import LOSS_CHECKS, a_compiled_step_is_the_eager_one
-from rwalk.testing.methods import METHOD_CHECKS
-from rwalk.testing.projectors import PROJECTOR_CHECKS
+from rwalk.testing.methods import METHOD_CHECKS, PROJECTOR_CHECKS
 from rwalk.testing.trials import (
     FLEET_CHECKS,
     Trial,
@@ -79,7 +77,7 @@ class Subject:
 
     @cached_property
     def others(self) -> dict[str, Any]:
-        return settings.others(self.part)
+        return others(self.part)
 
     @property
     def trial(self) -> Trial:
@@ -121,7 +119,7 @@ def every_hyper_parameter_can_be_swept(subject: Subject) -> None:
     for name, other in subject.others.items():
         value = getattr(subject.part, name)
         run, usual = subject.spec(**{name: other}), subject.spec(**{name: value})
-        again = RunSpec.from_json(settings.as_json(run.to_json()))
+        again = RunSpec.from_json(as_json(run.to_json()))
         claim(again == run and again.hash() == run.hash(), f"{name} = {other!r} does not come back from JSON")
         claim(run.hash() != usual.hash(), f"runs with {name} = {value!r} and {other!r} have the same hash")
         set_to = _part_of(run.learner(), subject)
@@ -164,7 +162,7 @@ for line in sys.stdin:
 
 @cache
 def _other_process() -> subprocess.Popen[str]:
-    """One that knows nothing about this one but where modules are found; started once, and asked many times."""
+    """A process that shares nothing but the module path; started once, used many times."""
     pipe = subprocess.PIPE
     other = subprocess.Popen([sys.executable, "-c", _ANSWER], stdin=pipe, stdout=pipe, text=True)
     assert other.stdin is not None

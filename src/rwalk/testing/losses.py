@@ -1,4 +1,4 @@
-"""What must hold for a loss: on batches as the training loop makes them, in the first task and after it."""
+"""Checks of a loss: on batches as the training loop makes them, in the first task and after it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ LOSS_CHECKS = (one_number_per_run, a_runs_loss_is_its_own)
 
 
 def _moments(trial: Trial) -> Iterator[tuple[Fleet, Tensor, Batch]]:
-    """A fleet at the first step of its first and of its second task: its logits, and the batch the loss sees."""
+    """A fleet at the first step of its first and second task: its logits, and the batch of the loss."""
     fleet = trial.fleet()
     for _ in range(2):
         fleet.begin_task()

@@ -1,4 +1,4 @@
-"""What must hold for a method by itself: on vectors, without a network."""
+"""Checks of a method or a projector by itself: on vectors, without a network."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rwalk.guard.step.tensor_list import TensorList
 from rwalk.methods.base import Method, Ranges, State
+from rwalk.projectors import Projector
 from rwalk.testing.claims import claim, claim_close, draws
 
 RUNS, SHAPES = 2, ((3, 4), (5,), (2, 1, 3))  # a network of three parameters
@@ -67,7 +68,7 @@ def the_proximal_step_is_the_best_compromise(method: Method) -> None:
 
 
 def a_network_in_pieces_is_the_whole(method: Method) -> None:
-    """As in a Guard: one state per parameter, and `ranges` for what is normalised over the network."""
+    """As in a Guard: one state per parameter, and `ranges` for normalising over the network."""
     whole = draws(1, sum(SIZES), seed=0)
     pieces = [part.reshape(1, *shape).clone() for part, shape in zip(whole.split(SIZES, 1), SHAPES, strict=True)]
     state, states = method.start(whole), [method.start(piece) for piece in pieces]
@@ -75,7 +76,7 @@ def a_network_in_pieces_is_the_whole(method: Method) -> None:
         _walk(method, whole, state, task)
         for number, (piece, own) in enumerate(zip(pieces, states, strict=True)):
             _walk(method, piece, own, task, number)
-        if method.window:  # what is left of the last one is scored before ranges are taken
+        if method.window:  # the rest of the last window is scored before the ranges
             for piece, own in zip(pieces, states, strict=True):
                 method.score(own, piece)
         ranges = {name: _range([own[name] for own in states]) for name in method.scales}
@@ -194,3 +195,51 @@ def _range(vectors: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Smallest and largest over all pieces: a Guard has one run, so they are scalars."""
     every = torch.cat([vector.flatten() for vector in vectors])
     return every.min(), every.max()
+
+
+# ── projectors: gradients in, a gradient out ──────────────────────────────────────────────────────────────────
+
+PROJECTED, PARAMETERS = 4, 12  # runs
+MISSED = 0.01  # the largest violation of a constraint, as a share of the product of the lengths
+
+
+def no_constraint_is_violated(projector: Projector) -> None:
+    """⟨g̃, G_i⟩ ≥ 0 for gradients of any size, within the tolerance of a solver."""
+    for seed in range(3):
+        for scale in (1e-6, 1.0, 1e6):
+            grad, memories = _problem(projector, seed)
+            projected = projector.project(scale * grad, scale * memories)
+            claim(projected.shape == grad.shape, f"{list(grad.shape)} becomes {list(projected.shape)}")
+            claim(projected.isfinite().all(), f"finite gradients of size {scale:g} become NaN or infinite")
+            along = torch.einsum("rkp,rp->rk", memories, projected / scale)
+            least = float((along / (memories.norm(dim=-1) * grad.norm(dim=-1)[:, None])).min())
+            claim(least >= -MISSED, f"a constraint is violated by {-least:.1%} of the gradients' lengths")
+
+
+def a_run_is_projected_for_itself(projector: Projector) -> None:
+    grad, memories = _problem(projector, seed=5)
+    given, recalled = grad.clone(), memories.clone()
+    together = projector.project(grad, memories)
+    claim(grad.equal(given) and memories.equal(recalled), "project changes the gradients that it is given")
+    for run in range(PROJECTED):
+        alone = projector.project(given[run : run + 1], recalled[run : run + 1])
+        claim_close(together[run], alone[0], 1e-9, f"run {run} of a fleet is projected differently than alone")
+
+
+def no_old_task_is_no_obstacle(projector: Projector) -> None:
+    """Exemplars that are learned perfectly have gradients of zero, which constrain nothing."""
+    grad, memories = _problem(projector, seed=6)
+    projected = projector.project(grad, torch.zeros_like(memories))
+    claim_close(projected, grad, 1e-9, "old gradients of zero change the gradient")
+
+
+PROJECTOR_CHECKS = (no_constraint_is_violated, a_run_is_projected_for_itself, no_old_task_is_no_obstacle)
+
+
+def _problem(projector: Projector, seed: int) -> tuple[Tensor, Tensor]:
+    """A gradient for each run, and old ones of which the first opposes it."""
+    grad = draws(PROJECTED, PARAMETERS, seed=seed)
+    memories = draws(PROJECTED, 3 if projector.per_task else 1, PARAMETERS, seed=100 + seed)
+    against = torch.einsum("rp,rp->r", memories[:, 0], grad).sign()
+    memories[:, 0] *= -against[:, None]
+    return grad, memories

@@ -1,4 +1,4 @@
-"""What must hold for a network: it can be trained in fleets, resumed from files, and is determined by seeds."""
+"""Checks of a network: it can be trained in fleets, resumed from files, and is determined by seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold for a sampler: its choices by themselves, and a memory that is filled by them."""
+"""Checks of a sampler: its choices by themselves, and a memory that is filled by them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ CHOOSING_CHECKS = (
 
 
 def checks_of_sampler(given: str | Sampler) -> Iterator[Check]:
-    """A sampler given by name is also checked in training: a memory knows its sampler by name."""
+    """A sampler given by name is also checked in training, because a memory finds its sampler by name."""
     sampler = samplers.find(given) if isinstance(given, str) else given
     name = given if isinstance(given, str) else sampler.description
     yield from listed(Choosing(sampler), name, *CHOOSING_CHECKS)

@@ -1,4 +1,4 @@
-"""A part in training: small fleets on a small stream, and what must hold for every one of them."""
+"""A part in training: small fleets on a small stream, and the checks for each of them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Trial:
     training: Training = BRIEF
 
     def fleet(self, runs: Sequence[int] | None = None, **how: Any) -> Fleet:
-        """All runs together, or some of them; in float64, unless told otherwise."""
+        """All runs together, or some of them; in float64 by default."""
         chosen = range(len(self.learners)) if runs is None else runs
         learners, seeds = [self.learners[run] for run in chosen], [3 + run for run in chosen]
         return Fleet(self.stream, self.network, learners, seeds, self.training, **{"dtype": torch.float64, **how})
@@ -255,7 +255,7 @@ def two_calls_of_an_estimator_may_have_a_file_between_them(trial: Trial) -> None
             classifier = IncrementalClassifier(**params)
             try:
                 classifier.partial_fit(x[y < half], y[y < half])
-            except InputError:  # not everything can be learned one call at a time, and the estimator says so
+            except InputError:  # some methods cannot learn one call at a time, which the estimator refuses
                 return
             classifier = between(classifier)
             classifier.partial_fit(x[y >= half], y[y >= half])
@@ -263,8 +263,8 @@ def two_calls_of_an_estimator_may_have_a_file_between_them(trial: Trial) -> None
     for answer, what in zip(answers[1:], ("pickled", "saved"), strict=True):
         claim(
             np.array_equal(answer, answers[0]),
-            f"a classifier that was {what} between two calls goes on differently: it depends on something that is "
-            "not in the state",
+            f"a classifier that was {what} between two calls continues differently: it depends on something that "
+            "is not in the state",
         )
 
 
@@ -279,7 +279,7 @@ def it_learns(trial: Trial) -> None:
         fleet.step += 1
     fleet.end_task()
     first, last = float(np.mean(losses[:5])), float(np.mean(losses[-5:]))
-    if fleet.learner.solver is None:  # what is solved for descends nothing
+    if fleet.learner.solver is None:  # a solver takes no steps
         what = f"an easy task's loss goes from {first:.3g} to {last:.3g} in 40 steps"
         claim(last < first, f"it does not learn: {what}")
     right = float(fleet.accuracy["multi"][0, 0, 0])

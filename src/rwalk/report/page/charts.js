@@ -83,22 +83,23 @@ function ticksOf(axis, low, high, length) {
     .map((value) => ({ value, text: String(Number(value.toPrecision(6))) }));
 }
 
-// Of many labels every second, third … one.
+// Every second, third … label, if there is no room for all.
 function spaced(ticks, length) {
   const widest = Math.max(...ticks.map((tick) => widthOf(tick.text))) + 10;
   const every = Math.max(1, Math.ceil(ticks.length * widest / length));
   return ticks.filter((_, i) => i % every === 0);
 }
 
-// A range that holds all values, with a margin.
+// A range that holds all values, with a margin. It begins at 0 if the values span a third of the largest or more:
+// an axis that begins elsewhere would exaggerate such differences.
 function rangeOf(values, { zero = false, margin = 0.06, least = 0, log = false } = {}) {
   const there = values.filter((value) => Number.isFinite(value) && (!log || value > 0));
   if (!there.length) return log ? [0.1, 1] : [0, 1];
   let [low, high] = there.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
   if (log) return [low / 1.15, high * 1.15];
-  if (zero) [low, high] = [Math.min(0, low), Math.max(0, high)];
+  if (zero || low > 0 && high - low > high / 3) [low, high] = [Math.min(0, low), Math.max(0, high)];
   const room = Math.max(least, (high - low) * margin, high === low ? Math.abs(high) * 0.1 || 1 : 0);
-  return [zero && low === 0 ? 0 : low - room, zero && high === 0 ? 0 : high + room];
+  return [low === 0 ? 0 : low - room, high === 0 ? 0 : high + room];
 }
 
 // ── a chart ──────────────────────────────────────────────────────────────────────────────────────────────────

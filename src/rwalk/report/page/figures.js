@@ -1,10 +1,10 @@
-// Showing a plot: soon what is in sight, the rest when it comes into sight or goes to a printer.
+// Showing a plot, and taking it away as CSV, SVG or PDF.
 
 // ── work that can wait: done in slices, so that the page answers in between ──────────────────────────────────
 
 const SLICE = 20; // milliseconds
-const AFTER_PAINT = 40; // milliseconds, in which the browser shows what was done at once
-const queue = new Map(); // what it is for → the work; the latest counts
+const AFTER_PAINT = 40; // milliseconds, in which the browser paints
+const queue = new Map(); // element → work; the latest counts
 let booked = false;
 
 function soon(key, work) {
@@ -26,39 +26,18 @@ function finish(key) {
   work();
 }
 
-// ── panels are drawn when they come into sight ───────────────────────────────────────────────────────────────
-
-const waiting = new Map(); // panel → how to draw it
-const sight = new IntersectionObserver(
-  (entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => drawNow(entry.target)),
-  { rootMargin: "300px" },
-);
-
-function drawSoon(element, how) {
-  waiting.set(element, how);
-  sight.unobserve(element); // observed anew, it is reported anew, even if it never left
-  sight.observe(element);
-}
-
-function drawNow(element) {
-  waiting.get(element)?.();
-  waiting.delete(element);
-}
-
 function drawAll() {
-  for (const key of [...queue.keys()]) finish(key);
-  for (const element of [...waiting.keys()]) drawNow(element);
+  while (queue.size) finish(queue.keys().next().value);
 }
 
-// Whether a figure has anything to show must be known at once; its panels are worked out when they are needed.
+// Whether a figure has panels must be known at once; they are drawn when there is time, before they are scrolled to.
 function draw(figure, section) {
   const plot = PLOTS[figure.dataset.kind](section);
   figure.hidden = !plot.panels.length;
   figure.plot = plot;
   const holder = figure.querySelector(".panels");
   while (holder.children.length > plot.panels.length) {
-    waiting.delete(holder.lastChild);
-    sight.unobserve(holder.lastChild);
+    queue.delete(holder.lastChild);
     holder.lastChild.remove();
   }
   while (holder.children.length < plot.panels.length) holder.append(document.createElement("div"));
@@ -66,7 +45,7 @@ function draw(figure, section) {
     const element = holder.children[i];
     element.className = panel.tall ? "panel tall" : "panel";
     element.style.height = panel.lines ? `${heightOf(panel)}px` : "";
-    drawSoon(element, () => element.replaceChildren(chart(panel, element.clientWidth, element.clientHeight)));
+    soon(element, () => element.replaceChildren(chart(panel, element.clientWidth, element.clientHeight)));
   });
   figure.querySelector(".legend").replaceChildren(...plot.legend.map(legendEntry));
   figure.querySelector(".note").textContent = plot.note ?? "";
@@ -83,7 +62,7 @@ function legendEntry(look) {
   return entry;
 }
 
-// ── the numbers behind a plot, for those who cannot see it, or want to read them off ─────────────────────────
+// ── the numbers behind a plot, for screen readers and for reading them off ─────────────────────────
 
 function showNumbers(figure) {
   const details = figure.querySelector("details");
@@ -105,7 +84,7 @@ const pointLines = (panel) => panel.series.flatMap((series) => series.points.map
   return [name, [panel.title, ...rest].filter(Boolean).join(", ")];
 }));
 
-// ── what the pointer is near is told beside it ───────────────────────────────────────────────────────────────
+// ── the point near the pointer is described beside it ───────────────────────────────────────────────────────────────
 
 const tip = document.getElementById("tip");
 
@@ -136,3 +115,80 @@ function nearest(picture, event) {
 document.addEventListener("pointermove", tell);
 document.addEventListener("pointerdown", tell);
 document.addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
+
+// ── exports: CSV and SVG files, and a page of one figure for the printer, which also writes PDF ──────────────
+
+const fileName = (section, ...more) => [section.title, ...more].join("-").replace(/[^\p{L}\p{N}.-]+/gu, "-");
+
+function download(text, name, type) {
+  const link = made("a", { href: URL.createObjectURL(new Blob([text], { type: `${type};charset=utf-8` })), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+// A figure as one picture: its title, its panels where they stand on the page, its legend. Always light, for paper.
+function pictureOf(figure) {
+  drawAll();
+  const holder = figure.querySelector(".panels");
+  const width = holder.clientWidth + 24;
+  const title = label(figure.querySelector("h3").textContent, 12, 22, { fill: "var(--ink)", "font-size": 15, "font-weight": 600 });
+  const panels = [...holder.children].map((element) => {
+    const panel = element.firstElementChild.cloneNode(true);
+    panel.setAttribute("x", element.offsetLeft - holder.offsetLeft + 12);
+    panel.setAttribute("y", element.offsetTop - holder.offsetTop + 36);
+    for (const name of ["role", "aria-label", "class"]) panel.removeAttribute(name);
+    return panel;
+  });
+  const { entries, bottom } = legendPicture(figure.plot.legend, width, holder.clientHeight + 52);
+  const picture = svg("svg", { xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${width} ${bottom}`, width, height: bottom },
+                      svg("rect", { width, height: bottom, fill: "var(--card)" }), title, ...panels, ...entries);
+  return resolved(new XMLSerializer().serializeToString(picture));
+}
+
+function legendPicture(looks, width, top) {
+  let [x, y] = [12, top];
+  const entries = looks.flatMap((look) => {
+    const sample = swatch(look);
+    const room = Number(sample.getAttribute("width")) + widthOf(look.name) + 28;
+    if (x + room > width && x > 12) [x, y] = [12, y + 20];
+    sample.setAttribute("x", x);
+    sample.setAttribute("y", y - 10);
+    const text = label(look.name, x + Number(sample.getAttribute("width")) + 6, y);
+    x += room;
+    return [sample, text];
+  });
+  return { entries, bottom: y + (looks.length ? 14 : -6) };
+}
+
+// Other programs have no CSS variables: each becomes its colour on a light page.
+function resolved(text) {
+  const probe = made("i");
+  probe.style.colorScheme = "light";
+  document.body.append(probe);
+  const colour = (_, name) => {
+    probe.style.color = `var(${name})`;
+    return getComputedStyle(probe).color;
+  };
+  const plain = text.replace(/var\((--[\w-]+)\)/g, colour);
+  probe.remove();
+  return plain;
+}
+
+function prepareExports(figure, section) {
+  const name = () => fileName(section, figure.dataset.kind, chosen.head);
+  const actions = {
+    csv: () => download(figure.plot.csv(), `${name()}.csv`, "text/csv"),
+    svg: () => download(pictureOf(figure), `${name()}.svg`, "image/svg+xml"),
+    pdf: () => printOnly(figure),
+  };
+  for (const [kind, action] of Object.entries(actions)) figure.querySelector(`.${kind}`).addEventListener("click", action);
+}
+
+// The printer's dialogue can save as PDF: the figure alone, as vectors.
+function printOnly(figure) {
+  figure.classList.add("only");
+  document.documentElement.classList.add("one-figure");
+  print();
+  figure.classList.remove("only");
+  document.documentElement.classList.remove("one-figure");
+}

@@ -1,5 +1,5 @@
-// A page that is served while a study runs: it asks what is new and, where there is something, loads itself again.
-// What the reader has chosen is kept in between, and nothing moves while they are busy or have paused it.
+// A page that is served while a study runs: it asks for news every two seconds and, if there are any, loads itself again.
+// The reader's choices are kept in between, and nothing moves while they are busy or have paused it.
 
 const ASK_EVERY = 2000; // milliseconds
 const PATIENCE = 4000; // after a key, a click or a turn of the wheel
@@ -9,14 +9,14 @@ const state = document.getElementById("live");
 let busyUntil = 0;
 let newer = false;
 
-// ── what was chosen, from one loading to the next ────────────────────────────────────────────────────────────
+// ── the reader's choices, from one loading to the next ────────────────────────────────────────────────────────────
 
 const kept = ["memory", "variants", "sort", "rows", "over", "after", "matrix", "seeds", "pair"];
 
 function remember() {
   const sections = report.sections.map((section) => [
     `${section.title} ${section.facts}`, { ...Object.fromEntries(kept.map((name) => [name, section.chosen[name]])), panels: [...section.chosen.panels] }]);
-  const hidden = report.methods.map((method) => method.name).filter((name) => !chosen.methods.has(name));
+  const hidden = report.methods.map((method) => method.id).filter((id) => !chosen.methods.has(id));
   sessionStorage.setItem(STORE, JSON.stringify({ head: chosen.head, hidden, sections, theme: root.dataset.theme, scroll: scrollY,
                                                  paused: pause.getAttribute("aria-pressed") }));
 }
@@ -26,7 +26,7 @@ function recall() {
   try { before = JSON.parse(sessionStorage.getItem(STORE)); } catch { /* nothing was kept */ }
   if (before) {
     chosen.head = before.head;
-    for (const name of before.hidden) chosen.methods.delete(name);
+    for (const id of before.hidden) chosen.methods.delete(id);
     for (const input of document.querySelectorAll("#heads input")) input.checked = input.value === before.head;
     if (before.theme) root.dataset.theme = before.theme;
     pause.setAttribute("aria-pressed", before.paused);

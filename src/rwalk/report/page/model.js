@@ -1,7 +1,8 @@
-// What is shown, and its numbers: selections of configurations, statistics over seeds, names, CSV.
+// The data of the page: selections of configurations, means over seeds, names, CSV. Tests are computed in Python.
 "use strict";
 
 const report = JSON.parse(document.getElementById("data").textContent);
+const measured = (values) => values.filter((value) => value !== null); // a stopped run has null for the rest
 const HEADS = ["single", "multi"];
 const MEASURES = [
   { key: "A", name: "accuracy", unit: " %", scale: 100, digits: 1, better: Math.max },
@@ -10,20 +11,20 @@ const MEASURES = [
 ];
 const ROWS_AT_ONCE = 50; // of a table; a button shows more
 
-// What the reader has chosen: for the page, and for each section.
-const chosen = { head: HEADS[0], methods: new Set(report.methods.map((method) => method.name)) };
+// The reader's choices: for the page, and for each section.
+const chosen = { head: HEADS[0], methods: new Set(report.methods.map((method) => method.id)) };
 for (const section of report.sections) {
   section.chosen = {
     memory: "", variants: "best", sort: null, rows: ROWS_AT_ONCE,
     panels: null, over: "accuracy", after: section.tasks - 1, matrix: null, seeds: "A", pair: [null, null],
   };
+  for (const each of [...section.configurations, section.tests]) each.multi ??= each.single; // where both heads agree
   section.configurations.forEach((each, number) => Object.assign(each, { section, number, known: {} }));
+  section.measures = MEASURES.filter(({ key }) => section.configurations.some((each) => measured(each.single[key]).length));
   section.someMemory = section.configurations.some((each) => each.size !== null);
 }
 
-// ── statistics over seeds; a stopped run has null for what it did not reach ──────────────────────────────────
-
-const measured = (values) => values.filter((value) => value !== null);
+// ── statistics over seeds ────────────────────────────────────────────────────────────────────────────────────
 
 function mean(values) {
   const there = measured(values);
@@ -47,6 +48,18 @@ function statistic(configuration, measure) {
     const values = valuesOf(configuration, measure);
     return { mean: mean(values), deviation: deviation(values) };
   })();
+}
+
+// Welch's test of two configurations, as Python computed it: { difference, p, reach (half its 95 % interval) }. With
+// one seed there is only the difference; undefined for configurations that were not tested.
+function tested(one, other, measure) {
+  const { of, ...found } = one.section.tests;
+  const [i, j] = [of.indexOf(one.number), of.indexOf(other.number)].sort((a, b) => a - b);
+  const [mine, theirs] = [one, other].map((each) => statistic(each, measure).mean);
+  if (i < 0 || i === j || mine === null || theirs === null) return undefined;
+  const place = i * (2 * of.length - i - 1) / 2 + j - i - 1;
+  const [p, reach] = found[chosen.head][measure.key][place] ?? [null, null];
+  return { difference: mine - theirs, p, reach };
 }
 
 // The paper's value for this configuration under the chosen head, in the measure's own unit.
@@ -83,39 +96,29 @@ const ofChosenMethods = (section) => section.configurations.filter((each) => cho
 const ofChosenMemory = (section) => ofChosenMethods(section)
   .filter((each) => !section.chosen.memory || each.memory === section.chosen.memory);
 
-// What the table shows, in its order; plots that have no room for all take the first. Worked out once per choice.
+// The configurations of the table, in its order; plots without room for all take the first. Computed once per choice.
 const selected = (section) => section.selected ??= selection(section);
 
 function selection(section) {
   const all = ofChosenMemory(section);
-  const shown = section.chosen.variants === "all"
-    ? all.slice() : best(all, (each) => identity(each.study, each.method, each.memory));
-  return sorted(section, shown);
+  return sorted(section, section.chosen.variants === "all" ? all.slice() : all.filter(represents));
 }
 
-// For each group the configuration that leads in the paper; otherwise the one with the highest mean A under the chosen
-// head, or the first if none was measured. A is taken on held-out training data if the whole group was measured there.
-// The verdict chooses by the same rule (verdict.py).
-function best(configurations, key) {
-  return [...grouped(configurations, key).values()].map((group) => {
-    const heldOut = group.every((each) => each[chosen.head].validation !== null);
-    const A = (each) => heldOut ? each[chosen.head].validation : mean(each[chosen.head].A);
-    const rank = (each) => (each[chosen.head].paper?.leads ? 2 : 0) + (A(each) ?? -1);
-    return group.reduce((leader, each) => rank(each) > rank(leader) ? each : leader);
-  });
-}
+// Whether Python chose it among the configurations of its study, method and memory (verdict.py).
+const represents = (each) => each[chosen.head].represents;
 
 // ── names ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-const lambda = (each) => each.lam ? `λ ${each.lam}` : "";
+const lambda = (each) => hasLambda(each) ? `λ ${each.lam}` : "";
+const hasLambda = (each) => each.lam && each.method !== "vanilla";
 const memory = (each) => each.memory === "none" ? "" : each.memory;
 const study = (each) => each.study;
 const settings = (each) => each.settings;
 
-// Everything that tells a configuration from all others.
+// All that distinguishes a configuration from the others.
 const fullName = (each) => [each.label, lambda(each), memory(each), each.settings, each.study].filter(Boolean).join(", ");
 
-// The shortest names that tell these configurations apart: an aspect (λ, memory …) only where a label has several.
+// The shortest names that are distinct: with an aspect (λ, memory …) only where a label has several.
 function shortNames(configurations, aspects = [lambda, memory, settings, study]) {
   const groups = grouped(configurations, (each) => each.label);
   const told = new Map([...groups].map(([label, own]) =>

@@ -1,18 +1,21 @@
-// The page: controls, theme, printing. One `refresh` redraws everything from what is chosen.
+// The page: controls, theme, printing. `refresh` redraws everything from the reader's choices.
 
 const sectionsOnPage = [...document.querySelectorAll("section[data-section]")]
   .map((element) => ({ element, section: report.sections[Number(element.dataset.section)] }));
 
 function refresh() {
   for (const verdict of document.querySelectorAll("[data-verdict]")) verdict.hidden = verdict.dataset.verdict !== chosen.head;
-  for (const { element, section } of sectionsOnPage) refreshSection(element, section);
+  const distance = ({ element }) => Math.abs(element.getBoundingClientRect().top);
+  for (const { element, section } of sectionsOnPage.toSorted((a, b) => distance(a) - distance(b))) refreshSection(element, section);
 }
 
-// The table at once; what is below it a moment later, so that a click never waits for what is out of sight.
+// The table at once; the rest a moment later, so that a click never waits for figures that are out of sight.
 function refreshSection(element, section) {
   section.selected = null;
   showTable(element.querySelector(".results"), section);
-  soon(element.querySelector(".pair"), () => showPair(element.querySelector(".pair"), section));
+  for (const [card, show] of [[".hyper", showHyper], [".pair", showPair]]) {
+    soon(element.querySelector(card), () => show(element.querySelector(card), section));
+  }
   soon(element, () => showConfigurations(element, section));
   for (const figure of element.querySelectorAll("figure")) soon(figure, () => draw(figure, section));
 }
@@ -21,17 +24,17 @@ function refreshSection(element, section) {
 
 // The boxes double as the page's legend.
 function prepareMethods() {
-  document.getElementById("methods").append(...report.methods.map(({ name, symbol }) => {
-    const box = made("input", { type: "checkbox", value: name, checked: chosen.methods.has(name) });
+  document.getElementById("methods")?.append(...report.methods.map(({ id, name, symbol }) => {
+    const box = made("input", { type: "checkbox", value: id, checked: chosen.methods.has(id) });
     box.addEventListener("change", () => {
-      chosen.methods[box.checked ? "add" : "delete"](name);
+      chosen.methods[box.checked ? "add" : "delete"](id);
       refresh();
     });
-    return made("label", {}, box, made("span", {}, swatch({ colour: colourOf(name), symbol, dash: null }), name));
+    return made("label", {}, box, made("span", {}, swatch({ colour: colourOf(id), symbol, dash: null }), name));
   }));
 }
 
-document.getElementById("heads").addEventListener("change", (event) => {
+document.getElementById("heads")?.addEventListener("change", (event) => {
   chosen.head = event.target.value;
   refresh();
 });
@@ -56,6 +59,10 @@ function prepareSection(element, section) {
   const slider = element.querySelector(".after input");
   Object.assign(slider, { max: section.tasks, value: section.chosen.after + 1 });
   slider.nextElementSibling.textContent = afterWords(section);
+  element.querySelector(".measure select").replaceChildren(...section.measures.map(({ key, name }) =>
+    made("option", { value: key }, `${name} ${key}`)));
+  element.querySelector(".measure").hidden = section.measures.length < 2;
+  for (const control of [".over", ".chips"]) element.querySelector(control).hidden = section.tasks < 2;
   element.querySelectorAll(".pair select").forEach((select, i) => select.addEventListener("change", () => {
     section.chosen.pair = [...element.querySelectorAll(".pair select")].map((each) => Number(each.value));
     showPair(element.querySelector(".pair"), section);
@@ -115,7 +122,9 @@ function preparePanels(element, section) {
   element.querySelector(".chips").replaceChildren(...chips);
 }
 
-// Whose matrix is shown: one of those in the table.
+const OPTIONS = 300; // of a list to choose from
+
+// The configuration of the left matrix: one of those in the table.
 function showConfigurations(element, section) {
   const shown = withAccuracy(section).slice(0, OPTIONS);
   const names = new Map(shortNames(shown).map((name, i) => [shown[i], name]));
@@ -165,4 +174,4 @@ function start() {
   root.dataset.ready = "";
 }
 
-if (!report.live) start(); // a page that is served first recalls what was chosen (live.js)
+if (!report.live) start(); // a served page first restores the reader's choices (live.js)

@@ -1,18 +1,18 @@
-// The plots: each kind is a function of a section that says what its panels hold; figures.js shows any of them.
+// The plots: each kind is a function from a section to panels; figures.js shows any of them.
 //
 // It returns { panels, legend, csv, note }; without panels, the figure is hidden.
 
-const METHODS = new Map(report.methods.map((method) => [method.name, method]));
+const METHODS = new Map(report.methods.map((method) => [method.id, method]));
 const CURVES = 10; // in one panel: more cannot be told apart
 const LINES = 24; // of a plot with one line per configuration
 const NARROW = matchMedia("(max-width: 640px)");
 const [A, F, I] = MEASURES;
 
-// ── looks: what is drawn looks the same everywhere ───────────────────────────────────────────────────────────
+// ── looks: a method looks the same in all figures ───────────────────────────────────────────────────────────
 
 const colourOf = (method) => `var(--c${METHODS.get(method).colour})`;
 
-// Colour and symbol say the method, hollow marks that it has no memory, dashes tell its configurations apart.
+// A colour and a symbol per method, hollow marks for those without a memory, dashes for configurations of one method.
 function looks(configurations, names) {
   const count = new Map();
   return configurations.map((each, i) => {
@@ -30,7 +30,7 @@ const isHollow = (each) => each.size === null && each.section.someMemory;
 const marksOnly = (series) => series.map((look) => ({ ...look, dash: null }));
 const told = (each, ...lines) => [fullName(each), ...lines].join("\n");
 
-// As many as there is room for, in the table's order, and a note that says so; files have all.
+// As many as there is room for, in the table's order, and a note about the rest; files have all.
 function few(configurations, most) {
   const note = configurations.length > most
     ? `The first ${most} of ${configurations.length}, in the table’s order: sort or filter it to see others.` : "";
@@ -196,7 +196,7 @@ function quadrants(x, y, { left, right, top, bottom }) {
 function measuresAgainst(value, title, families, names) {
   const series = looks(families.map((family) => family[0]), names);
   const values = [...new Set(families.flat().map(value))].sort((a, b) => a - b);
-  const panels = MEASURES.map((measure) => {
+  const panels = families.flat()[0]?.section.measures.map((measure) => {
     const drawn = families.map((family, i) => ({ look: series[i], line: true, band: true, points: family
       .toSorted((a, b) => value(a) - value(b)).map((each) => {
         const point = statistic(each, measure);
@@ -208,7 +208,7 @@ function measuresAgainst(value, title, families, names) {
              x: { label: title, type: "log", range: rangeOf(values, { log: true }), ...(values.length <= 12 ? { ticks: values } : {}) },
              y: { range: rangeOf(ends) } };
   });
-  return panels.filter((panel) => panel.series.length);
+  return (panels ?? []).filter((panel) => panel.series.length);
 }
 
 // The families of the chosen memory or, where it has none, all: a sweep is often made with one memory only.
@@ -219,7 +219,7 @@ function narrowed(families, section, aspect) {
 }
 
 function lambdaCurves(section) {
-  const sweeps = [...grouped(ofChosenMethods(section).filter((each) => each.lam > 0),
+  const sweeps = [...grouped(ofChosenMethods(section).filter(hasLambda),
                              (each) => identity(each.study, each.method, each.memory, each.settings)).values()]
     .filter((family) => distinct(family, (each) => each.lam).length > 1);
   const { shown: families, note } = few(narrowed(sweeps, section, (each) => each.memory), CURVES);
@@ -227,8 +227,7 @@ function lambdaCurves(section) {
   return { ...assembled(measuresAgainst((each) => each.lam, "λ", families, names), families.flat()), note };
 }
 
-const ofEverySize = (section) => best(ofChosenMethods(section).filter((each) => each.size !== null),
-  (each) => identity(each.study, each.method, each.sampler, each.unit, each.size));
+const ofEverySize = (section) => ofChosenMethods(section).filter((each) => each.size !== null && represents(each));
 
 function sampleCurves(section) {
   const all = [];
@@ -246,7 +245,7 @@ function sampleCurves(section) {
 // ── rules that choose exemplars, one below the other, for each size of the memory ────────────────────────────
 
 function samplerComparison(section) {
-  // A method is compared with itself: one that was run with one rule says nothing about rules.
+  // A method is compared with itself, so those with one rule are left out.
   const compared = [...grouped(ofEverySize(section), (each) => identity(each.study, each.method, each.unit, each.size)).values()]
     .filter((own) => own.length > 1).flat();
   const sizes = [...grouped(compared, (each) => `${each.size} ${each.unit}`)]

@@ -10,13 +10,14 @@ function made(tag, properties = {}, ...children) {
 
 function columns(section) {
   const some = (key) => section.configurations.some((each) => each[key] && each[key] !== "none");
+  const lambdas = section.configurations.some(hasLambda);
   const runs = (each) => measured(each[chosen.head].A).length;
   return [
     { name: "method", value: (each) => each.label, cell: methodCell },
     some("study") && { name: "study", aside: true, value: study, cell: study },
-    some("lam") && { name: "λ", number: true, aside: true, value: (each) => each.lam, cell: (each) => each.lam ? String(each.lam) : "–" },
+    lambdas && { name: "λ", number: true, aside: true, value: (each) => each.lam, cell: (each) => hasLambda(each) ? String(each.lam) : "–" },
     some("memory") && { name: "memory", aside: true, value: (each) => each.size ?? 0, cell: (each) => memory(each) || "–" },
-    ...MEASURES.map((measure) => ({
+    ...section.measures.map((measure) => ({
       name: measure.name, number: true, measure, value: (each) => statistic(each, measure).mean,
       cell: (each) => measureCell(each, measure),
     })),
@@ -26,13 +27,13 @@ function columns(section) {
   ].filter(Boolean);
 }
 
-// On a phone, where the columns aside have no room, the method's cell says what they would.
+// On a phone, where the columns aside have no room, the method's cell has their content.
 function methodCell(each) {
-  const { symbol } = METHODS.get(each.method);
+  const { symbol, name } = METHODS.get(each.method);
   const aside = [lambda(each), memory(each), each.settings, each.study].filter(Boolean).join(", ");
   return made("span", { className: "method" },
               swatch({ colour: colourOf(each.method), symbol, hollow: isHollow(each), dash: null }),
-              made("span", {}, each.method, made("small", { className: "narrow" }, aside)));
+              made("span", {}, name, made("small", { className: "narrow" }, aside)));
 }
 
 function measureCell(each, measure) {
@@ -53,7 +54,7 @@ function sorted(section, shown) {
   return by ? shown.sort((a, b) => compared(by.value(a), by.value(b), sort.descending)) : shown;
 }
 
-// What was not measured comes last, whichever way.
+// Values that were not measured come last, in both orders.
 function compared(a, b, descending) {
   if (a === null || b === null) return (a === null) - (b === null);
   const order = typeof a === "string" ? a.localeCompare(b) : a - b;
@@ -63,7 +64,7 @@ function compared(a, b, descending) {
 function showTable(card, section) {
   const shown = selected(section);
   const all = columns(section);
-  card.querySelector("h3").textContent = report.titles[chosen.head];
+  card.querySelector("h3").textContent = section.titles[chosen.head];
   card.querySelector(".choices").hidden = !card.querySelector(".choices label:not([hidden])");
   card.querySelector("output").textContent = `${shown.length} of ${section.configurations.length} configurations`;
   card.querySelector("thead").replaceChildren(made("tr", {}, ...all.map((column) => headCell(column, card, section))));
@@ -96,7 +97,7 @@ function showMore(card, section, total) {
   more.textContent = `Show ${Math.min(ROWS_AT_ONCE, total - section.chosen.rows)} more of ${total}`;
 }
 
-// The best value as it prints, so that whatever prints like it is best too.
+// The best value as it prints; all that print the same are best.
 function winner(column, shown) {
   const values = measured(shown.map(column.value));
   return values.length ? values.reduce((a, b) => column.measure.better(a, b)).toFixed(column.measure.digits) : null;
@@ -133,12 +134,21 @@ function tableCsv(section) {
   }));
 }
 
+// ── hyper-parameters, and how they were chosen ───────────────────────────────────────────────────────────────
+
+function showHyper(card, section) {
+  const shown = selected(section).filter((each) => each.given || each.usual || each.chosen).slice(0, section.chosen.rows);
+  card.hidden = !shown.length;
+  const names = shortNames(shown, [memory, settings, study]);
+  card.querySelector("tbody").replaceChildren(...shown.map((each, i) => made("tr", {}, made("th", { scope: "row" }, names[i]),
+    ...[[each.given], [each.usual, "aside"], [each[chosen.head].choice]].map(([text, kind = ""]) =>
+      made("td", { className: `long ${kind}` }, text || "–")))));
+}
+
 // ── two rows compared ────────────────────────────────────────────────────────────────────────────────────────
 
-const OPTIONS = 300; // a longer list is not one to choose from
-
 function showPair(card, section) {
-  const shown = selected(section).filter((each) => statistic(each, A).mean !== null).slice(0, OPTIONS);
+  const shown = selected(section).filter((each) => statistic(each, A).mean !== null && section.tests.of.includes(each.number));
   card.hidden = shown.length < 2;
   if (card.hidden) return;
   const names = new Map(shortNames(shown).map((name, i) => [shown[i], name]));
@@ -150,11 +160,11 @@ function showPair(card, section) {
     select.replaceChildren(...shown.map((each) => made("option", { value: each.number, selected: each === pair[i] }, names.get(each))));
   });
   card.querySelector(".finding").textContent = finding(pair, names);
-  card.querySelector("tbody").replaceChildren(...MEASURES.map((measure) => pairRow(pair, measure)));
+  card.querySelector("tbody").replaceChildren(...section.measures.map((measure) => pairRow(pair, measure)));
 }
 
 function pairRow(pair, measure) {
-  const test = welch(...pair.map((each) => valuesOf(each, measure)));
+  const test = tested(...pair, measure);
   const number = (content) => made("td", { className: "number" }, content);
   const reach = test?.reach == null ? "" : ` ± ${test.reach.toFixed(measure.digits)}`;
   return made("tr", {}, made("th", { scope: "row" }, `${measure.name} ${measure.key}${measure.unit}`),
@@ -163,12 +173,14 @@ function pairRow(pair, measure) {
     number(test?.p == null ? "–" : writtenChance(test.p).replace("p ", "").replace("= ", "")));
 }
 
+const writtenChance = (p) => p < 0.001 ? "p < 0.001" : `p = ${p.toFixed(3)}`;
+
 function finding([one, other], names) {
   if (one === other) return "Choose two different rows.";
-  const test = welch(valuesOf(one, A), valuesOf(other, A));
+  const test = tested(one, other, A);
   const ahead = test.difference >= 0 ? one : other;
   const lead = `${names.get(ahead)} is ${Math.abs(test.difference).toFixed(1)} points ahead in accuracy`;
   if (test.p === null) return `${lead}; with a single seed that may be chance.`;
-  return test.p < 0.05 ? `${lead}: more than chance (${writtenChance(test.p)}).`
+  return test.p < one.section.tests.level ? `${lead}: more than chance (${writtenChance(test.p)}).`
                        : `${lead}, which may be chance (${writtenChance(test.p)}).`;
 }
