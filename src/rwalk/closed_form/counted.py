@@ -13,10 +13,11 @@ from torch import Tensor
 from rwalk.closed_form.examples import Examples
 from rwalk.closed_form.features import FeatureMap, fingerprint, placed
 from rwalk.closed_form.sample import SIZE, Sample, keys_of
-from rwalk.closed_form.statistics import Centred, Statistics
+from rwalk.closed_form.statistics import Centred, Statistics, rows_at_once
 from rwalk.errors import InputError
 
-ROWS = 2048  # whose features are computed at a time
+ROWS = 2048  # of a small call, whose features are kept until they are summed
+AT_ONCE = 256, 2048  # rows that go through the map together, on a CPU (where they stay in the cache) and elsewhere
 LARGEST = {torch.float32: 1e18, torch.float64: 1e100}  # inputs: the squares of their features must not overflow
 SEVERAL = 5  # examples, at least, to judge where the inputs of a call lie
 REBASE = 64  # half-lives: then the sums are scaled down, by a power of two, which rounds nothing
@@ -87,7 +88,7 @@ class Counted:
         self.squared += weight.square().sum()
         self.unit = joint_unit(self.unit, unit_of(weight))
         self.clock += len(examples)
-        self.range = joint_range(self.range, range_of(examples.x.to(self.dtype)))
+        self.range = joint_range(self.range, range_of(examples.x, self.dtype))
         return small
 
     def forget(self, examples: Examples) -> None:
@@ -96,7 +97,7 @@ class Counted:
             raise InputError(
                 "with half_life= every example fades by its age, which forget cannot tell: nothing was forgotten"
             )
-        low, high = range_of(examples.x.to(self.dtype))
+        low, high = range_of(examples.x, self.dtype)
         if self.range is not None and ((low < self.range[0]).any() or (high > self.range[1]).any()):
             raise InputError(NEVER_LEARNED)
         weight = examples.weight.to(self.device)
@@ -168,6 +169,19 @@ class Counted:
 
     def features(self, x: Tensor) -> Tensor:
         """The map's, of inputs on any device."""
+        return torch.cat([self._computed(part) for part in x.split(AT_ONCE[self.device.type != "cpu"])])
+
+    def summed(self, x: Tensor) -> Tensor:
+        """The features as they enter the sums: centred, in the precision of products."""
+        if self.shift is None:
+            self.shift = self.features(x).double().mean(0)
+        out = torch.empty(len(x), self.statistics.size, dtype=self.products, device=self.device)
+        rows = AT_ONCE[self.device.type != "cpu"]
+        for part, own in zip(x.split(rows), out.split(rows), strict=True):
+            torch.sub(self._computed(part), self.shift, out=own)
+        return out
+
+    def _computed(self, x: Tensor) -> Tensor:
         features = self._placed(x.to(self.device).to(self.dtype)).to(self.dtype)
         # A sum is one look at the features; where it overflows, it takes a closer one.
         if not features.sum().isfinite() and not features.isfinite().all():
@@ -175,13 +189,6 @@ class Counted:
                 "the features of an input are not finite: check the network, or bring inputs to scale"
             )
         return features
-
-    def summed(self, x: Tensor) -> Tensor:
-        """The features as they enter the sums: centred, in the precision of products."""
-        features = self.features(x)
-        if self.shift is None:
-            self.shift = features.double().mean(0)
-        return (features.double() - self.shift).to(self.products)
 
     # ── what the sums say ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -318,7 +325,7 @@ class Counted:
         if examples.y.ndim != 1:
             return Sample.empty(self.statistics.size, self.device)
         factor = growth.cpu().clamp(min=1e-300) if isinstance(growth, Tensor) else growth
-        keys, given = keys_of(examples.x.to(self.dtype), factor), examples.weight
+        keys, given = keys_of(examples.x, self.dtype, factor), examples.weight
         kept = keys.argsort(stable=True)[:SIZE]
         features = self.summed(examples.x[kept]) if phi is None else phi[kept.to(self.device)]
         tensors = keys, examples.y, given * factor, given
@@ -327,10 +334,12 @@ class Counted:
 
     def _sums(self, examples: Examples, weight: Tensor) -> Statistics:
         sums = self._empty(len(self.statistics.counts))
-        for start in range(0, len(examples), ROWS):
-            rows = slice(start, start + ROWS)
+        together = rows_at_once(sums.size) if self.products == torch.float64 else ROWS
+        for start in range(0, len(examples), together):
+            rows = slice(start, start + together)
             part = examples.rows(rows)
             sums.add(self.summed(part.x), part.y.to(self.device), weight[rows])
+            sums.tensors()  # completes the sums
         return sums
 
     def _empty(self, columns: int) -> Statistics:
@@ -339,7 +348,7 @@ class Counted:
 
 def check_inputs(x: Tensor, dtype: torch.dtype) -> None:
     """Refuse numbers so large that sums of their squares would overflow."""
-    if x.is_floating_point() and x.numel() and float(x.abs().max()) > LARGEST[dtype]:
+    if x.is_floating_point() and x.numel() and max(map(abs, map(float, x.aminmax()))) > LARGEST[dtype]:
         raise InputError(f"an input is larger than {LARGEST[dtype]:g}: bring inputs to scale")
 
 
@@ -348,10 +357,10 @@ def columns_of(x: Tensor) -> Tensor:
     return x.flatten(2).movedim(1, 2).flatten(0, 1) if x.ndim > 3 else x.flatten(1)
 
 
-def range_of(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Least and largest value of every column, or channel."""
+def range_of(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Least and largest value of every column, or channel, as a map of this precision reads them."""
     low, high = columns_of(x).aminmax(dim=0)
-    return low.double().cpu(), high.double().cpu()
+    return low.to(dtype).double().cpu(), high.to(dtype).double().cpu()
 
 
 def joint_range(one: tuple[Tensor, Tensor] | None, other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -164,7 +164,7 @@ class Model:
     def prior(self) -> Tensor:
         """Logarithms of the classes' shares of all weight [columns]; of next to none, where there is none."""
         if self.counted is not None:
-            weight = self.counted.statistics.class_weights().cpu()
+            weight = self.counted.statistics.targets.cpu()
         else:
             weight = torch.zeros(self.columns, dtype=torch.float64)
             for each in self.held:
@@ -177,7 +177,7 @@ class Model:
             return
         assert self.counted.range is not None
         known = [float(end[column]) for end in self.counted.range]
-        now = [float(end[column]) for end in range_of(x)]
+        now = [float(end[column]) for end in range_of(x, self.dtype)]
         name = repr(names[column]) if len(names) > column else str(column)
         kind = "channel" if x.ndim > 2 else "column"
         warnings.warn(

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 SIZE = 1000
+ROWS = 1024  # hashed at a time
 
 
 class Sample(NamedTuple):
@@ -71,14 +72,15 @@ def _multipliers(count: int) -> NDArray[np.uint64]:
     return numbers * np.uint64(2) + np.uint64(1)
 
 
-def keys_of(x: Tensor, factor: Tensor | float) -> Tensor:
-    """[n]: equal for equal inputs, exponentially distributed at a rate of the factor."""
-    rows = x.detach().cpu().flatten(1).contiguous().numpy()
-    words = rows.view(np.uint32 if rows.itemsize == 4 else np.uint64).astype(np.uint64)
-    odd = _multipliers(words.shape[1])
-    with np.errstate(over="ignore"):
-        hashed = (words * odd).sum(axis=1, dtype=np.uint64)
-        hashed = (hashed ^ (hashed >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15)
-        hashed ^= hashed >> np.uint64(29)
+def keys_of(x: Tensor, dtype: torch.dtype, factor: Tensor | float) -> Tensor:
+    """[n]: equal for inputs that are equal in this precision, exponentially distributed at a rate of the factor."""
+    hashed = np.empty(len(x), dtype=np.uint64)
+    for start in range(0, len(x), ROWS):  # in the cache
+        rows = x[start : start + ROWS].detach().cpu().flatten(1).to(dtype).contiguous().numpy()
+        words = rows.view(np.uint32 if rows.itemsize == 4 else np.uint64).astype(np.uint64)
+        words *= _multipliers(words.shape[1])
+        hashed[start : start + ROWS] = words.sum(axis=1, dtype=np.uint64)
+    hashed = (hashed ^ (hashed >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15)
+    hashed ^= hashed >> np.uint64(29)
     uniform = torch.from_numpy((hashed >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53
     return -uniform.log() / factor

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 BLOCK = 4096  # rows multiplied at a time: float32 products are summed over no more of them than that
-WAITING = 512  # rows of small calls kept until they are worth a multiplication
+WAITING = 512, 2048  # rows of small calls kept until they are worth a multiplication; more where NumPy multiplies
 MANY = 200  # classes, beyond which a product with their indicators is mostly zeros
 PANELS = 12  # the Gram matrix is symmetric: in twelve panels, little more than half of it is computed
+AT_ONCE = 1 << 27  # bytes of features that a large call holds: many rows per product, and none of them twice
 
 
 class Centred(NamedTuple):
@@ -65,26 +66,25 @@ class Statistics:
 
     def add(self, features: Tensor, y: Tensor, weight: Tensor) -> None:
         """Count these in. `y` is a column number per example, or one real number per example and column."""
-        self._count(y, 1)
-        self._wait(features, y, weight)
-
-    def remove(self, features: Tensor, y: Tensor, weight: Tensor) -> None:
-        """Take these out again: exact, if they were counted in with these weights."""
-        self._count(y, -1)
-        self._wait(features, y, -weight)
+        columns = len(self.counts)
+        if y.ndim == 1:
+            self.counts += torch.bincount(y, minlength=columns)
+            own = torch.zeros_like(self.targets).index_add_(0, y, weight)
+            self.targets += own
+            self.squares += own
+        else:
+            self.counts += len(y)
+            self.targets += weight @ y.double()
+            self.squares += weight @ y.double().square()
+        self.weight += weight.sum()
+        self._waiting.append((features, y, weight))
+        if sum(len(rows) for rows, _, _ in self._waiting) >= WAITING[_by_blas(features)]:
+            self._add_waiting()
 
     def merge(self, other: Statistics, sign: int = 1) -> None:
         """Count in (or out: −1) all that another has seen with the same features and columns."""
         for name, theirs in other.tensors().items():
             getattr(self, name).add_(theirs.to(self.gram.device), alpha=sign)
-
-    def class_weights(self) -> Tensor:
-        """`targets` [C], without adding what is waiting."""
-        weights = self.targets
-        for _, y, weight in self._waiting:
-            own = weight @ y if y.ndim == 2 else torch.zeros_like(weights).index_add_(0, y, weight)
-            weights = weights + own
-        return weights
 
     def tensors(self) -> dict[str, Tensor]:
         """All sums by name, with nothing left waiting."""
@@ -102,44 +102,36 @@ class Statistics:
         moved.gram, moved.total, moved.weight = self.gram, self.total, self.weight
         return moved
 
-    def _count(self, y: Tensor, sign: int) -> None:
-        columns = len(self.counts)
-        each = torch.bincount(y, minlength=columns) if y.ndim == 1 else torch.full_like(self.counts, len(y))
-        self.counts += sign * each
-
-    def _wait(self, features: Tensor, y: Tensor, weight: Tensor) -> None:
-        self._waiting.append((features, y, weight))
-        if sum(len(rows) for rows, _, _ in self._waiting) >= WAITING:
-            self._add_waiting()
-
     def _add_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
-        if waiting:
-            # A large call waits alone, and is not copied.
-            together = waiting[0] if len(waiting) == 1 else map(torch.cat, zip(*waiting, strict=True))
-            for block in zip(*(each.split(BLOCK) for each in together), strict=True):
-                self._add_block(*block)
+        if not waiting:
+            return
+        # A large call waits alone, and is not copied.
+        features, y, weight = waiting[0] if len(waiting) == 1 else map(torch.cat, zip(*waiting, strict=True))
+        rows = len(features) if _by_blas(features) else BLOCK
+        for block in zip(*(each.split(rows) for each in (features, y, weight)), strict=True):
+            self._add_block(*block)
 
     def _add_block(self, phi: Tensor, y: Tensor, weight: Tensor) -> None:
         weighted = phi if (weight == 1).all() else phi * weight.to(phi.dtype)[:, None]
-        width = max(1, -(-self.size // PANELS))
-        for start in range(0, self.size, width):
-            panel = weighted[:, start : start + width].T @ phi[:, start:]
-            self.gram[start : start + width, start:] += panel
+        if _by_blas(phi):
+            root = (phi if weighted is phi else phi * weight.sqrt()[:, None]).numpy()
+            self.gram += torch.from_numpy(root.T @ root)  # NumPy computes half of it: it sees the symmetry
+        else:
+            width = max(1, -(-self.size // PANELS))
+            for start in range(0, self.size, width):
+                panel = weighted[:, start : start + width].T @ phi[:, start:]
+                self.gram[start : start + width, start:] += panel
         self.total += weighted.sum(0, dtype=torch.float64)
-        self.weight += weight.sum()
-        if y.ndim == 1 and len(self.counts) > MANY:
+        if y.ndim == 1 and (_by_blas(phi) or len(self.counts) > MANY):
             present, place = y.unique(return_inverse=True)
             each = weighted.new_zeros(len(present), self.size, dtype=torch.float64)
             self.cross[:, present] += each.index_add_(0, place, weighted.to(torch.float64)).T
-            own = torch.zeros_like(self.targets).index_add_(0, y, weight)
-            self.targets += own
-            self.squares += own
-            return
-        target = _one_hot(y, len(self.counts)) if y.ndim == 1 else y.to(torch.float64)
-        self.cross += weighted.T.to(torch.float64) @ target
-        self.targets += weight @ target
-        self.squares += weight @ target.square()
+        elif _by_blas(phi):
+            self.cross += (y.to(torch.float64).T @ weighted).T
+        else:
+            target = _one_hot(y, len(self.counts)) if y.ndim == 1 else y.to(torch.float64)
+            self.cross += weighted.T.to(torch.float64) @ target
 
     # ── what they say ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -173,6 +165,16 @@ class Statistics:
         cross = tensors["cross"] - weight * torch.outer(mean, target)
         squares = (tensors["squares"] - weight * target.square()).clamp(min=0)
         return Centred(gram, cross, squares, mean, target, weight)
+
+
+def rows_at_once(features: int) -> int:
+    """Rows of so many features that a large call computes before it multiplies them."""
+    return max(512, AT_ONCE // (8 * features))
+
+
+def _by_blas(phi: Tensor) -> bool:
+    """Whether NumPy computes the product: it computes half of a symmetric one, and torch all of it."""
+    return phi.dtype == torch.float64 and phi.device.type == "cpu"
 
 
 def _one_hot(y: Tensor, columns: int) -> Tensor:
