@@ -73,7 +73,7 @@ def _multipliers(count: int) -> NDArray[np.uint64]:
 
 
 def keys_of(x: Tensor, dtype: torch.dtype, factor: Tensor | float) -> Tensor:
-    """[n]: equal for inputs that are equal in this precision, exponentially distributed at a rate of the factor."""
+    """[n]: equal for inputs equal in this precision, exponentially distributed at a rate of the factor."""
     hashed = np.empty(len(x), dtype=np.uint64)
     for start in range(0, len(x), ROWS):  # in the cache
         rows = x[start : start + ROWS].detach().cpu().flatten(1).to(dtype).contiguous().numpy()
