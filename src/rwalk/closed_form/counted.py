@@ -204,10 +204,19 @@ class Counted:
             return weight / self.unit
         return weight**2 / squared if squared > 0 else weight
 
+    @property
+    def blocks(self) -> list[int]:
+        """Sizes of the groups of features in use: of a network's lift, no more than there are examples."""
+        own, *lift = self.map.blocks
+        if self.map.kind != "backbone" or not lift:
+            return list(self.map.blocks)
+        return [own, max(1, min(lift[0], int(self.examples)))]
+
     def centred(self) -> Centred:
-        """About the means. A feature that varies by no more than rounding does not vary."""
-        centred = self.statistics.centred(self.examples)
-        shift = torch.zeros_like(centred.mean) if self.shift is None else self.shift
+        """About the means, of the features in use. A feature that varies by no more than rounding does not vary."""
+        used = sum(self.blocks)
+        centred = self.statistics.centred(self.examples, used)
+        shift = torch.zeros_like(centred.mean) if self.shift is None else self.shift[:used]
         precise = self.dtype == torch.float64
         resolution = (1e-28 if precise else 1e-13) * shift.square()
         resolution += (1e-14 if self.products == torch.float64 else 1e-6) * centred.mean.square()

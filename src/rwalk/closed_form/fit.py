@@ -64,23 +64,34 @@ class Fit:
         return centred
 
     @cached_property
+    def blocks(self) -> list[int]:
+        """Sizes of the groups of features in use."""
+        return self.counted.blocks
+
+    @property
+    def used(self) -> int:
+        return sum(self.blocks)
+
+    @cached_property
     def classes(self) -> tuple[Tensor, Tensor, Tensor]:
         """Sums of features [D, C] and weights [C], scaled as `centred` is, and which classes have any weight."""
         sums = self.counted.statistics.tensors()
         factor = self.centred.weight / float(sums["weight"])
         seen = (sums["counts"] > 0) & (sums["targets"] > 1e-12 * sums["weight"])
-        return sums["cross"] * factor, sums["targets"] * factor, seen
+        return sums["cross"][: self.used] * factor, sums["targets"] * factor, seen
 
     @cached_property
     def solution(self) -> Solution:
-        """Weights of the centred features."""
-        rule, blocks = self.rule, self.counted.map.blocks
+        """Weights of the centred features; those of features that are not in use are 0."""
+        rule, blocks = self.rule, self.blocks
         if rule.solver == "lda":
             sums, weights, seen = self.classes
             found = discriminants(self.centred, sums, weights.where(seen, 0), blocks, rule.ridge)
         else:
             found = solve(self.centred, blocks, rule.ridge, rule.share)
-        return found._replace(weights=found.weights.contiguous())  # as a file gives it back: products round alike
+        weights = found.weights.new_zeros(self.counted.statistics.size, found.weights.shape[1])
+        weights[: self.used] = found.weights
+        return found._replace(weights=weights)
 
     @cached_property
     def certainty(self) -> Certainty:
@@ -96,13 +107,13 @@ class Fit:
         if self._left_out is None:
             return None if self.earlier is None else self.earlier[1]
         sample, removed = self._sample
-        distance = self.distances.left_out(sample.features, sample.y, removed)
+        distance = self.distances.left_out(sample.features[:, : self.used], sample.y, removed)
         return familiar(self._top(self._left_out[0]).cpu(), distance.cpu())
 
     @cached_property
     def distances(self) -> Distances:
         sums, weights, seen = self.classes
-        return Distances(self.centred, sums[:, seen], weights[seen], self.counted.map.blocks)
+        return Distances(self.centred, sums[:, seen], weights[seen], self.blocks)
 
     @cached_property
     def _sample(self) -> tuple[Sample, Tensor]:
@@ -135,7 +146,9 @@ class Fit:
         _, _, seen = self.classes
         scores = (sample.features.double() @ self.solution.weights + self.solution.bias)[:, seen]
         if self.rule.solver == "ridge":
-            scores = left_out_scores(self.centred, *self.root, scores, sample.features, sample.y, removed)
+            scores = left_out_scores(
+                self.centred, *self.root, scores, sample.features[:, : self.used], sample.y, removed
+            )
         return scores, sample.y, repeated / repeated.sum()
 
     def _top(self, scores: Tensor) -> Tensor:
@@ -152,24 +165,28 @@ class Fit:
         shift, (_, _, seen) = self.counted.shift, self.classes
         top = self._top(self.scores(features)[:, seen.cpu()])
         features = features.double() if shift is None else features.double() - shift
-        return self.familiar.novelty(top, self.distances.of(features).cpu())
+        return self.familiar.novelty(top, self.distances.of(features[:, : self.used]).cpu())
 
     def _reckoned_sharpness(self) -> float:
-        centred, solution = self.centred, self.solution
+        centred, solution = self.centred, self._used_solution
         sums, weights, seen = self.classes
         if int(seen.sum()) > MOST_CLASSES:  # the largest ones will do
             seen = torch.zeros_like(seen).index_fill_(0, weights.topk(MOST_CLASSES).indices, True)
         leverage = 0.0  # discriminants are no regression: what an example does to its own is not known
         if self.rule.solver == "ridge":
-            own = freedom(centred, self.counted.map.blocks, solution.ridge) + 1
+            own = freedom(centred, self.blocks, solution.ridge) + 1
             leverage = min(own / centred.weight, MOST_LEVERAGE)
         solution = solution._replace(weights=solution.weights[:, seen], bias=solution.bias[seen])
         return sharpness(centred, sums[:, seen], weights[seen], solution, leverage)
 
+    @property
+    def _used_solution(self) -> Solution:
+        return self.solution._replace(weights=self.solution.weights[: self.used])
+
     @cached_property
     def root(self) -> tuple[Tensor, Tensor]:
         """Cholesky factor of G + λ of a regression, and the scale of its features."""
-        return root_of(self.centred, self.counted.map.blocks, self.solution.ridge)
+        return root_of(self.centred, self.blocks, self.solution.ridge)
 
     def updates(self, classes: bool) -> Updates | None:
         """To learn a few more examples without solving again; None unless this is a regression of enough examples.
@@ -181,13 +198,13 @@ class Fit:
             return None
         if SHARE * self.centred.weight < 1:
             return None
-        return Updates(self.centred, self.solution, *self.root, self.per_weight)
+        return Updates(self.centred, self._used_solution, *self.root, self.per_weight)
 
     def scores(self, features: Tensor, solution: Solution | None = None) -> Tensor:
         """[n, columns] in float64, on the CPU, of features as the map gives them."""
         shift, solution = self.counted.shift, solution or self.solution
         features = features.double() if shift is None else features.double() - shift
-        return (features @ solution.weights + solution.bias).cpu()
+        return (features[:, : len(solution.weights)] @ solution.weights + solution.bias).cpu()
 
     @property
     def intercept(self) -> Tensor:

@@ -12,6 +12,7 @@ forgets exactly what it is told to.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple, Self
 
@@ -22,6 +23,7 @@ BLOCK = 4096  # rows multiplied at a time: float32 products are summed over no m
 WAITING = 512, 2048  # rows of small calls kept until they are worth a multiplication; more where NumPy multiplies
 MANY = 200  # classes, beyond which a product with their indicators is mostly zeros
 PANELS = 12  # the Gram matrix is symmetric: in twelve panels, little more than half of it is computed
+LOW_RANK = 1 / 3  # of the features: a Gram matrix of no higher rank is stored as a factor
 AT_ONCE = 1 << 27  # bytes of features that a large call holds: many rows per product, and none of them twice
 
 
@@ -151,20 +153,65 @@ class Statistics:
             if name != "counts":
                 each.mul_(factor)
 
-    def centred(self, examples: float | None = None) -> Centred:
-        """About the mean; if `examples` is given, with weights scaled to sum to this number."""
-        tensors = self.tensors()
-        if examples is not None and examples != float(self.weight):
-            factor = examples / max(float(self.weight), 1e-300)
-            tensors = {name: each * factor for name, each in tensors.items() if name != "counts"}
+    def centred(self, examples: float | None = None, features: int | None = None) -> Centred:
+        """About the mean, of all features or the first ones; weights sum to `examples`, if that is given."""
+        tensors, some = self.tensors(), slice(features)
         weight = float(tensors["weight"])
-        mean, target = tensors["total"] / weight, tensors["targets"] / weight
-        upper = tensors["gram"].triu()
-        gram = upper + upper.triu(1).T
+        factor = 1.0 if examples is None else examples / max(weight, 1e-300)
+        weight *= factor
+        target = tensors["targets"] * factor / weight
+        mean = tensors["total"][some] * factor / weight
+        gram = tensors["gram"][some, some].triu()
+        gram += gram.triu(1).T
+        gram *= factor
         gram -= weight * torch.outer(mean, mean)
-        cross = tensors["cross"] - weight * torch.outer(mean, target)
-        squares = (tensors["squares"] - weight * target.square()).clamp(min=0)
+        cross = tensors["cross"][some] * factor - weight * torch.outer(mean, target)
+        squares = (tensors["squares"] * factor - weight * target.square()).clamp(min=0)
         return Centred(gram, cross, squares, mean, target, weight)
+
+    def compact(self) -> dict[str, Tensor]:
+        """All sums by name, for a file: of the symmetric matrix the upper half, "gram", or a factor, "root".
+
+        Few examples leave a matrix of low rank, whose factor is far smaller. The sums become those of the factor,
+        so that a model goes on as its file does.
+        """
+        tensors = self.tensors()
+        tensors["gram"] = tensors["gram"].triu()
+        if int(self.counts.sum()) <= LOW_RANK * self.size and self.gram.device.type == "cpu":
+            root = _factor(self.gram)
+            if len(root) <= LOW_RANK * self.size:
+                self.gram = root.T @ root
+                del tensors["gram"]
+                return {**tensors, "root": root}
+        rows, columns = torch.triu_indices(self.size, self.size, device=self.gram.device)
+        return {**tensors, "gram": tensors["gram"][rows, columns]}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], device: torch.device) -> Self:
+        """The sums that `compact` gives."""
+        parts = dict(tensors)
+        if "root" in parts:
+            root = parts.pop("root")
+            parts["gram"] = root.T @ root
+        else:
+            size = len(parts["total"])
+            rows, columns = torch.triu_indices(size, size)
+            parts["gram"], upper = torch.zeros(size, size, dtype=torch.float64), parts["gram"]
+            parts["gram"][rows, columns] = upper
+        return cls(**{name: each.to(device) for name, each in parts.items()})
+
+
+def _factor(gram: Tensor) -> Tensor:
+    """R [rank, D] of G = RᵀR: a Cholesky factor with pivots, of features scaled alike."""
+    from scipy.linalg.lapack import dpstrf
+
+    upper = gram.triu()
+    scale = upper.diagonal().clamp(min=0).sqrt()
+    inverse = torch.where(scale > 0, 1 / scale, 0.0)
+    factor, pivots, rank, _ = dpstrf((upper * inverse[:, None] * inverse).numpy(), tol=1e-14)
+    root = torch.zeros(rank, len(gram), dtype=torch.float64)
+    root[:, torch.from_numpy(pivots).long() - 1] = torch.from_numpy(factor).triu()[:rank]
+    return root * scale
 
 
 def rows_at_once(features: int) -> int:

@@ -41,7 +41,7 @@ class Updates:
         """Whether there was room for these examples; their features are centred as in the sums."""
         if self.done + len(features) > self.limit:
             return False
-        for u, target, w in zip(features.double(), y, weight.tolist(), strict=True):
+        for u, target, w in zip(features[:, : len(self._mean)].double(), y, weight.tolist(), strict=True):
             if y.ndim == 1:
                 target = torch.zeros_like(self.weights[0]).index_fill_(0, target, 1.0)
             self._learn_one(torch.cat([u, u.new_ones(1)]), target, w * self.per_weight)

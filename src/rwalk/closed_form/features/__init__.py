@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from rwalk.closed_form.features.backbone import BackboneFeatures
+from rwalk.closed_form.features.backbone import LIFT, BackboneFeatures
 from rwalk.closed_form.features.patches import PatchFeatures
 from rwalk.closed_form.features.vectors import VectorFeatures
 from rwalk.errors import InputError, unknown
@@ -42,13 +42,18 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a map is to be made."""
+    """How a map is to be made.
+
+    size  random features of vectors or of a given network, or patches of images; None for a good number
+    lift  random features of a given network that was stored without or with others; None for `size` of them
+    """
 
     features: str | nn.Module | Trainer = "auto"
     size: int | None = None
     standardize: bool = True
     seed: int = 0
     mirror: bool | None = None
+    lift: int | None = None
 
     def with_seed(self, seed: int) -> Recipe:
         return replace(self, seed=seed)
@@ -80,7 +85,8 @@ class Recipe:
         """From these examples; their targets are asked for only by what is trained."""
         kind, shape = self.kind(x.shape[1:]), tuple(x.shape[1:])
         if isinstance(self.features, nn.Module):
-            return BackboneFeatures(self.features, x[:1])
+            lift = (self.size or LIFT) if self.lift is None else self.lift
+            return BackboneFeatures(self.features, x[:1], lift)
         if not isinstance(self.features, str):
             assert y is not None
             return BackboneFeatures(self.features(x, y), x[:1])
