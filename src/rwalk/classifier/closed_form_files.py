@@ -211,7 +211,7 @@ def _restore_sums(
     _check_moments(counted.statistics.gram.cpu(), sums["total"], float(sums["weight"]))
     squared = left.pop("sums.squared", sums["weight"])
     _fits({"squared": squared}, {"squared": ""}, {})
-    counted.squared = squared.to(device)
+    counted.squared = squared.to(counted.device)
     if "range.low" in left:
         ends = _taken(left, "range.", RANGE)
         _fits(ends, RANGE, {})

@@ -19,6 +19,7 @@ from rwalk.errors import InputError
 ROWS = 2048  # of a small call, whose features are kept until they are summed
 AT_ONCE = 256, 2048  # rows that go through the map together, on a CPU (where they stay in the cache) and elsewhere
 LARGEST = {torch.float32: 1e18, torch.float64: 1e100}  # inputs: the squares of their features must not overflow
+WORTH_LIFTING = 2  # examples per feature of a network, to look at more features than its own
 SEVERAL = 5  # examples, at least, to judge where the inputs of a call lie
 REBASE = 64  # half-lives: then the sums are scaled down, by a power of two, which rounds nothing
 NEVER_LEARNED = (
@@ -205,16 +206,16 @@ class Counted:
         return weight**2 / squared if squared > 0 else weight
 
     @property
-    def blocks(self) -> list[int]:
-        """Sizes of the groups of features in use: of a network's lift, no more than there are examples."""
+    def choices(self) -> list[list[int]]:
+        """Sizes of the groups of features to choose from: with enough examples, a network's with a lift or without."""
         own, *lift = self.map.blocks
         if self.map.kind != "backbone" or not lift:
-            return list(self.map.blocks)
-        return [own, max(1, min(lift[0], int(self.examples)))]
+            return [list(self.map.blocks)]
+        lifted = [own, min(lift[0], int(self.examples))]
+        return [[own], lifted] if self.examples >= WORTH_LIFTING * own else [[own]]
 
-    def centred(self) -> Centred:
-        """About the means, of the features in use. A feature that varies by no more than rounding does not vary."""
-        used = sum(self.blocks)
+    def centred(self, used: int) -> Centred:
+        """About the means, of the first features. A feature that varies by no more than rounding does not vary."""
         centred = self.statistics.centred(self.examples, used)
         shift = torch.zeros_like(centred.mean) if self.shift is None else self.shift[:used]
         precise = self.dtype == torch.float64

@@ -20,7 +20,7 @@ from rwalk.closed_form.calibration import (
 from rwalk.closed_form.counted import Counted
 from rwalk.closed_form.lda import discriminants
 from rwalk.closed_form.probability import sharpness
-from rwalk.closed_form.ridge import Solution, freedom, root_of, solve
+from rwalk.closed_form.ridge import Solution, evidence, freedom, root_of, solve
 from rwalk.closed_form.sample import Sample
 from rwalk.closed_form.statistics import Centred
 from rwalk.closed_form.updates import SHARE, Updates
@@ -57,16 +57,22 @@ class Fit:
 
     @cached_property
     def centred(self) -> Centred:
+        """The sums of the features in use, about their means."""
+        used = self.used  # solves, unless a file gave the solution
+        return self.__dict__["centred"] if "centred" in self.__dict__ else self._centred(used)
+
+    def _centred(self, used: int) -> Centred:
         if not self.counted.statistics.counts.any():
             raise InputError("nothing is left to predict from: learn something first")
-        centred = self.counted.centred()
+        centred = self.counted.centred(used)
         self.per_weight = centred.weight / float(self.counted.statistics.tensors()["weight"])
         return centred
 
     @cached_property
     def blocks(self) -> list[int]:
-        """Sizes of the groups of features in use."""
-        return self.counted.blocks
+        """Sizes of the groups of features in use: those that have weights."""
+        weights, choices = self.solution.weights, self.counted.choices
+        return choices[-1] if weights[sum(choices[0]) :].any() else choices[0]
 
     @property
     def used(self) -> int:
@@ -74,24 +80,34 @@ class Fit:
 
     @cached_property
     def classes(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Sums of features [D, C] and weights [C], scaled as `centred` is, and which classes have any weight."""
+        """Sums of features [D, C] and weights [C], scaled as centred sums are, and which classes have any weight."""
         sums = self.counted.statistics.tensors()
-        factor = self.centred.weight / float(sums["weight"])
+        factor = self.counted.examples / float(sums["weight"])
         seen = (sums["counts"] > 0) & (sums["targets"] > 1e-12 * sums["weight"])
-        return sums["cross"][: self.used] * factor, sums["targets"] * factor, seen
+        return sums["cross"] * factor, sums["targets"] * factor, seen
 
     @cached_property
     def solution(self) -> Solution:
         """Weights of the centred features; those of features that are not in use are 0."""
-        rule, blocks = self.rule, self.blocks
+        choices = [self._solved(blocks) for blocks in self.counted.choices]
+        best = choices[0] if len(choices) == 1 else min(choices, key=self._evidence)
+        self.centred, self.blocks, found = best
+        weights = found.weights.new_zeros(self.counted.statistics.size, found.weights.shape[1])
+        weights[: len(found.weights)] = found.weights
+        return found._replace(weights=weights)
+
+    def _solved(self, blocks: list[int]) -> tuple[Centred, list[int], Solution]:
+        centred, rule = self._centred(sum(blocks)), self.rule
         if rule.solver == "lda":
             sums, weights, seen = self.classes
-            found = discriminants(self.centred, sums, weights.where(seen, 0), blocks, rule.ridge)
-        else:
-            found = solve(self.centred, blocks, rule.ridge, rule.share)
-        weights = found.weights.new_zeros(self.counted.statistics.size, found.weights.shape[1])
-        weights[: self.used] = found.weights
-        return found._replace(weights=weights)
+            sums, weights = sums[: sum(blocks)], weights.where(seen, 0)
+            return centred, blocks, discriminants(centred, sums, weights, blocks, rule.ridge)
+        return centred, blocks, solve(centred, blocks, rule.ridge, rule.share)
+
+    def _evidence(self, solved: tuple[Centred, list[int], Solution]) -> float:
+        """−2 log evidence, at the λ of which a share is used."""
+        centred, blocks, found = solved
+        return evidence(centred, blocks, found.ridge / (1.0 if self.rule.ridge else self.rule.share))
 
     @cached_property
     def certainty(self) -> Certainty:
@@ -113,7 +129,7 @@ class Fit:
     @cached_property
     def distances(self) -> Distances:
         sums, weights, seen = self.classes
-        return Distances(self.centred, sums[:, seen], weights[seen], self.blocks)
+        return Distances(self.centred, sums[: self.used, seen], weights[seen], self.blocks)
 
     @cached_property
     def _sample(self) -> tuple[Sample, Tensor]:
@@ -177,7 +193,7 @@ class Fit:
             own = freedom(centred, self.blocks, solution.ridge) + 1
             leverage = min(own / centred.weight, MOST_LEVERAGE)
         solution = solution._replace(weights=solution.weights[:, seen], bias=solution.bias[seen])
-        return sharpness(centred, sums[:, seen], weights[seen], solution, leverage)
+        return sharpness(centred, sums[: self.used, seen], weights[seen], solution, leverage)
 
     @property
     def _used_solution(self) -> Solution:

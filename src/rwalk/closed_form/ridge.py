@@ -83,6 +83,12 @@ def freedom(centred: Centred, blocks: Sequence[int], ridge: float) -> float:
     return len(gram) - ridge * float(inverse.square().sum())
 
 
+def evidence(centred: Centred, blocks: Sequence[int], ridge: float) -> float:
+    """−2 log evidence of these features: the less, the better they explain the targets."""
+    gram, cross, _ = _with_equal_penalties(centred, blocks)
+    return _evidence(gram, cross, centred, ridge)
+
+
 def _chosen(gram: Tensor, cross: Tensor, centred: Centred, share: float) -> float:
     if not (centred.squares > 0).any():
         return 1.0  # targets that never vary are predicted by their mean

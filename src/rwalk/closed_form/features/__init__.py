@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from rwalk.closed_form.features.backbone import LIFT, BackboneFeatures
+from rwalk.closed_form.features.backbone import BackboneFeatures
 from rwalk.closed_form.features.patches import PatchFeatures
 from rwalk.closed_form.features.vectors import VectorFeatures
 from rwalk.errors import InputError, unknown
@@ -85,8 +85,7 @@ class Recipe:
         """From these examples; their targets are asked for only by what is trained."""
         kind, shape = self.kind(x.shape[1:]), tuple(x.shape[1:])
         if isinstance(self.features, nn.Module):
-            lift = (self.size or LIFT) if self.lift is None else self.lift
-            return BackboneFeatures(self.features, x[:1], lift)
+            return BackboneFeatures(self.features, x[:1], self.size if self.lift is None else self.lift)
         if not isinstance(self.features, str):
             assert y is not None
             return BackboneFeatures(self.features(x, y), x[:1])

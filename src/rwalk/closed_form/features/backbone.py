@@ -1,7 +1,7 @@
 """Features of anything: what a trained network computes before its last layer, and a random lift of it.
 
 The lift (RanPAC, McDonnell et al. 2023) is rectified random projections: it lets a linear rule use products of the
-network's features. Only as many of them are used as examples were learned (`Counted.used`), so few data lose nothing.
+network's features. `Fit` uses it where there are enough examples and the evidence is for it, so few data lose nothing.
 The projections depend on their number alone, not on a seed, so models of one network can be merged.
 """
 
@@ -17,26 +17,28 @@ from torch import Tensor, nn
 from rwalk.errors import InputError
 from rwalk.seeds import generator
 
-LIFT = 2000  # random projections, unless told otherwise
+LIFT = 1000, 4000  # random projections: four per feature of the network, at least, and at most
 
 
 class BackboneFeatures:
     """A frozen network. If it ends in a linear layer, what enters that layer; otherwise what comes out.
 
-    `lift` rectified random projections of these features follow them.
+    `lift` rectified random projections of these features follow them; None for a good number of them.
 
     Wrap a network whose last linear layer is part of the features: nn.Sequential(network, nn.Identity()).
     """
 
     kind = "backbone"
 
-    def __init__(self, network: nn.Module, example: Tensor, lift: int = 0) -> None:
+    def __init__(self, network: nn.Module, example: Tensor, lift: int | None = 0) -> None:
         owned = copy.deepcopy(network)  # the owner may train on
         self.network = owned.eval().requires_grad_(False).to(example.device)
         self._dtype = next((p.dtype for p in self.network.parameters()), torch.float32)
         self._head = self._last_linear(example)
         own = self._own(example)
-        size, draw = own.shape[1], generator("closed-form", "lift", own.shape[1], lift)
+        size = own.shape[1]
+        lift = min(max(LIFT[0], 4 * size), LIFT[1]) if lift is None else lift
+        draw = generator("closed-form", "lift", size, lift)
         self.slopes = (torch.randn(size, lift, generator=draw) / size**0.5).to(own)
         self.blocks = [size, lift] if lift else [size]
 
