@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rwalk.closed_form.examples import Examples
+from rwalk.closed_form.examples import SIZE, Examples, Sample, keys_of
 from rwalk.closed_form.features import FeatureMap, fingerprint, placed
-from rwalk.closed_form.sample import SIZE, Sample, keys_of
 from rwalk.closed_form.statistics import Centred, Statistics, rows_at_once
 from rwalk.errors import InputError
 
@@ -207,7 +206,7 @@ class Counted:
 
     @property
     def choices(self) -> list[list[int]]:
-        """Sizes of the groups of features to choose from: with enough examples, a network's with a lift or without."""
+        """Sizes of the groups of features to choose from: of a network with enough examples, two."""
         own, *lift = self.map.blocks
         if self.map.kind != "backbone" or not lift:
             return [list(self.map.blocks)]

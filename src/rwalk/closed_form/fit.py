@@ -16,14 +16,12 @@ from rwalk.closed_form.calibration import (
     certainty,
     familiar,
     left_out_scores,
+    sharpness,
 )
 from rwalk.closed_form.counted import Counted
-from rwalk.closed_form.lda import discriminants
-from rwalk.closed_form.probability import sharpness
-from rwalk.closed_form.ridge import Solution, evidence, freedom, root_of, solve
-from rwalk.closed_form.sample import Sample
+from rwalk.closed_form.examples import Sample
+from rwalk.closed_form.ridge import SHARE, Solution, Updates, discriminants, evidence, freedom, root_of, solve
 from rwalk.closed_form.statistics import Centred
-from rwalk.closed_form.updates import SHARE, Updates
 from rwalk.errors import InputError
 
 SOLVERS = ("ridge", "lda")
@@ -80,7 +78,7 @@ class Fit:
 
     @cached_property
     def classes(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Sums of features [D, C] and weights [C], scaled as centred sums are, and which classes have any weight."""
+        """Sums of features [D, C] and weights [C], scaled as the centred sums, and which classes have weight."""
         sums = self.counted.statistics.tensors()
         factor = self.counted.examples / float(sums["weight"])
         seen = (sums["counts"] > 0) & (sums["targets"] > 1e-12 * sums["weight"])

@@ -16,12 +16,10 @@ from torch import Tensor
 
 from rwalk.closed_form.calibration import Certainty, Familiar
 from rwalk.closed_form.counted import ROWS, Counted, check_inputs, range_of
-from rwalk.closed_form.examples import Examples, joined, without
+from rwalk.closed_form.examples import Examples, Sample, joined, without
 from rwalk.closed_form.features import LOOKED_AT, FeatureMap, Recipe, fingerprint
 from rwalk.closed_form.fit import Fit, Rule
-from rwalk.closed_form.ridge import Solution
-from rwalk.closed_form.sample import Sample
-from rwalk.closed_form.updates import Updates
+from rwalk.closed_form.ridge import Solution, Updates
 from rwalk.errors import InputError
 
 FEW = 32  # examples of a call that update a solution one by one

@@ -1,7 +1,7 @@
 """Features of anything: what a trained network computes before its last layer, and a random lift of it.
 
 The lift (RanPAC, McDonnell et al. 2023) is rectified random projections: it lets a linear rule use products of the
-network's features. `Fit` uses it where there are enough examples and the evidence is for it, so few data lose nothing.
+network's features. `Fit` uses it where there are enough examples and the evidence is for it.
 The projections depend on their number alone, not on a seed, so models of one network can be merged.
 """
 
@@ -74,7 +74,7 @@ class BackboneFeatures:
     @property
     def lift(self) -> int:
         """Random projections beside the network's own features."""
-        return self.slopes.shape[1]
+        return int(self.slopes.shape[1])
 
     @property
     def head_name(self) -> str | None:
