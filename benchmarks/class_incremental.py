@@ -2,10 +2,10 @@
 
     python -m benchmarks.class_incremental --data PATH --tasks 10 50 --orders 2 --size 800 --out rows.jsonl
 
-Every task is one call of `partial_fit`, without augmentation, and has as many classes as any other. Classes come in
-the order `numpy.random.RandomState(seed).permutation(100)`, for the seeds 1993, 1994 and so on. After each task the
-test images of all classes so far are predicted; the task is not given. "Last" is the accuracy after the last task,
-"average" the mean over tasks. A run that is in the file `--out` already is not repeated.
+Every task is one call of `partial_fit` with as many classes as any other, without augmentation. Classes come
+in the order `numpy.random.RandomState(seed).permutation(100)`, for the seeds 1993, 1994 and so on. After each
+task the test images of all classes so far are predicted; the task is not given. "Last" is the accuracy after the
+last task, "average" the mean over tasks. A run that is in the file `--out` already is not repeated.
 """
 
 from __future__ import annotations

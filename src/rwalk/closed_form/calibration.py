@@ -148,7 +148,7 @@ def _squares(a: Tensor, b: Tensor) -> Tensor:
     return squares.clamp(min=0)
 
 
-# ── from the sums alone ──────────────────────────────────────────────────────────────────────────────────────────
+# ── without a sample ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def sharpness(
@@ -157,8 +157,8 @@ def sharpness(
     """The t of softmax(t · score), of nothing but the sums.
 
     Regression scores are no probabilities: they must be sharpened, softmax(t · score), and the right t is the one
-    under which unseen examples are most probable. The statistics know how the scores of each class scatter: their
-    means, and their covariance within a class. Leaving an example out moves its score by its own leverage. The
+    under which unseen examples are most probable. The sums give the scores' means per class, and their covariance
+    within a class. Leaving an example out moves its score by its own leverage. The
     mean leverage stands for it, so both are known for unseen examples, and draws from these Gaussians for them.
     Real scores have heavier tails than Gaussians, so a share of the draws is given another class's scores, the
     more the classes overlap: without them, probabilities come out far too sure.

@@ -92,7 +92,7 @@ class Counted:
         return small
 
     def forget(self, examples: Examples) -> None:
-        """Remove these; refuse, with nothing changed, if what is left could not be sums of examples."""
+        """Remove these; refuse, with nothing changed, if no examples could have the remaining sums."""
         if self.half_life is not None:
             raise InputError(
                 "with half_life= every example fades by its age, which forget cannot tell: nothing was forgotten"
@@ -106,7 +106,7 @@ class Counted:
         left.merge(gone, sign=-1)
         self._check_left(left, float(weight.sum()))
         self.statistics = left
-        self.sample = Sample.empty(left.size, self.device)  # it may hold what is to be forgotten
+        self.sample = Sample.empty(left.size, self.device)  # it may hold the forgotten examples
         self.squared = (self.squared - weight.square().sum()).clamp(min=0)
 
     def merge(self, other: Counted) -> None:
@@ -124,7 +124,7 @@ class Counted:
             drawn = drawn._replace(features=(drawn.features.to(self.device) + apart).float())
         squared = other.squared.to(self.device)
         if self.half_life is not None:
-            # Both on one axis of time: what was learned at the same time fades together.
+            # Both on one axis of time: examples of one time fade together.
             self._rebase(max(0, other.clock - self.clock))
             factor = 2.0 ** ((other.origin - self.origin) / self.half_life)
             theirs.scale(factor)
@@ -190,11 +190,11 @@ class Counted:
             )
         return features
 
-    # ── what the sums say ─────────────────────────────────────────────────────────────────────────────────────
+    # ── readings ──────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def examples(self) -> float:
-        """How many equally weighted examples the sums are worth, whatever the unit of weight.
+        """The number of equally weighted examples that the sums are worth; the unit of weight cancels.
 
         Weights that are multiples of a whole number are repetitions; others are worth (Σ w)² / Σ w² (Kish).
         """
@@ -228,7 +228,7 @@ class Counted:
         return centred
 
     def outside(self, x: Tensor) -> int | None:
-        """The column (or channel) of these inputs that mostly lies far outside what was learned, if any."""
+        """The column (or channel) of these inputs that mostly lies far outside the learned range, if any."""
         if self.range is None or len(x) < SEVERAL:
             return None
         low, high = (each.to(torch.float64) for each in self.range)

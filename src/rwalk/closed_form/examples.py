@@ -1,4 +1,4 @@
-"""What is learned from: inputs, targets and weights; and a small random sample of it, the same in any order.
+"""Examples: inputs, targets and weights; and a small random sample of them, the same in any order.
 
 How sure to be of a score, and how far known inputs lie from their class, are properties of single examples, which
 sums do not keep. So a sample of their features is kept in memory until this is measured. A file holds the measures
@@ -54,7 +54,7 @@ def joined(parts: Sequence[Examples]) -> Examples:
 
 
 def without(held: list[Examples], gone: Examples) -> list[Examples]:
-    """What is held, less one equal example for each that is to go."""
+    """The held examples, less one equal example for each of `gone`."""
     together = joined([*held, gone.rows(slice(0))])
     left = list(range(len(together)))
     for index in range(len(gone)):

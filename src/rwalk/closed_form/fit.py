@@ -1,4 +1,4 @@
-"""Statistics → a fit: the weights, and how sure to be of the scores. Each is computed when it is asked for."""
+"""Statistics → a fit: the weights, and how sure to be of the scores. Each is computed on first use."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Fit:
     ) -> None:
         self.counted = counted
         self.rule = rule
-        self.earlier = earlier  # what was measured, before the sample was dropped
+        self.earlier = earlier  # measures, from before the sample was dropped
 
     @cached_property
     def centred(self) -> Centred:
@@ -133,7 +133,7 @@ class Fit:
     def _sample(self) -> tuple[Sample, Tensor]:
         """Examples, by their places among the classes with weight, and the weight removed to leave each out.
 
-        There are none unless the sample stands for most of what was learned.
+        There are none unless the sample stands for most of the learned weight.
         """
         sample, (_, weights, seen) = self.counted.sample, self.classes
         sums, unit = self.counted.statistics.tensors(), self.counted.unit

@@ -13,8 +13,8 @@ under a Gaussian prior on the weights, the noise at its best value,
 
     −2 log p(Y | λ) = C log |I + G/λ| + C n log(Σ y² − tr(Wᵀ X)) + const
 
-Features come in blocks (say the inputs themselves, and random features of them). What is held back is a block's
-share of the fit: a block's penalty is in proportion to its variance, and units of measurement cancel.
+Features come in blocks (say the inputs themselves, and random features of them). A block's
+penalty is in proportion to its variance, so units of measurement cancel.
 
 Linear discriminants follow from the same sums, and `Updates` learns a few more examples without solving again.
 """
@@ -152,7 +152,7 @@ def _left_out(gram: Tensor, cross: Tensor, centred: Centred, ridge: float) -> fl
 
 
 def _positive(total: Tensor, explained: Tensor) -> Tensor:
-    """What is left, or what rounding leaves of nothing."""
+    """The unexplained rest; at least a rounding error."""
     return torch.clamp(total - explained, min=1e-12 * float(total))
 
 
@@ -218,7 +218,7 @@ class Updates:
         g = P u     c = 1 / (1/w + uᵀ g)     W ← W + c g (y − uᵀ W)     P ← P − c g gᵀ
 
     P stays as it was; the g are kept, and subtracted from P u. λ and the penalty of each feature stay too. The
-    next solution is exact, and differs by what a few more examples change about them.
+    next solution is exact, and differs by their change alone.
     """
 
     def __init__(

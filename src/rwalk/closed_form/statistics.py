@@ -1,12 +1,11 @@
-"""What a least-squares learner needs to know of its data: sums, which add, subtract and merge.
+"""Sums for least squares, which add, subtract and merge.
 
 For features φ, targets y and weights w of all examples seen,
 
     G = Σ w φ φᵀ     s = Σ w φ     X = Σ w φ yᵀ     t = Σ w y     q = Σ w y²     n = Σ w
 
-Sums do not know in which order their terms came, so neither does anything computed from them; and an example is
-taken out again by adding it with the weight −w. That is the whole reason why this package forgets nothing, and
-forgets exactly what it is told to.
+Sums do not depend on the order of their terms, so no result computed from them does. Subtracting the terms of an
+example removes it exactly.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Centred(NamedTuple):
 
 @dataclass
 class Statistics:
-    """Sums over all examples seen, in float64, whatever the features' precision."""
+    """Sums over all examples seen, always in float64."""
 
     gram: Tensor  # [D, D]; below the panels of the diagonal it is not filled
     total: Tensor  # [D]
@@ -118,7 +117,7 @@ class Statistics:
         weighted = phi if (weight == 1).all() else phi * weight.to(phi.dtype)[:, None]
         if _by_blas(phi):
             root = (phi if weighted is phi else phi * weight.sqrt()[:, None]).numpy()
-            self.gram += torch.from_numpy(root.T @ root)  # NumPy computes half of it: it sees the symmetry
+            self.gram += torch.from_numpy(root.T @ root)  # NumPy computes one half of a symmetric product
         else:
             width = max(1, -(-self.size // PANELS))
             for start in range(0, self.size, width):
@@ -135,7 +134,7 @@ class Statistics:
             target = _one_hot(y, len(self.counts)) if y.ndim == 1 else y.to(torch.float64)
             self.cross += weighted.T.to(torch.float64) @ target
 
-    # ── what they say ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── results ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def shifted(self, by: Tensor) -> Self:
         """The sums of the same examples with features φ + by."""
@@ -173,7 +172,7 @@ class Statistics:
         """All sums by name, for a file: of the symmetric matrix the upper half, "gram", or a factor, "root".
 
         Few examples leave a matrix of low rank, whose factor is far smaller. The sums become those of the factor,
-        so that a model goes on as its file does.
+        so that the model and its file continue alike.
         """
         tensors = self.tensors()
         tensors["gram"] = tensors["gram"].triu()

@@ -82,7 +82,7 @@ class Recipe:
         return VectorFeatures.blank(torch.Size(shape).numel(), self.size or RANDOM)
 
     def make(self, x: Tensor, weight: Tensor, y: Tensor | None = None) -> FeatureMap:
-        """From these examples; their targets are asked for only by what is trained."""
+        """From these examples; only a network to be trained needs their targets."""
         kind, shape = self.kind(x.shape[1:]), tuple(x.shape[1:])
         if isinstance(self.features, nn.Module):
             return BackboneFeatures(self.features, x[:1], self.size if self.lift is None else self.lift)
@@ -108,7 +108,7 @@ def placed(features: Any, dtype: torch.dtype, device: torch.device) -> FeatureMa
 
 
 def tensors_of(features: Any) -> dict[str, Tensor]:
-    """What a map is made of; nothing, where it is code."""
+    """The tensors of a map; none of a network."""
     if isinstance(features, BackboneFeatures):
         return {}
     return {each.name: getattr(features, each.name) for each in fields(features)}

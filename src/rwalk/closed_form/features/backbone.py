@@ -1,4 +1,4 @@
-"""Features of anything: what a trained network computes before its last layer, and a random lift of it.
+"""Features of a trained network: the input of its last layer, and a random lift of it.
 
 The lift (RanPAC, McDonnell et al. 2023) is rectified random projections: it lets a linear rule use products of the
 network's features. `Fit` uses it where there are enough examples and the evidence is for it.
@@ -52,7 +52,7 @@ class BackboneFeatures:
         own = self._own(x)
         if not self.lift:
             return own
-        alike = F.layer_norm(own, own.shape[1:])  # whatever the scale and offset of an example's features
+        alike = F.layer_norm(own, own.shape[1:])  # scale and offset of an example cancel
         return torch.cat([own, (alike @ self.slopes).relu_()], dim=1)
 
     @torch.no_grad()
@@ -82,7 +82,7 @@ class BackboneFeatures:
         return next((name for name, each in self.network.named_modules() if each is self._head), None)
 
     def fingerprint(self) -> str:
-        """Of all parameters, buffers and projections: statistics mean nothing under another network."""
+        """A hash of all parameters, buffers and the lift: sums are valid under this network alone."""
         digest = hashlib.sha256(str(self.lift).encode() if self.lift else b"")
         for name, tensor in self.network.state_dict().items():
             digest.update(name.encode())
