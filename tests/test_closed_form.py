@@ -417,7 +417,7 @@ def test_a_network_gives_what_enters_its_last_layer(data):
     clf = ClosedFormClassifier(network=network).partial_fit(x, y)
     with torch.no_grad():
         expected = network.eval().body(torch.from_numpy(x))
-    np.testing.assert_allclose(clf.features_of(x), expected.numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(clf.features_of(x)[:, :20], expected.numpy(), rtol=1e-5, atol=1e-6)  # and a lift
     assert clf.score(x, y) > 0.9
     for parameter in network.parameters():
         parameter.data.zero_()  # its owner goes on training: not our features

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -55,9 +55,8 @@ def contents(model: Model, classes: bool = True) -> Contents:
     for place, each in enumerate(model.held):
         tensors |= {f"held.{place}.{field}": getattr(each, field) for field in HELD}
     if counted is not None:
-        sums = counted.statistics.tensors()
-        tensors |= {f"sums.{key}": tensor for key, tensor in sums.items()}
-        tensors |= {"sums.gram": _upper(sums["gram"]), "sums.squared": counted.squared}
+        tensors |= {f"sums.{key}": tensor for key, tensor in counted.statistics.compact().items()}
+        tensors["sums.squared"] = counted.squared
         if counted.range is not None:
             tensors |= {f"range.{key}": each for key, each in zip(RANGE, counted.range, strict=True)}
     used = counted if fit is None else fit.counted
@@ -94,16 +93,13 @@ def _trained(model: Model) -> dict[str, Tensor]:
 
 def _about_map(model: Model, features: FeatureMap) -> dict[str, Any]:
     about: dict[str, Any] = {"kind": features.kind, "fingerprint": fingerprint(features)}
+    if isinstance(features, BackboneFeatures):
+        about["lift"] = features.lift
     if _trained(model):
         assert isinstance(features, BackboneFeatures)
         with torch.no_grad():
             about["outputs"] = features.network(torch.zeros(1, *model.shape, device=model.device)).shape[1]
     return about
-
-
-def _upper(gram: Tensor) -> Tensor:
-    rows, columns = torch.triu_indices(len(gram), len(gram), device=gram.device)
-    return gram[rows, columns]
 
 
 # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -197,19 +193,18 @@ def restore(model: Model, record: Mapping[str, Any], tensors: Mapping[str, Tenso
 def _restore_sums(
     counted: Counted, record: Mapping[str, Any], left: dict[str, Tensor], known: Mapping[str, int]
 ) -> None:
-    sums = _taken(left, "sums.", SUMS)
-    check_tensors(sums, SUMS, known, WHOLE)
+    names = {**SUMS}
+    if "sums.root" in left:  # few examples: a factor of the Gram matrix
+        names["root"] = "mD"
+        del names["gram"]
+    sums = _taken(left, "sums.", names)
+    check_tensors(sums, names, known, WHOLE)
     expect(bool((sums["counts"] >= 0).all()) and float(sums["weight"]) >= 0, "the counts")
-    size, device = known["D"], counted.device
-    gram = torch.zeros(size, size, dtype=torch.float64)
-    rows, columns = torch.triu_indices(size, size)
-    gram[rows, columns] = sums["gram"]
-    _check_moments(gram, sums["total"], float(sums["weight"]))
-    places = {**sums, "gram": gram}
-    counted.statistics = Statistics(*(places[name].to(device) for name in SUMS))
+    counted.statistics = Statistics.of(sums, counted.device)
+    _check_moments(counted.statistics.gram.cpu(), sums["total"], float(sums["weight"]))
     squared = left.pop("sums.squared", sums["weight"])
     check_tensors({"squared": squared}, {"squared": ""}, {})
-    counted.squared = squared.to(device)
+    counted.squared = squared.to(counted.device)
     if "range.low" in left:
         ends = _taken(left, "range.", RANGE)
         check_tensors(ends, RANGE, {})
@@ -264,7 +259,9 @@ def _restored_map(model: Model, stored: Any, left: dict[str, Tensor]) -> Feature
             )
         else:
             expect(not own, "the list of tensors")
-            features = model.recipe.make(example, torch.ones(1))
+            lift = _whole(stored.get("lift", 0))  # the first versions had none
+            expect(lift <= left["sums.total"].numel(), "the lift")
+            features = replace(model.recipe, lift=lift).make(example, torch.ones(1))
     else:
         parts = _taken(left, "map.", DIMENSIONS[kind])
         known = {"d": math.prod(model.shape)} if kind == "vectors" else {"c": model.shape[0]}

@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rwalk.closed_form.examples import Examples
+from rwalk.closed_form.examples import SIZE, Examples, Sample, keys_of
 from rwalk.closed_form.features import FeatureMap, fingerprint, placed
-from rwalk.closed_form.sample import SIZE, Sample, keys_of
-from rwalk.closed_form.statistics import Centred, Statistics
+from rwalk.closed_form.statistics import Centred, Statistics, rows_at_once
 from rwalk.errors import InputError
 
-ROWS = 2048  # whose features are computed at a time
+ROWS = 2048  # of a small call, whose features are kept until they are summed
+AT_ONCE = 256, 2048  # rows that go through the map together, on a CPU (where they stay in the cache) and elsewhere
 LARGEST = {torch.float32: 1e18, torch.float64: 1e100}  # inputs: the squares of their features must not overflow
+WORTH_LIFTING = 2  # examples per feature of a network, to look at more features than its own
 SEVERAL = 5  # examples, at least, to judge where the inputs of a call lie
 REBASE = 64  # half-lives: then the sums are scaled down, by a power of two, which rounds nothing
 NEVER_LEARNED = (
@@ -87,16 +88,16 @@ class Counted:
         self.squared += weight.square().sum()
         self.unit = joint_unit(self.unit, unit_of(weight))
         self.clock += len(examples)
-        self.range = joint_range(self.range, range_of(examples.x.to(self.dtype)))
+        self.range = joint_range(self.range, range_of(examples.x, self.dtype))
         return small
 
     def forget(self, examples: Examples) -> None:
-        """Remove these; refuse, with nothing changed, if what is left could not be sums of examples."""
+        """Remove these; refuse, with nothing changed, if no examples could have the remaining sums."""
         if self.half_life is not None:
             raise InputError(
                 "with half_life= every example fades by its age, which forget cannot tell: nothing was forgotten"
             )
-        low, high = range_of(examples.x.to(self.dtype))
+        low, high = range_of(examples.x, self.dtype)
         if self.range is not None and ((low < self.range[0]).any() or (high > self.range[1]).any()):
             raise InputError(NEVER_LEARNED)
         weight = examples.weight.to(self.device)
@@ -105,7 +106,7 @@ class Counted:
         left.merge(gone, sign=-1)
         self._check_left(left, float(weight.sum()))
         self.statistics = left
-        self.sample = Sample.empty(left.size, self.device)  # it may hold what is to be forgotten
+        self.sample = Sample.empty(left.size, self.device)  # it may hold the forgotten examples
         self.squared = (self.squared - weight.square().sum()).clamp(min=0)
 
     def merge(self, other: Counted) -> None:
@@ -123,7 +124,7 @@ class Counted:
             drawn = drawn._replace(features=(drawn.features.to(self.device) + apart).float())
         squared = other.squared.to(self.device)
         if self.half_life is not None:
-            # Both on one axis of time: what was learned at the same time fades together.
+            # Both on one axis of time: examples of one time fade together.
             self._rebase(max(0, other.clock - self.clock))
             factor = 2.0 ** ((other.origin - self.origin) / self.half_life)
             theirs.scale(factor)
@@ -168,6 +169,19 @@ class Counted:
 
     def features(self, x: Tensor) -> Tensor:
         """The map's, of inputs on any device."""
+        return torch.cat([self._computed(part) for part in x.split(AT_ONCE[self.device.type != "cpu"])])
+
+    def summed(self, x: Tensor) -> Tensor:
+        """The features as they enter the sums: centred, in the precision of products."""
+        if self.shift is None:
+            self.shift = self.features(x).double().mean(0)
+        out = torch.empty(len(x), self.statistics.size, dtype=self.products, device=self.device)
+        rows = AT_ONCE[self.device.type != "cpu"]
+        for part, own in zip(x.split(rows), out.split(rows), strict=True):
+            torch.sub(self._computed(part), self.shift, out=own)
+        return out
+
+    def _computed(self, x: Tensor) -> Tensor:
         features = self._placed(x.to(self.device).to(self.dtype)).to(self.dtype)
         # A sum is one look at the features; where it overflows, it takes a closer one.
         if not features.sum().isfinite() and not features.isfinite().all():
@@ -176,18 +190,11 @@ class Counted:
             )
         return features
 
-    def summed(self, x: Tensor) -> Tensor:
-        """The features as they enter the sums: centred, in the precision of products."""
-        features = self.features(x)
-        if self.shift is None:
-            self.shift = features.double().mean(0)
-        return (features.double() - self.shift).to(self.products)
-
-    # ── what the sums say ─────────────────────────────────────────────────────────────────────────────────────
+    # ── readings ──────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def examples(self) -> float:
-        """How many equally weighted examples the sums are worth, whatever the unit of weight.
+        """The number of equally weighted examples that the sums are worth; the unit of weight cancels.
 
         Weights that are multiples of a whole number are repetitions; others are worth (Σ w)² / Σ w² (Kish).
         """
@@ -197,10 +204,19 @@ class Counted:
             return weight / self.unit
         return weight**2 / squared if squared > 0 else weight
 
-    def centred(self) -> Centred:
-        """About the means. A feature that varies by no more than rounding does not vary."""
-        centred = self.statistics.centred(self.examples)
-        shift = torch.zeros_like(centred.mean) if self.shift is None else self.shift
+    @property
+    def choices(self) -> list[list[int]]:
+        """Sizes of the groups of features to choose from: of a network with enough examples, two."""
+        own, *lift = self.map.blocks
+        if self.map.kind != "backbone" or not lift:
+            return [list(self.map.blocks)]
+        lifted = [own, min(lift[0], int(self.examples))]
+        return [[own], lifted] if self.examples >= WORTH_LIFTING * own else [[own]]
+
+    def centred(self, used: int) -> Centred:
+        """About the means, of the first features. A feature that varies by no more than rounding does not vary."""
+        centred = self.statistics.centred(self.examples, used)
+        shift = torch.zeros_like(centred.mean) if self.shift is None else self.shift[:used]
         precise = self.dtype == torch.float64
         resolution = (1e-28 if precise else 1e-13) * shift.square()
         resolution += (1e-14 if self.products == torch.float64 else 1e-6) * centred.mean.square()
@@ -212,7 +228,7 @@ class Counted:
         return centred
 
     def outside(self, x: Tensor) -> int | None:
-        """The column (or channel) of these inputs that mostly lies far outside what was learned, if any."""
+        """The column (or channel) of these inputs that mostly lies far outside the learned range, if any."""
         if self.range is None or len(x) < SEVERAL:
             return None
         low, high = (each.to(torch.float64) for each in self.range)
@@ -318,7 +334,7 @@ class Counted:
         if examples.y.ndim != 1:
             return Sample.empty(self.statistics.size, self.device)
         factor = growth.cpu().clamp(min=1e-300) if isinstance(growth, Tensor) else growth
-        keys, given = keys_of(examples.x.to(self.dtype), factor), examples.weight
+        keys, given = keys_of(examples.x, self.dtype, factor), examples.weight
         kept = keys.argsort(stable=True)[:SIZE]
         features = self.summed(examples.x[kept]) if phi is None else phi[kept.to(self.device)]
         tensors = keys, examples.y, given * factor, given
@@ -327,10 +343,12 @@ class Counted:
 
     def _sums(self, examples: Examples, weight: Tensor) -> Statistics:
         sums = self._empty(len(self.statistics.counts))
-        for start in range(0, len(examples), ROWS):
-            rows = slice(start, start + ROWS)
+        together = rows_at_once(sums.size) if self.products == torch.float64 else ROWS
+        for start in range(0, len(examples), together):
+            rows = slice(start, start + together)
             part = examples.rows(rows)
             sums.add(self.summed(part.x), part.y.to(self.device), weight[rows])
+            sums.tensors()  # completes the sums
         return sums
 
     def _empty(self, columns: int) -> Statistics:
@@ -339,7 +357,7 @@ class Counted:
 
 def check_inputs(x: Tensor, dtype: torch.dtype) -> None:
     """Refuse numbers so large that sums of their squares would overflow."""
-    if x.is_floating_point() and x.numel() and float(x.abs().max()) > LARGEST[dtype]:
+    if x.is_floating_point() and x.numel() and max(map(abs, map(float, x.aminmax()))) > LARGEST[dtype]:
         raise InputError(f"an input is larger than {LARGEST[dtype]:g}: bring inputs to scale")
 
 
@@ -348,10 +366,10 @@ def columns_of(x: Tensor) -> Tensor:
     return x.flatten(2).movedim(1, 2).flatten(0, 1) if x.ndim > 3 else x.flatten(1)
 
 
-def range_of(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Least and largest value of every column, or channel."""
+def range_of(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Least and largest value of every column, or channel, as a map of this precision reads them."""
     low, high = columns_of(x).aminmax(dim=0)
-    return low.double().cpu(), high.double().cpu()
+    return low.to(dtype).double().cpu(), high.to(dtype).double().cpu()
 
 
 def joint_range(one: tuple[Tensor, Tensor] | None, other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Statistics → a fit: the weights, and how sure to be of the scores. Each is computed when it is asked for."""
+"""Statistics → a fit: the weights, and how sure to be of the scores. Each is computed on first use."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from rwalk.closed_form.calibration import (
     certainty,
     familiar,
     left_out_scores,
+    sharpness,
 )
 from rwalk.closed_form.counted import Counted
-from rwalk.closed_form.lda import discriminants
-from rwalk.closed_form.probability import sharpness
-from rwalk.closed_form.ridge import Solution, freedom, root_of, solve
-from rwalk.closed_form.sample import Sample
+from rwalk.closed_form.examples import Sample
+from rwalk.closed_form.ridge import SHARE, Solution, Updates, discriminants, evidence, freedom, root_of, solve
 from rwalk.closed_form.statistics import Centred
-from rwalk.closed_form.updates import SHARE, Updates
 from rwalk.errors import InputError
 
 SOLVERS = ("ridge", "lda")
@@ -53,34 +51,61 @@ class Fit:
     ) -> None:
         self.counted = counted
         self.rule = rule
-        self.earlier = earlier  # what was measured, before the sample was dropped
+        self.earlier = earlier  # measures, from before the sample was dropped
 
     @cached_property
     def centred(self) -> Centred:
+        """The sums of the features in use, about their means."""
+        used = self.used  # solves, unless a file gave the solution
+        return self.__dict__["centred"] if "centred" in self.__dict__ else self._centred(used)
+
+    def _centred(self, used: int) -> Centred:
         if not self.counted.statistics.counts.any():
             raise InputError("nothing is left to predict from: learn something first")
-        centred = self.counted.centred()
+        centred = self.counted.centred(used)
         self.per_weight = centred.weight / float(self.counted.statistics.tensors()["weight"])
         return centred
 
     @cached_property
+    def blocks(self) -> list[int]:
+        """Sizes of the groups of features in use: those that have weights."""
+        weights, choices = self.solution.weights, self.counted.choices
+        return choices[-1] if weights[sum(choices[0]) :].any() else choices[0]
+
+    @property
+    def used(self) -> int:
+        return sum(self.blocks)
+
+    @cached_property
     def classes(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Sums of features [D, C] and weights [C], scaled as `centred` is, and which classes have any weight."""
+        """Sums of features [D, C] and weights [C], scaled as the centred sums, and which classes have weight."""
         sums = self.counted.statistics.tensors()
-        factor = self.centred.weight / float(sums["weight"])
+        factor = self.counted.examples / float(sums["weight"])
         seen = (sums["counts"] > 0) & (sums["targets"] > 1e-12 * sums["weight"])
         return sums["cross"] * factor, sums["targets"] * factor, seen
 
     @cached_property
     def solution(self) -> Solution:
-        """Weights of the centred features."""
-        rule, blocks = self.rule, self.counted.map.blocks
+        """Weights of the centred features; those of features that are not in use are 0."""
+        choices = [self._solved(blocks) for blocks in self.counted.choices]
+        best = choices[0] if len(choices) == 1 else min(choices, key=self._evidence)
+        self.centred, self.blocks, found = best
+        weights = found.weights.new_zeros(self.counted.statistics.size, found.weights.shape[1])
+        weights[: len(found.weights)] = found.weights
+        return found._replace(weights=weights)
+
+    def _solved(self, blocks: list[int]) -> tuple[Centred, list[int], Solution]:
+        centred, rule = self._centred(sum(blocks)), self.rule
         if rule.solver == "lda":
             sums, weights, seen = self.classes
-            found = discriminants(self.centred, sums, weights.where(seen, 0), blocks, rule.ridge)
-        else:
-            found = solve(self.centred, blocks, rule.ridge, rule.share)
-        return found._replace(weights=found.weights.contiguous())  # as a file gives it back: products round alike
+            sums, weights = sums[: sum(blocks)], weights.where(seen, 0)
+            return centred, blocks, discriminants(centred, sums, weights, blocks, rule.ridge)
+        return centred, blocks, solve(centred, blocks, rule.ridge, rule.share)
+
+    def _evidence(self, solved: tuple[Centred, list[int], Solution]) -> float:
+        """−2 log evidence, at the λ of which a share is used."""
+        centred, blocks, found = solved
+        return evidence(centred, blocks, found.ridge / (1.0 if self.rule.ridge else self.rule.share))
 
     @cached_property
     def certainty(self) -> Certainty:
@@ -96,19 +121,19 @@ class Fit:
         if self._left_out is None:
             return None if self.earlier is None else self.earlier[1]
         sample, removed = self._sample
-        distance = self.distances.left_out(sample.features, sample.y, removed)
+        distance = self.distances.left_out(sample.features[:, : self.used], sample.y, removed)
         return familiar(self._top(self._left_out[0]).cpu(), distance.cpu())
 
     @cached_property
     def distances(self) -> Distances:
         sums, weights, seen = self.classes
-        return Distances(self.centred, sums[:, seen], weights[seen], self.counted.map.blocks)
+        return Distances(self.centred, sums[: self.used, seen], weights[seen], self.blocks)
 
     @cached_property
     def _sample(self) -> tuple[Sample, Tensor]:
         """Examples, by their places among the classes with weight, and the weight removed to leave each out.
 
-        There are none unless the sample stands for most of what was learned.
+        There are none unless the sample stands for most of the learned weight.
         """
         sample, (_, weights, seen) = self.counted.sample, self.classes
         sums, unit = self.counted.statistics.tensors(), self.counted.unit
@@ -135,7 +160,9 @@ class Fit:
         _, _, seen = self.classes
         scores = (sample.features.double() @ self.solution.weights + self.solution.bias)[:, seen]
         if self.rule.solver == "ridge":
-            scores = left_out_scores(self.centred, *self.root, scores, sample.features, sample.y, removed)
+            scores = left_out_scores(
+                self.centred, *self.root, scores, sample.features[:, : self.used], sample.y, removed
+            )
         return scores, sample.y, repeated / repeated.sum()
 
     def _top(self, scores: Tensor) -> Tensor:
@@ -152,24 +179,28 @@ class Fit:
         shift, (_, _, seen) = self.counted.shift, self.classes
         top = self._top(self.scores(features)[:, seen.cpu()])
         features = features.double() if shift is None else features.double() - shift
-        return self.familiar.novelty(top, self.distances.of(features).cpu())
+        return self.familiar.novelty(top, self.distances.of(features[:, : self.used]).cpu())
 
     def _reckoned_sharpness(self) -> float:
-        centred, solution = self.centred, self.solution
+        centred, solution = self.centred, self._used_solution
         sums, weights, seen = self.classes
         if int(seen.sum()) > MOST_CLASSES:  # the largest ones will do
             seen = torch.zeros_like(seen).index_fill_(0, weights.topk(MOST_CLASSES).indices, True)
         leverage = 0.0  # discriminants are no regression: what an example does to its own is not known
         if self.rule.solver == "ridge":
-            own = freedom(centred, self.counted.map.blocks, solution.ridge) + 1
+            own = freedom(centred, self.blocks, solution.ridge) + 1
             leverage = min(own / centred.weight, MOST_LEVERAGE)
         solution = solution._replace(weights=solution.weights[:, seen], bias=solution.bias[seen])
-        return sharpness(centred, sums[:, seen], weights[seen], solution, leverage)
+        return sharpness(centred, sums[: self.used, seen], weights[seen], solution, leverage)
+
+    @property
+    def _used_solution(self) -> Solution:
+        return self.solution._replace(weights=self.solution.weights[: self.used])
 
     @cached_property
     def root(self) -> tuple[Tensor, Tensor]:
         """Cholesky factor of G + λ of a regression, and the scale of its features."""
-        return root_of(self.centred, self.counted.map.blocks, self.solution.ridge)
+        return root_of(self.centred, self.blocks, self.solution.ridge)
 
     def updates(self, classes: bool) -> Updates | None:
         """To learn a few more examples without solving again; None unless this is a regression of enough examples.
@@ -181,13 +212,13 @@ class Fit:
             return None
         if SHARE * self.centred.weight < 1:
             return None
-        return Updates(self.centred, self.solution, *self.root, self.per_weight)
+        return Updates(self.centred, self._used_solution, *self.root, self.per_weight)
 
     def scores(self, features: Tensor, solution: Solution | None = None) -> Tensor:
         """[n, columns] in float64, on the CPU, of features as the map gives them."""
         shift, solution = self.counted.shift, solution or self.solution
         features = features.double() if shift is None else features.double() - shift
-        return (features @ solution.weights + solution.bias).cpu()
+        return (features[:, : len(solution.weights)] @ solution.weights + solution.bias).cpu()
 
     @property
     def intercept(self) -> Tensor:

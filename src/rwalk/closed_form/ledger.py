@@ -1,6 +1,6 @@
 """A ledger of learned examples: salted fingerprints, from which no example can be read.
 
-Sums cannot always tell a row that was never learned from one that was. The ledger can, and it recognises a row
+In sums, a learned row and another can look the same. The ledger distinguishes them, and it recognises a row
 that is to be forgotten twice.
 """
 

@@ -16,12 +16,10 @@ from torch import Tensor
 
 from rwalk.closed_form.calibration import Certainty, Familiar
 from rwalk.closed_form.counted import ROWS, Counted, check_inputs, range_of
-from rwalk.closed_form.examples import Examples, joined, without
+from rwalk.closed_form.examples import Examples, Sample, joined, without
 from rwalk.closed_form.features import LOOKED_AT, FeatureMap, Recipe, fingerprint
 from rwalk.closed_form.fit import Fit, Rule
-from rwalk.closed_form.ridge import Solution
-from rwalk.closed_form.sample import Sample
-from rwalk.closed_form.updates import Updates
+from rwalk.closed_form.ridge import Solution, Updates
 from rwalk.errors import InputError
 
 FEW = 32  # examples of a call that update a solution one by one
@@ -54,9 +52,7 @@ class Model:
         # Vectors are cheap enough to be exact to the last digits; convolutions and networks are not.
         default = torch.float64 if recipe.kind(shape) == "vectors" else torch.float32
         self.dtype = default if dtype is None else dtype
-        self.products = (
-            torch.float64 if dtype is None else dtype
-        )  # rounded products are for those who ask for them
+        self.products = torch.float64 if dtype is None else dtype  # float32 only on request
         self.device = torch.device(device)
         self.half_life = half_life
         self.held: list[Examples] = []  # until there is a map,
@@ -96,7 +92,7 @@ class Model:
             self._updates = None
 
     def settle(self) -> None:
-        """Make the map of what is held, if it is not made yet, and keep only sums from here on."""
+        """Make the map of the held examples, unless there is one, and keep only sums from here on."""
         if self.counted is None and self.held:
             self.counted, self.held = self._settled(), []
 
@@ -108,7 +104,7 @@ class Model:
         self.counted, self.held = counted, []
 
     def forget(self, examples: Examples) -> None:
-        """Become what it would be without these, which were learned with the same targets and weights."""
+        """Remove these, which were learned with the same targets and weights."""
         if self.counted is None:
             self.held = without(self.held, examples)
             self._fit = None
@@ -164,7 +160,7 @@ class Model:
     def prior(self) -> Tensor:
         """Logarithms of the classes' shares of all weight [columns]; of next to none, where there is none."""
         if self.counted is not None:
-            weight = self.counted.statistics.class_weights().cpu()
+            weight = self.counted.statistics.targets.cpu()
         else:
             weight = torch.zeros(self.columns, dtype=torch.float64)
             for each in self.held:
@@ -172,12 +168,12 @@ class Model:
         return (weight.clamp(min=0) / weight.sum()).clamp(min=1e-12).log()
 
     def warn_outside(self, x: Tensor, names: Sequence[str]) -> None:
-        """Warn if a column of these inputs lies far outside what was learned so far: its unit may have changed."""
+        """Warn if a column of these inputs lies far outside its learned range: its unit may have changed."""
         if self.counted is None or (column := self.counted.outside(x)) is None:
             return
         assert self.counted.range is not None
         known = [float(end[column]) for end in self.counted.range]
-        now = [float(end[column]) for end in range_of(x)]
+        now = [float(end[column]) for end in range_of(x, self.dtype)]
         name = repr(names[column]) if len(names) > column else str(column)
         kind = "channel" if x.ndim > 2 else "column"
         warnings.warn(
@@ -223,7 +219,7 @@ class Model:
 
     @property
     def fit(self) -> Fit:
-        """What is known now, solved; as if the map were made now, where it is not yet."""
+        """The solution of all examples so far, under a map made now if there is none yet."""
         if self._updates is not None:
             self._updates = self._fit = None
         return self._now()[1]
@@ -234,7 +230,7 @@ class Model:
         return self._now()[1]
 
     def stored_fit(self) -> Fit | None:
-        """What a file is to hold of the solution, so that predicting from it need not solve again.
+        """The solution for a file, so that predicting from it need not solve again.
 
         While examples are held it includes a map of them, unless that is a network to be trained.
         """
@@ -243,7 +239,7 @@ class Model:
         return self.fit
 
     def drop_sample(self) -> None:
-        """Keep what was measured on the sample, and not the sample: a file has none either."""
+        """Keep the measures and drop the sample: a file has none either."""
         if self.counted is not None and self.counts.any():
             self.measured = self.fit.certainty, self.fit.familiar
             self.counted.sample = Sample.empty(self.counted.statistics.size, self.device)
@@ -256,7 +252,7 @@ class Model:
         solution: Solution,
         measured: tuple[Certainty, Familiar | None],
     ) -> None:
-        """Predict by what a file holds, as long as nothing changes."""
+        """Predict by a file's solution, as long as nothing changes."""
         self.measured = measured
         if rule != self.rule:
             return
@@ -275,7 +271,7 @@ class Model:
         return self._fit
 
     def _settled(self) -> Counted:
-        """What is held, counted in under the map that is made of it."""
+        """The sums of the held examples, under a map made of them."""
         if not self.held:
             raise InputError("nothing is left to predict from: learn something first")
         together = joined(self.held)

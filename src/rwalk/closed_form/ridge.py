@@ -13,8 +13,10 @@ under a Gaussian prior on the weights, the noise at its best value,
 
     −2 log p(Y | λ) = C log |I + G/λ| + C n log(Σ y² − tr(Wᵀ X)) + const
 
-Features come in blocks (say the inputs themselves, and random features of them). What is held back is a block's
-share of the fit: a block's penalty is in proportion to its variance, and units of measurement cancel.
+Features come in blocks (say the inputs themselves, and random features of them). A block's
+penalty is in proportion to its variance, so units of measurement cancel.
+
+Linear discriminants follow from the same sums, and `Updates` learns a few more examples without solving again.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ ENOUGH = 4  # examples per feature, for cross-validation to be trusted
 NOISE = 1e-4  # of an example's variance, at least: less would make the last digits of the sums matter
 PROBES = 32  # random vectors that a trace is estimated with
 FOR_CLASSES = 0.1  # of the λ that predicts indicators best: the highest score needs less caution than its value
+SHARE, MOST = 0.05, 1000  # of the examples solved for, and at all: more are worth another solution
+IMPRECISE = 1e-5  # λ below this needs more digits than float32 has
 
 
 class Solution(NamedTuple):
@@ -81,6 +85,12 @@ def freedom(centred: Centred, blocks: Sequence[int], ridge: float) -> float:
     factor, ridge = factored(gram, ridge)
     inverse = torch.linalg.solve_triangular(factor, torch.eye(len(gram)).to(gram), upper=False)
     return len(gram) - ridge * float(inverse.square().sum())
+
+
+def evidence(centred: Centred, blocks: Sequence[int], ridge: float) -> float:
+    """−2 log evidence of these features: the less, the better they explain the targets."""
+    gram, cross, _ = _with_equal_penalties(centred, blocks)
+    return _evidence(gram, cross, centred, ridge)
 
 
 def _chosen(gram: Tensor, cross: Tensor, centred: Centred, share: float) -> float:
@@ -142,7 +152,7 @@ def _left_out(gram: Tensor, cross: Tensor, centred: Centred, ridge: float) -> fl
 
 
 def _positive(total: Tensor, explained: Tensor) -> Tensor:
-    """What is left, or what rounding leaves of nothing."""
+    """The unexplained rest; at least a rounding error."""
     return torch.clamp(total - explained, min=1e-12 * float(total))
 
 
@@ -168,3 +178,83 @@ def _search(cost: Callable[[float], float], least: float) -> float:
     for step in FINE:
         look([best() - step, best() + step])
     return best()
+
+
+# ── discriminants ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def discriminants(
+    centred: Centred, class_sums: Tensor, class_weights: Tensor, blocks: Sequence[int], ridge: float | None = None
+) -> Solution:
+    """Gaussian classes of one covariance, held back as the regression is: log-probabilities up to a constant.
+
+    class_sums     [D, C] of the features
+    class_weights  [C]; a class without weight gets the score −∞
+    """
+    if ridge is None:
+        ridge = solve(centred, blocks, share=FOR_CLASSES).ridge
+    seen = class_weights > 0
+    from_mean = class_sums[:, seen] / class_weights[seen] - centred.mean[:, None]
+    within = centred.gram - (from_mean * class_weights[seen]) @ from_mean.T
+    scale = penalties(centred, blocks).rsqrt()
+    factor, ridge = factored(within * scale[:, None] * scale, ridge)
+    directions = torch.cholesky_solve(from_mean * scale[:, None], factor) * scale[:, None] * centred.weight
+    share = (class_weights[seen] / centred.weight).log()
+    weights = torch.zeros_like(class_sums)
+    bias = torch.full_like(class_weights, -torch.inf)
+    weights[:, seen] = directions
+    bias[seen] = share - (from_mean / 2 + centred.mean[:, None]).mul(directions).sum(0)
+    return Solution(weights, bias, ridge)
+
+
+# ── a few more examples ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Updates:
+    """A solution, and the examples learned since, by recursive least squares.
+
+    With P = (G + λ)⁻¹ over the features and a constant, an example u with weight w and target y changes
+
+        g = P u     c = 1 / (1/w + uᵀ g)     W ← W + c g (y − uᵀ W)     P ← P − c g gᵀ
+
+    P stays as it was; the g are kept, and subtracted from P u. λ and the penalty of each feature stay too. The
+    next solution is exact, and differs by their change alone.
+    """
+
+    def __init__(
+        self, centred: Centred, solution: Solution, root: Tensor, scale: Tensor, per_weight: float
+    ) -> None:
+        self.weights = torch.cat([solution.weights, solution.bias[None]])  # of the features and the constant
+        self.ridge = solution.ridge
+        self.per_weight = per_weight
+        self.limit = min(int(SHARE * centred.weight), MOST)
+        precision = torch.float64 if solution.ridge < IMPRECISE else torch.float32
+        self._inverse = (torch.cholesky_inverse(root) * scale[:, None] * scale).to(precision)
+        self._mean, self._count = centred.mean, centred.weight
+        self._gains = root.new_zeros(self.limit, len(self.weights))
+        self._factors = root.new_zeros(self.limit)
+        self.done = 0
+
+    def learn(self, features: Tensor, y: Tensor, weight: Tensor) -> bool:
+        """Whether there was room for these examples; their features are centred as in the sums."""
+        if self.done + len(features) > self.limit:
+            return False
+        for u, target, w in zip(features[:, : len(self._mean)].double(), y, weight.tolist(), strict=True):
+            if y.ndim == 1:
+                target = torch.zeros_like(self.weights[0]).index_fill_(0, target, 1.0)
+            self._learn_one(torch.cat([u, u.new_ones(1)]), target, w * self.per_weight)
+        return True
+
+    def _learn_one(self, u: Tensor, target: Tensor, weight: float) -> None:
+        along = (self._inverse @ (u[:-1] - self._mean).to(self._inverse.dtype)).double()
+        gain = torch.cat([along, (1 / self._count - self._mean @ along)[None]])
+        gains, factors = self._gains[: self.done], self._factors[: self.done]
+        gain -= (factors * (gains @ u)) @ gains
+        factor = 1 / (1 / weight + u @ gain)
+        self.weights += torch.outer(factor * gain, target - u @ self.weights)
+        self._gains[self.done], self._factors[self.done] = gain, factor
+        self.done += 1
+
+    @property
+    def solution(self) -> Solution:
+        return Solution(self.weights[:-1], self.weights[-1], self.ridge)

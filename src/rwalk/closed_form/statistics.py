@@ -1,17 +1,17 @@
-"""What a least-squares learner needs to know of its data: sums, which add, subtract and merge.
+"""Sums for least squares, which add, subtract and merge.
 
 For features φ, targets y and weights w of all examples seen,
 
     G = Σ w φ φᵀ     s = Σ w φ     X = Σ w φ yᵀ     t = Σ w y     q = Σ w y²     n = Σ w
 
-Sums do not know in which order their terms came, so neither does anything computed from them; and an example is
-taken out again by adding it with the weight −w. That is the whole reason why this package forgets nothing, and
-forgets exactly what it is told to.
+Sums do not depend on the order of their terms, so no result computed from them does. Subtracting the terms of an
+example removes it exactly.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple, Self
 
@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 
 BLOCK = 4096  # rows multiplied at a time: float32 products are summed over no more of them than that
-WAITING = 512  # rows of small calls kept until they are worth a multiplication
+WAITING = 512, 2048  # rows of small calls kept until they are worth a multiplication; more where NumPy multiplies
 MANY = 200  # classes, beyond which a product with their indicators is mostly zeros
 PANELS = 12  # the Gram matrix is symmetric: in twelve panels, little more than half of it is computed
+LOW_RANK = 1 / 3  # of the features: a Gram matrix of no higher rank is stored as a factor
+AT_ONCE = 1 << 27  # bytes of features that a large call holds: many rows per product, and none of them twice
 
 
 class Centred(NamedTuple):
@@ -37,7 +39,7 @@ class Centred(NamedTuple):
 
 @dataclass
 class Statistics:
-    """Sums over all examples seen, in float64, whatever the features' precision."""
+    """Sums over all examples seen, always in float64."""
 
     gram: Tensor  # [D, D]; below the panels of the diagonal it is not filled
     total: Tensor  # [D]
@@ -65,26 +67,25 @@ class Statistics:
 
     def add(self, features: Tensor, y: Tensor, weight: Tensor) -> None:
         """Count these in. `y` is a column number per example, or one real number per example and column."""
-        self._count(y, 1)
-        self._wait(features, y, weight)
-
-    def remove(self, features: Tensor, y: Tensor, weight: Tensor) -> None:
-        """Take these out again: exact, if they were counted in with these weights."""
-        self._count(y, -1)
-        self._wait(features, y, -weight)
+        columns = len(self.counts)
+        if y.ndim == 1:
+            self.counts += torch.bincount(y, minlength=columns)
+            own = torch.zeros_like(self.targets).index_add_(0, y, weight)
+            self.targets += own
+            self.squares += own
+        else:
+            self.counts += len(y)
+            self.targets += weight @ y.double()
+            self.squares += weight @ y.double().square()
+        self.weight += weight.sum()
+        self._waiting.append((features, y, weight))
+        if sum(len(rows) for rows, _, _ in self._waiting) >= WAITING[_by_blas(features)]:
+            self._add_waiting()
 
     def merge(self, other: Statistics, sign: int = 1) -> None:
         """Count in (or out: −1) all that another has seen with the same features and columns."""
         for name, theirs in other.tensors().items():
             getattr(self, name).add_(theirs.to(self.gram.device), alpha=sign)
-
-    def class_weights(self) -> Tensor:
-        """`targets` [C], without adding what is waiting."""
-        weights = self.targets
-        for _, y, weight in self._waiting:
-            own = weight @ y if y.ndim == 2 else torch.zeros_like(weights).index_add_(0, y, weight)
-            weights = weights + own
-        return weights
 
     def tensors(self) -> dict[str, Tensor]:
         """All sums by name, with nothing left waiting."""
@@ -102,46 +103,38 @@ class Statistics:
         moved.gram, moved.total, moved.weight = self.gram, self.total, self.weight
         return moved
 
-    def _count(self, y: Tensor, sign: int) -> None:
-        columns = len(self.counts)
-        each = torch.bincount(y, minlength=columns) if y.ndim == 1 else torch.full_like(self.counts, len(y))
-        self.counts += sign * each
-
-    def _wait(self, features: Tensor, y: Tensor, weight: Tensor) -> None:
-        self._waiting.append((features, y, weight))
-        if sum(len(rows) for rows, _, _ in self._waiting) >= WAITING:
-            self._add_waiting()
-
     def _add_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
-        if waiting:
-            # A large call waits alone, and is not copied.
-            together = waiting[0] if len(waiting) == 1 else map(torch.cat, zip(*waiting, strict=True))
-            for block in zip(*(each.split(BLOCK) for each in together), strict=True):
-                self._add_block(*block)
+        if not waiting:
+            return
+        # A large call waits alone, and is not copied.
+        features, y, weight = waiting[0] if len(waiting) == 1 else map(torch.cat, zip(*waiting, strict=True))
+        rows = len(features) if _by_blas(features) else BLOCK
+        for block in zip(*(each.split(rows) for each in (features, y, weight)), strict=True):
+            self._add_block(*block)
 
     def _add_block(self, phi: Tensor, y: Tensor, weight: Tensor) -> None:
         weighted = phi if (weight == 1).all() else phi * weight.to(phi.dtype)[:, None]
-        width = max(1, -(-self.size // PANELS))
-        for start in range(0, self.size, width):
-            panel = weighted[:, start : start + width].T @ phi[:, start:]
-            self.gram[start : start + width, start:] += panel
+        if _by_blas(phi):
+            root = (phi if weighted is phi else phi * weight.sqrt()[:, None]).numpy()
+            self.gram += torch.from_numpy(root.T @ root)  # NumPy computes one half of a symmetric product
+        else:
+            width = max(1, -(-self.size // PANELS))
+            for start in range(0, self.size, width):
+                panel = weighted[:, start : start + width].T @ phi[:, start:]
+                self.gram[start : start + width, start:] += panel
         self.total += weighted.sum(0, dtype=torch.float64)
-        self.weight += weight.sum()
-        if y.ndim == 1 and len(self.counts) > MANY:
+        if y.ndim == 1 and (_by_blas(phi) or len(self.counts) > MANY):
             present, place = y.unique(return_inverse=True)
             each = weighted.new_zeros(len(present), self.size, dtype=torch.float64)
             self.cross[:, present] += each.index_add_(0, place, weighted.to(torch.float64)).T
-            own = torch.zeros_like(self.targets).index_add_(0, y, weight)
-            self.targets += own
-            self.squares += own
-            return
-        target = _one_hot(y, len(self.counts)) if y.ndim == 1 else y.to(torch.float64)
-        self.cross += weighted.T.to(torch.float64) @ target
-        self.targets += weight @ target
-        self.squares += weight @ target.square()
+        elif _by_blas(phi):
+            self.cross += (y.to(torch.float64).T @ weighted).T
+        else:
+            target = _one_hot(y, len(self.counts)) if y.ndim == 1 else y.to(torch.float64)
+            self.cross += weighted.T.to(torch.float64) @ target
 
-    # ── what they say ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── results ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def shifted(self, by: Tensor) -> Self:
         """The sums of the same examples with features φ + by."""
@@ -159,20 +152,75 @@ class Statistics:
             if name != "counts":
                 each.mul_(factor)
 
-    def centred(self, examples: float | None = None) -> Centred:
-        """About the mean; if `examples` is given, with weights scaled to sum to this number."""
-        tensors = self.tensors()
-        if examples is not None and examples != float(self.weight):
-            factor = examples / max(float(self.weight), 1e-300)
-            tensors = {name: each * factor for name, each in tensors.items() if name != "counts"}
+    def centred(self, examples: float | None = None, features: int | None = None) -> Centred:
+        """About the mean, of all features or the first ones; weights sum to `examples`, if that is given."""
+        tensors, some = self.tensors(), slice(features)
         weight = float(tensors["weight"])
-        mean, target = tensors["total"] / weight, tensors["targets"] / weight
-        upper = tensors["gram"].triu()
-        gram = upper + upper.triu(1).T
+        factor = 1.0 if examples is None else examples / max(weight, 1e-300)
+        weight *= factor
+        target = tensors["targets"] * factor / weight
+        mean = tensors["total"][some] * factor / weight
+        gram = tensors["gram"][some, some].triu()
+        gram += gram.triu(1).T
+        gram *= factor
         gram -= weight * torch.outer(mean, mean)
-        cross = tensors["cross"] - weight * torch.outer(mean, target)
-        squares = (tensors["squares"] - weight * target.square()).clamp(min=0)
+        cross = tensors["cross"][some] * factor - weight * torch.outer(mean, target)
+        squares = (tensors["squares"] * factor - weight * target.square()).clamp(min=0)
         return Centred(gram, cross, squares, mean, target, weight)
+
+    def compact(self) -> dict[str, Tensor]:
+        """All sums by name, for a file: of the symmetric matrix the upper half, "gram", or a factor, "root".
+
+        Few examples leave a matrix of low rank, whose factor is far smaller. The sums become those of the factor,
+        so that the model and its file continue alike.
+        """
+        tensors = self.tensors()
+        tensors["gram"] = tensors["gram"].triu()
+        if int(self.counts.sum()) <= LOW_RANK * self.size and self.gram.device.type == "cpu":
+            root = _factor(self.gram)
+            if len(root) <= LOW_RANK * self.size:
+                self.gram = root.T @ root
+                del tensors["gram"]
+                return {**tensors, "root": root}
+        rows, columns = torch.triu_indices(self.size, self.size, device=self.gram.device)
+        return {**tensors, "gram": tensors["gram"][rows, columns]}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], device: torch.device) -> Self:
+        """The sums that `compact` gives."""
+        parts = dict(tensors)
+        if "root" in parts:
+            root = parts.pop("root")
+            parts["gram"] = root.T @ root
+        else:
+            size = len(parts["total"])
+            rows, columns = torch.triu_indices(size, size)
+            parts["gram"], upper = torch.zeros(size, size, dtype=torch.float64), parts["gram"]
+            parts["gram"][rows, columns] = upper
+        return cls(**{name: each.to(device) for name, each in parts.items()})
+
+
+def _factor(gram: Tensor) -> Tensor:
+    """R [rank, D] of G = RᵀR: a Cholesky factor with pivots, of features scaled alike."""
+    from scipy.linalg.lapack import dpstrf
+
+    upper = gram.triu()
+    scale = upper.diagonal().clamp(min=0).sqrt()
+    inverse = torch.where(scale > 0, 1 / scale, 0.0)
+    factor, pivots, rank, _ = dpstrf((upper * inverse[:, None] * inverse).numpy(), tol=1e-14)
+    root = torch.zeros(rank, len(gram), dtype=torch.float64)
+    root[:, torch.from_numpy(pivots).long() - 1] = torch.from_numpy(factor).triu()[:rank]
+    return root * scale
+
+
+def rows_at_once(features: int) -> int:
+    """Rows of so many features that a large call computes before it multiplies them."""
+    return max(512, AT_ONCE // (8 * features))
+
+
+def _by_blas(phi: Tensor) -> bool:
+    """Whether NumPy computes the product: it computes half of a symmetric one, and torch all of it."""
+    return phi.dtype == torch.float64 and phi.device.type == "cpu"
 
 
 def _one_hot(y: Tensor, columns: int) -> Tensor:

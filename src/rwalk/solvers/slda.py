@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rwalk.closed_form.lda import discriminants
-from rwalk.closed_form.ridge import Solution
+from rwalk.closed_form.ridge import Solution, discriminants
 from rwalk.closed_form.statistics import Statistics
 from rwalk.solvers.base import Solver
 

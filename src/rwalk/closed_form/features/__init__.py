@@ -42,13 +42,18 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a map is to be made."""
+    """How a map is to be made.
+
+    size  random features of vectors or of a given network, or patches of images; None for a good number
+    lift  random features of a given network that was stored without or with others; None for `size` of them
+    """
 
     features: str | nn.Module | Trainer = "auto"
     size: int | None = None
     standardize: bool = True
     seed: int = 0
     mirror: bool | None = None
+    lift: int | None = None
 
     def with_seed(self, seed: int) -> Recipe:
         return replace(self, seed=seed)
@@ -77,10 +82,10 @@ class Recipe:
         return VectorFeatures.blank(torch.Size(shape).numel(), self.size or RANDOM)
 
     def make(self, x: Tensor, weight: Tensor, y: Tensor | None = None) -> FeatureMap:
-        """From these examples; their targets are asked for only by what is trained."""
+        """From these examples; only a network to be trained needs their targets."""
         kind, shape = self.kind(x.shape[1:]), tuple(x.shape[1:])
         if isinstance(self.features, nn.Module):
-            return BackboneFeatures(self.features, x[:1])
+            return BackboneFeatures(self.features, x[:1], self.size if self.lift is None else self.lift)
         if not isinstance(self.features, str):
             assert y is not None
             return BackboneFeatures(self.features(x, y), x[:1])
@@ -103,7 +108,7 @@ def placed(features: Any, dtype: torch.dtype, device: torch.device) -> FeatureMa
 
 
 def tensors_of(features: Any) -> dict[str, Tensor]:
-    """What a map is made of; nothing, where it is code."""
+    """The tensors of a map; none of a network."""
     if isinstance(features, BackboneFeatures):
         return {}
     return {each.name: getattr(features, each.name) for each in fields(features)}

@@ -1,4 +1,9 @@
-"""Features of anything: what a trained network computes before its last layer."""
+"""Features of a trained network: the input of its last layer, and a random lift of it.
+
+The lift (RanPAC, McDonnell et al. 2023) is rectified random projections: it lets a linear rule use products of the
+network's features. `Fit` uses it where there are enough examples and the evidence is for it.
+The projections depend on their number alone, not on a seed, so models of one network can be merged.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +11,52 @@ import copy
 import hashlib
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rwalk.errors import InputError
+from rwalk.seeds import generator
+
+LIFT = 1000, 4000  # random projections: four per feature of the network, at least, and at most
 
 
 class BackboneFeatures:
     """A frozen network. If it ends in a linear layer, what enters that layer; otherwise what comes out.
+
+    `lift` rectified random projections of these features follow them; None for a good number of them.
 
     Wrap a network whose last linear layer is part of the features: nn.Sequential(network, nn.Identity()).
     """
 
     kind = "backbone"
 
-    def __init__(self, network: nn.Module, example: Tensor) -> None:
+    def __init__(self, network: nn.Module, example: Tensor, lift: int | None = 0) -> None:
         owned = copy.deepcopy(network)  # the owner may train on
         self.network = owned.eval().requires_grad_(False).to(example.device)
         self._dtype = next((p.dtype for p in self.network.parameters()), torch.float32)
         self._head = self._last_linear(example)
-        self.blocks = [self(example).shape[1]]
+        own = self._own(example)
+        size = own.shape[1]
+        lift = min(max(LIFT[0], 4 * size), LIFT[1]) if lift is None else lift
+        draw = generator("closed-form", "lift", size, lift)
+        self.slopes = (torch.randn(size, lift, generator=draw) / size**0.5).to(own)
+        self.blocks = [size, lift] if lift else [size]
 
     def to(self, device: torch.device) -> BackboneFeatures:
         self.network.to(device)
+        self.slopes = self.slopes.to(device)
         return self
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
+        own = self._own(x)
+        if not self.lift:
+            return own
+        alike = F.layer_norm(own, own.shape[1:])  # scale and offset of an example cancel
+        return torch.cat([own, (alike @ self.slopes).relu_()], dim=1)
+
+    @torch.no_grad()
+    def _own(self, x: Tensor) -> Tensor:
         entered: list[Tensor] = []
         hook = None
         if self._head is not None:
@@ -47,13 +72,18 @@ class BackboneFeatures:
         return features.flatten(1)
 
     @property
+    def lift(self) -> int:
+        """Random projections beside the network's own features."""
+        return int(self.slopes.shape[1])
+
+    @property
     def head_name(self) -> str | None:
         """The name of its last linear layer; None if it does not end in one."""
         return next((name for name, each in self.network.named_modules() if each is self._head), None)
 
     def fingerprint(self) -> str:
-        """Of all parameters and buffers: statistics mean nothing under another network."""
-        digest = hashlib.sha256()
+        """A hash of all parameters, buffers and the lift: sums are valid under this network alone."""
+        digest = hashlib.sha256(str(self.lift).encode() if self.lift else b"")
         for name, tensor in self.network.state_dict().items():
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

@@ -2,12 +2,11 @@
 
 Coates & Ng ("The importance of encoding versus training with sparse coding and vector quantization", 2011): small
 patches, normalised in contrast and whitened; a dictionary of their most common directions by spherical k-means;
-what a patch shares with each direction beyond a threshold, on either side, summed over parts of the image.
+the answer to each direction beyond a threshold, on either side, summed over parts of the image.
 The dictionary is learned without labels, from the images the map is made of.
 
-Photographs are as likely as their mirror images; writing is not. Where the images cannot be told from their mirror
-images, both are looked at and the features are the mean of the two: what a class looks like need not be learned
-twice.
+Photographs are as likely as their mirror images; writing is not. If a classifier cannot tell images from their
+mirror images, the features are the mean over both.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class PatchFeatures:
     """Images [n, c, h, w] → [n, 2 · patches · grid²]."""
 
     filters: Tensor  # [patches, c, side, side]: dictionary and whitening in one, blind to a patch's mean
-    offsets: Tensor  # [patches]: what the mean of all normalised patches answers
+    offsets: Tensor  # [patches]: the answers to the mean of all normalised patches
     faint: Tensor  # []: variance added to a patch's
     grid: Tensor  # []: parts of the image along each side
     mirrored: Tensor  # []: the mirror image's share of the features, 0 or ½
@@ -47,7 +46,7 @@ class PatchFeatures:
 
     @classmethod
     def make(cls, x: Tensor, patches: int, seed: int, grid: int = 2, mirror: bool | None = None) -> Self:
-        """A dictionary of so many patches of these images; whether to `mirror` is seen from them, if not said."""
+        """A dictionary of so many patches of these images; without `mirror`, they decide whether to mirror."""
         draw = generator(seed, "closed-form", "patches", *x.shape[1:], patches)
         x = x.double()
         faint = FAINT * x.var(dim=(0, 2, 3), correction=0).mean().clamp(min=1e-12)
@@ -92,14 +91,14 @@ class PatchFeatures:
 
     @property
     def blocks(self) -> list[int]:
-        """Every feature by itself: a rare patch is to be held back no more than a common one."""
+        """Every feature by itself: a rare patch has the same penalty as a common one."""
         return [1] * (2 * len(self.filters) * int(self.grid) ** 2)
 
 
 def looks_mirrored(features: PatchFeatures, x: Tensor) -> bool:
     """Whether these images could as well be their mirror images.
 
-    A linear classifier learns on one half of them to tell which is which, and is asked about the other half.
+    A linear classifier learns on one half of them to tell which is which, and is tested on the other half.
     """
     some = x[:: -(-len(x) // LOOKED_AT)]
     if len(some) < FEWEST:

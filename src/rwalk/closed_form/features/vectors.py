@@ -1,8 +1,8 @@
 """Features of plain vectors: the inputs themselves, rectified random projections, and random waves.
 
-No single kind is best for all data. Rectified projections follow smooth trends and suit images and text; waves
-(random Fourier features of a Gaussian kernel) resolve small regions and suit tables; the inputs themselves are all
-that high-dimensional text needs. Together they are never far from the best of the three.
+No single kind is best for all data. Rectified projections follow smooth trends and suit images and text. Waves
+(random Fourier features of a Gaussian kernel) resolve small regions and suit tables. Text of many dimensions needs
+the inputs alone. Together they are never far from the best of the three.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _drawn_in(z: Tensor) -> Tensor:
 
 
 def moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of every column, and what it is divided by.
+    """The mean and the divisor of every column.
 
     That is its own deviation; but where all columns have about the same range, as pixels have, they are in one
     unit of measurement already, and one deviation serves them all. To blow up a pixel that has hardly varied
