@@ -482,7 +482,7 @@ def test_offloaded_on_a_gpu(method: Method, options: dict[str, Any]) -> None:
                 (F.cross_entropy(model(x, head), y) for x, y, head in seen) if method.data_pass else None
             )
         if offload:
-            kept = [each for piece in guard._learned.started for each in piece.storage.kept.values()]  # type: ignore[attr-defined]
+            kept = [each for state in guard._state.started for each in state.kept.values()]
             assert all(tensor.is_pinned() for tensors in kept for tensor in tensors)
         found.append(([p.detach().cpu() for p in model.parameters()], guard.state_dict()["tensors"]))
     for ours, theirs in zip(found[0][0], found[1][0], strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -259,31 +258,6 @@ def test_an_error_while_observing_leaves_whole_parameters_and_a_guard_at_work() 
         plain_step(*each, x, y)
     for ours, theirs in zip(model.parameters(), plain[0].parameters(), strict=True):
         assert torch.equal(ours, theirs)
-
-
-@dataclass(frozen=True)
-class Interrupted(RWalk):
-    """Ctrl-C comes between the two halves of every observation."""
-
-    def observe(self, state: State, grad: Tensor, move: Tensor, square: Tensor) -> None:
-        state["fisher"].lerp_(square, self.alpha)
-        signal.raise_signal(signal.SIGINT)
-        state["path"].addcmul_(grad, move, value=-1)
-
-
-def test_ctrl_c_waits_until_a_step_is_observed() -> None:
-    def interrupted(model: nn.Module, optimizer: Optimizer, guard: Guard, x: Tensor, y: Tensor) -> None:
-        backward(model, x, y)
-        fails_with(KeyboardInterrupt, model, optimizer.step)
-        optimizer.zero_grad()
-
-    handler = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        assert_same(walk(*made(RWALK)), walk(*made(Interrupted(lam=5.0, dt=3)), interrupted))
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 # Steps within steps, and others who replace an optimizer's step

@@ -153,7 +153,7 @@ def _name_of_method(state: Mapping[str, Any]) -> str:
 # ── what was learned ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def checked(state: Any, method: Method | Anchor, pieces: Mapping[str, ParameterState]) -> Vectors:
+def checked(state: Any, method: Method | Anchor, parameters: Mapping[str, ParameterState]) -> Vectors:
     """The vectors of a state, if this method could have made them for these parameters."""
     names = state.keys() - {"drift", "options", "unused"} if isinstance(state, Mapping) else None
     if names != KEYS or not isinstance(state["tensors"], Mapping):
@@ -167,17 +167,17 @@ def checked(state: Any, method: Method | Anchor, pieces: Mapping[str, ParameterS
     unused = state.get("unused", [])
     expect(isinstance(unused, list) and all(isinstance(each, str) for each in unused), "its unused parameters")
     vectors = _by_parameter(state["tensors"])
-    strangers = [name for name in vectors if name not in pieces]
+    strangers = [name for name in vectors if name not in parameters]
     if strangers:
         raise InputError(
             f"{len(strangers)} of {len(vectors)} parameters saved are not guarded here ({some(strangers)}; "
-            f"guarded: {some(pieces)}): give the model they came from, and the same params= and lora="
+            f"guarded: {some(parameters)}): give the model they came from, and the same params="
         )
     if isinstance(method, Anchor):
         expect(not vectors, "the vectors of an anchor, which has none")
         return vectors
     for name, of_parameter in vectors.items():
-        _check_numbers(pieces[name], of_parameter)
+        _check_numbers(parameters[name], of_parameter)
     _check_names(vectors, method, state["tasks"], state["steps"])
     for name, of_parameter in vectors.items():
         springs = method.springs({key: vector[None] for key, vector in of_parameter.items()})
@@ -195,17 +195,17 @@ def _by_parameter(tensors: Mapping[Any, Any]) -> Vectors:
     return vectors
 
 
-def _check_numbers(piece: ParameterState, vectors: Mapping[str, Tensor]) -> None:
-    check_fits(piece, vectors, piece.parameter)
+def _check_numbers(state: ParameterState, vectors: Mapping[str, Tensor]) -> None:
+    check_fits(state.name, vectors, state.parameter)
     shapes = {vector.shape for vector in vectors.values()}
-    expect(len(shapes) == 1, f"the shapes of {piece.name}'s vectors")
+    expect(len(shapes) == 1, f"the shapes of {state.name}'s vectors")
     empty = 0 in next(iter(shapes))
-    expect(not empty or 0 in piece.parameter.shape, f"the shape of {piece.name}'s vectors")
+    expect(not empty or 0 in state.parameter.shape, f"the shape of {state.name}'s vectors")
     for name, vector in vectors.items():
         # In the precision they will be used in: what is finite in float64 need not be in float32.
-        if not vector.to(piece.storage.worked_in).isfinite().all():
+        if not vector.to(state.work_dtype).isfinite().all():
             raise InputError(
-                f"{name}/{piece.name} is not finite: it was saved after a gradient was not; take an older copy"
+                f"{name}/{state.name} is not finite: it was saved after a gradient was not; take an older copy"
             )
 
 
