@@ -819,7 +819,7 @@ def test_what_cannot_work_is_refused_at_once() -> None:
         Guard(model, optimizer, RWALK, params=model.parameters())  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"give what guard\.state_dict\(\) returned"):
         made()[2].load_state_dict({})
-    with pytest.raises(InputError, match="wants each batch's loss"):
+    with pytest.raises(InputError, match="needs each batch's loss"):
         made(EWC())[2].consolidate(torch.zeros(()))
     with pytest.raises(InputError, match=r"use fisher='batch'$"):
         Guard(model, optimizer, RWalk(fisher="example"))

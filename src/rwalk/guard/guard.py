@@ -1,4 +1,4 @@
-"""Guard: keep what a model has learned while it learns something new, in the user's own training loop.
+"""Guard: fine-tune a model without forgetting, in the user's own training loop.
 
 It works through the optimizer's step hooks, because only there the gradient is the one that the optimizer uses:
 accumulated, unscaled, clipped. Penalties go into that gradient for the length of one step, never into the loss.
@@ -40,18 +40,19 @@ CHECKED = 100  # steps between two checks that parameters are finite: each waits
 
 
 class Guard:
-    """Keep what a model has learned while it learns something new.
+    """Fine-tunes a model without forgetting, in the user's own training loop.
 
-    With probes, inputs that the model knows, its outputs on them are held from the first step on (`Anchor`).
-    Without, a method such as RWalk measures during one task which parameters matter and holds them in the next.
+    Probes are inputs from before. With them, the model's outputs on the probes are held from the first step on
+    (`Anchor`). Without them, a method such as RWalk measures during one task which parameters matter, and holds
+    them in the next.
 
     Args:
         model: any nn.Module; wrap it (DistributedDataParallel, fully_shard) first.
         optimizer: any torch optimizer of its parameters.
         method: `Anchor()` by default if there are probes; otherwise "rwalk", "ewc", "ewc++", "pi" and others, by
             name or made like `rwalk.RWalk(lam=1.0)`.
-        probes: inputs that the model knows: a tensor, a dict, a tuple, a DataLoader, a dataset, "own-samples" for
-            a language model, or `rwalk.Probes(…)` for texts and for outputs of other kinds. No labels are needed.
+        probes: inputs from before: a tensor, a dict, a tuple, a DataLoader, a dataset, "own-samples" for a
+            language model, or `rwalk.Probes(…)` for texts and for outputs of other kinds. Labels are not needed.
         budget: how far outputs may drift, in the unit of the divergence (nats for "kl"). `finish` makes sure. A
             quarter of the probes is then held out to measure drift on.
         params: which parameters to guard: patterns such as "*lora_*", or a function of name and parameter.
@@ -153,7 +154,7 @@ class Guard:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the guard holds now, on this rank; docs/guard.md says how much it can become."""
+        """Bytes that the guard holds now, on this rank; docs/guard-parameters.md lists the most it can hold."""
         kept = [each for probes in self._sets for batch in probes.kept for each in batch.values()]
         predictions = sum(tensor.nbytes for each in kept for tensor in each.values())
         reference = 0 if self._reference is None else self._reference.nbytes
@@ -193,9 +194,7 @@ class Guard:
         """Between two tasks parameters were replaced: an adapter was merged and another made, a head has grown."""
         otherwise = "merge an adapter (merge_and_unload) before you make another, and load weights before attach()"
         if self._reference is None:
-            self._state.warn_if_moved(
-                f"{otherwise}; adapters one after another need probes=, by which outputs are held"
-            )
+            self._state.warn_if_moved(f"{otherwise}; adapters one after another need probes=")
             return
         self._reference = Reference.of(self.model, self._parameters)
         if (drift := self.drift()) > MOVED:
@@ -249,7 +248,7 @@ class Guard:
 
     @property
     def _inner(self) -> nn.Module:
-        """The model without wrappers: its passes over probes are no business of theirs."""
+        """The model without wrappers, which take no part in passes over probes."""
         return select.unwrapped(self.model)
 
     @property
@@ -260,11 +259,11 @@ class Guard:
 
     @torch.no_grad()
     def begin(self, probes: Any = None, *, losses: Iterable[Tensor] | None = None) -> None:
-        """Hold what the model knows already, before its first step here.
+        """Hold a model that was trained before, from its first step here on.
 
         Args:
-            probes: inputs that it knows; see `Guard`. Methods on parameters measure importance on them.
-            losses: for methods on parameters, instead: the loss of each batch of known data, in a generator.
+            probes: inputs from before; see `Guard`. Methods on parameters measure importance on them.
+            losses: for methods on parameters, instead of probes: losses of batches of old data, in a generator.
         """
         if self._state.tasks or self._state.steps:
             raise InputError("begin() comes before the first step: use consolidate() at the end of a task")
@@ -310,8 +309,14 @@ class Guard:
         """End training: keep the budget, report, and remove every hook.
 
         If the drift is beyond the budget, weights are interpolated back towards the old ones, no further than
-        needed. If not even the old weights are within it, a warning says so and the weights stay. With a method on
-        parameters, batch norm's statistics are put where outputs on the probes moved least.
+        needed. If not even the old weights are within it, there is a warning and the weights stay. With a method
+        on parameters, batch norm's statistics are interpolated to where outputs on the probes moved least.
+
+        Args:
+            budget: replaces the guard's.
+
+        Returns:
+            A report on the task, also in `last_report`.
         """
         self._settle(self.budget if budget is None else budget)
         self.detach()
@@ -319,7 +324,7 @@ class Guard:
         return self.last_report
 
     def _settle(self, budget: float | None) -> None:
-        """Keep the budget for certain, and note what the task has cost."""
+        """Interpolate weights to within the budget, and write the report of the task."""
         left = 1.0
         if self._sets and self._anchor is None and self._state.steps:
             # A penalty holds parameters, while batch norm's statistics follow the new inputs.
@@ -330,7 +335,7 @@ class Guard:
         self.last_report = replace(self.report(), left=left)
 
     def _hold(self) -> None:
-        """From here on drift is counted."""
+        """Measure drift from here on."""
         if self._sets:
             self._reference = Reference.of(self.model, self._parameters)
             for probes in self._sets:
@@ -352,7 +357,7 @@ class Guard:
         return found
 
     def _check_ranks(self, probes: Probes) -> None:
-        """Files hold one set of old outputs, and each rank takes its turn with the batches: all need the same."""
+        """Refuse other probes on another rank: files hold one set of old outputs, and ranks share the batches."""
         group, ranks = anchors.replicas(self.model)
         if ranks > 1:
             prints: list[Any] = [None] * ranks
@@ -363,7 +368,7 @@ class Guard:
     # ── drift ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def drift(self) -> float:
-        """How far outputs on the probes are from what they were: the mean divergence."""
+        """The mean divergence of the outputs on the probes from the old ones."""
         if not self._sets:
             raise InputError("there is nothing to measure drift on: give probes=, or guard.begin(probes)")
         return weighted_mean(
@@ -383,12 +388,18 @@ class Guard:
     def rewind(self, budget: float | None = None) -> float:
         """Interpolate weights towards the old ones until the drift is within a budget, no further than needed.
 
-        Batch norm's statistics go along; the optimizer's state stays. Returns the share of the way that is left.
+        Batch norm's statistics are interpolated too; the optimizer's state stays.
+
+        Args:
+            budget: the largest drift; by default the guard's.
+
+        Returns:
+            The share of the way from the old weights to the trained ones that is left.
         """
         budget = self.budget if budget is None else budget
         if budget is None or not self._sets:
             raise InputError("rewind needs a budget, guard.rewind(0.05), and probes: guard.begin(probes)")
-        Controller(budget)  # refuses what is no budget
+        Controller(budget)  # checks it
         return self._rewind(budget)
 
     def _rewind(self, budget: float) -> float:
@@ -410,6 +421,9 @@ class Guard:
         Args:
             loss: from the model to a number, on held-out data of the new task.
             points: how many, equally spaced.
+
+        Returns:
+            A point for each share of the way, from the old weights (0) to the new ones (1).
         """
         if self._reference is None:
             raise InputError("a frontier needs probes: guard.begin(probes)")
@@ -440,7 +454,7 @@ class Guard:
         return Report(method.name, weight, *counts, sets, self._controller.history)
 
     def log(self) -> dict[str, float]:
-        """A few numbers for a tracker: weight and drift at the last pull, or λ and penalty now."""
+        """Numbers for a tracker: weight and drift at the last pull of an anchor, or λ and penalty now."""
         if self._anchor is None:
             found = {"guard/lam": float(self._state.method.lam), "guard/penalty": self.penalty()}
             return {**found, "guard/drift": self.drift()} if self._sets else found
@@ -452,7 +466,7 @@ class Guard:
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def state_dict(self, probes: bool = False) -> dict[str, Any]:
-        """All that was learned and all options, for a checkpoint of your own; on all ranks of a sharded model.
+        """The state and all options, for a checkpoint of your own; call it on all ranks of a sharded model.
 
         Args:
             probes: whether inputs are included. They are your data: without them, give the same ones when loading.
@@ -466,9 +480,9 @@ class Guard:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict` or a file; the model has its weights already, and may have grown since.
+        """Continue from a `state_dict`; the model has its weights already, and may have grown since.
 
-        Anything that cannot be right is refused before anything changes.
+        Every value is checked before anything changes.
         """
         record = io.current(state)
         parameters = {each.name: each for each in self._state.guarded}
@@ -490,7 +504,7 @@ class Guard:
     def save(self, path: str | os.PathLike[str], probes: bool = False) -> None:
         """Write one checked file, all of it or nothing; the model's weights are yours to save.
 
-        Of a model that is spread over processes, all call this, and one writes.
+        If a model is spread over processes, all of them call this, and one writes.
 
         Args:
             probes: whether inputs are included; see `state_dict`.
@@ -504,7 +518,7 @@ class Guard:
                 io.write(Path(path), state)
         finally:
             if shared:
-                dist.barrier()  # all find the file whole afterwards
+                dist.barrier()  # afterwards the file is whole for all
 
     @classmethod
     def load(
@@ -550,7 +564,7 @@ def _method(method: Any, has_probes: bool) -> Method | Anchor:
     if method is None:
         if not has_probes:
             raise InputError(
-                "a guard needs something to hold the model by: probes=, inputs that the model knows; or "
+                "a guard needs something to hold the model by: probes=, inputs from before; or "
                 "method='rwalk', which measures one task and holds it in the next"
             )
         return Anchor()
@@ -583,7 +597,7 @@ def _check(method: Method | Anchor, given: options.Given) -> None:
             "or leave budget= out and give lam"
         )
     if given.budget is not None and given.probes is None and not given.loading:
-        raise InputError("a budget is measured on probes: give probes=, inputs that the model knows")
+        raise InputError("a budget is measured on probes: give probes=, inputs from before")
     if isinstance(method, Method) and method.fisher != "batch" and ("square" in method.wants or method.data_pass):
         hint = " and give consolidate() batches of one example" if method.data_pass else ""
         raise InputError(f"Guard sees the gradients of batches, not of examples: use fisher='batch'{hint}")

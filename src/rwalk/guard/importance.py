@@ -19,7 +19,7 @@ from rwalk.guard.state.sharded import local
 from rwalk.methods import Method
 
 WANTS_LOSSES = (
-    "consolidate() wants each batch's loss, one number with its graph, in a generator: "
+    "consolidate() needs each batch's loss, one number with its graph, in a generator: "
     "guard.consolidate(criterion(model(x), y) for x, y in loader)"
 )
 Squares = dict[ParameterState, Tensor]
@@ -38,7 +38,7 @@ def of_task(state: GuardState, model: nn.Module, losses: Iterable[Tensor] | None
         raise InputError(f"{method.name} measured while training: call consolidate() without losses")
     if not method.data_pass and not (state.steps and state.started):
         raise InputError(
-            "no guarded parameter took a step since the last task, so nothing is known of this one: train "
+            "no guarded parameter took a step since the last task, so this one was not measured: train "
             "with the guarded optimizer (guard.attach(optimizer) for a new one), or guard.begin(probes) for a "
             "model that was trained elsewhere"
         )
@@ -46,7 +46,7 @@ def of_task(state: GuardState, model: nn.Module, losses: Iterable[Tensor] | None
 
 
 def of_losses(state: GuardState, model: nn.Module, losses: Iterable[Tensor]) -> Squares:
-    """Mean over the batches of the squared gradients, eq. (1), or of what the method takes of them.
+    """Mean over the batches of the squared gradients, eq. (1), or of the method's function of them.
 
     The model is left as it was.
     """
@@ -70,7 +70,7 @@ def of_losses(state: GuardState, model: nn.Module, losses: Iterable[Tensor]) -> 
 def of_probes(state: GuardState, model: nn.Module, probes: Probes) -> Squares:
     """The Fisher of the model's own predictions: the mean over examples of (Σ_t ∂ log p(y_t))² / T.
 
-    Labels are drawn from what the model itself predicts, so that none are needed. An example may hold many
+    Labels are drawn from the model's own predictions, so that none are needed. An example may hold many
     predictions (T tokens of a sequence), and F is that of a single one, as drift is the mean over predictions.
     Each example takes a pass of its own. The model is left as it was.
     """
@@ -112,13 +112,13 @@ def _loss(logits: Tensor, draws: Tensor, method: Method) -> Tensor:
     logs = wide.log_softmax(-1)
     below = logs.detach().exp().cumsum(-1) < draws[: len(logits), None]
     labels = below.sum(-1).clamp(max=logs.shape[-1] - 1)
-    likely: Tensor = logs.gather(-1, labels[:, None])
-    return -likely.sum() / len(logits) ** 0.5
+    loss: Tensor = -logs.gather(-1, labels[:, None]).sum() / len(logits) ** 0.5
+    return loss
 
 
 @torch.no_grad()
 def _add_squares(total: Squares, states: Sequence[ParameterState], method: Method) -> None:
-    """Add what the method takes of the gradients that a backward pass has left."""
+    """Add the method's function of the gradients that a backward pass has left."""
     for state in states:
         gradient = state.parameter.grad
         if gradient is None:

@@ -1,4 +1,4 @@
-"""What a guard has learned, as a file or a dictionary: written once, and believed only after it was checked."""
+"""A guard's state as a dictionary and as a file: every value is checked when it is loaded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECOND_FORMAT = "rwalk.Guard/2"  # of 0.2: with probes, without options; still r
 FIRST_FORMAT = "rwalk.guard.1"  # without a checksum; still read
 PRECISIONS = (torch.float64, torch.float32, torch.bfloat16)
 KEYS = {"method", "tasks", "steps", "tensors"}
-KEPT = "@"  # before the names of tensors that are no method's vectors: probes, and what was predicted on them
+KEPT = "@"  # before the names of tensors of the drift state: probes, old outputs, old weights
 
 Vectors = dict[str, dict[str, Tensor]]  # by parameter, by vector
 
@@ -48,7 +48,7 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A state as it was written: its checksum is right, its values are not checked yet."""
+    """A state as it was written, with the right checksum; its values are not checked yet."""
     metadata, tensors = sealed.read(path)
     if FIRST_FORMAT in metadata:
         record = sealed.parsed(metadata[FIRST_FORMAT])
@@ -65,7 +65,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def current(state: Any) -> Mapping[str, Any]:
-    """A state of 0.2 in today's form; any other as it is."""
+    """Convert a state of 0.2 to today's form."""
     if not isinstance(state, Mapping) or "keeper" not in state:
         return cast(Mapping[str, Any], state)
     state = dict(state)
@@ -82,7 +82,7 @@ def current(state: Any) -> Mapping[str, Any]:
             tensors[f"kept/{rest}/logits/{kind}"] = tensor
         else:
             tensors[f"{'reference' if kind == 'old' else kind}/{rest}"] = tensor
-    for name in held:  # they were where the method's own anchors are
+    for name in held:  # their old values are the method's own anchors
         last = max((key for key in vectors[name] if key.startswith("anchor")), key=_task_of, default=None)
         expect(last is not None, "the anchors of its probes")
         tensors[f"reference/{name}"] = vectors[name][cast(str, last)]
@@ -104,7 +104,7 @@ def _task_of(name: str) -> int:
 
 
 def description(method: Method | Anchor) -> dict[str, Any]:
-    """What a file says of a method: of one of the user's own, its name alone, for the rest is code."""
+    """A method as a record; for a method of the user's own the name alone, because the rest is code."""
     if isinstance(method, Anchor):
         return {"name": method.name, "weight": method.weight, "every": method.every, "batch": method.batch}
     kind = type(method)
@@ -150,7 +150,7 @@ def _name_of_method(state: Mapping[str, Any]) -> str:
     return str(state["method"]["name"])
 
 
-# ── what was learned ─────────────────────────────────────────────────────────────────────────────────────────
+# ── vectors ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def checked(state: Any, method: Method | Anchor, parameters: Mapping[str, ParameterState]) -> Vectors:
@@ -202,7 +202,7 @@ def _check_numbers(state: ParameterState, vectors: Mapping[str, Tensor]) -> None
     empty = 0 in next(iter(shapes))
     expect(not empty or 0 in state.parameter.shape, f"the shape of {state.name}'s vectors")
     for name, vector in vectors.items():
-        # In the precision they will be used in: what is finite in float64 need not be in float32.
+        # In the precision of the equations: a number that is finite in float64 can be infinite in float32.
         if not vector.to(state.work_dtype).isfinite().all():
             raise InputError(
                 f"{name}/{state.name} is not finite: it was saved after a gradient was not; take an older copy"
@@ -251,7 +251,7 @@ ToProbes = Callable[[Any], Probes]
 def drift_state(
     sets: Sequence[Probes], reference: Reference, controller: Controller, with_inputs: bool
 ) -> dict[str, Any]:
-    """Old outputs, old weights and the controller; inputs only if asked for, but for a model's own samples."""
+    """Old outputs, old weights and the controller; a model's own samples, and other inputs if `with_inputs`."""
     tensors = {f"reference/{name}": tensor for name, tensor in reference.tensors.items()}
     found = []
     for number, probes in enumerate(sets):
@@ -281,7 +281,7 @@ def drift_state(
 def restored(
     state: Any, given: Sequence[Probes], to_probes: ToProbes, model: nn.Module, budget: float | None
 ) -> tuple[list[Probes], Reference, Controller]:
-    """Probes with their old outputs, the reference and the controller; anything that cannot be right is refused.
+    """Probes with their old outputs, the reference and the controller, all checked.
 
     Args:
         given: probes whose inputs a state may have left out.

@@ -80,7 +80,7 @@ OLD = {
     "predict": "probes=rwalk.Probes(inputs, call=…)",
     "dtype": "state=rwalk.StateOptions(dtype=…)",
     "offload": "state=rwalk.StateOptions(device=…)",
-    "lora": "state=rwalk.StateOptions(lora=…)",
+    "lora": "leave it out: adapters are held by their factors",
     "compile": "leave it out: steps on a CPU are no longer compiled",
 }
 

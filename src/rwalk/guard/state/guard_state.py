@@ -1,4 +1,4 @@
-"""What a method keeps of a model: a state per parameter, counted in tasks and steps."""
+"""The state of a guard: vectors per parameter, counted in tasks and steps."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class GuardState:
 
     def consolidate(self, fishers: Mapping[ParameterState, Tensor]) -> None:
         """End a task; `fishers` are those of a pass over its data, or none."""
-        self._score()  # what is left of the last window; the ranges must see it
+        self._score()  # the rest of the last window, before ranges are taken
         self.batches.forget()
         ranges = self._ranges(fishers.values())
         # A parameter without a gradient in this task, such as an unused head, keeps the importance it has.
@@ -147,7 +147,7 @@ class GuardState:
         shared = dict.fromkeys(group for state in self.guarded for group in groups(state.parameter))
         finite_everywhere, negated_penalty, *bounds = _reduced(minima, shared, "MIN")
         if not finite_everywhere:
-            raise watch.not_finite("a gradient of this task was not finite, so what it measured is not either")
+            raise watch.not_finite("a gradient of this task was not finite, so its importance is not either")
         if negated_penalty == 0 and self.steps and self.holds():
             watch.warn(
                 "the penalty stayed exactly 0 through the whole task, so nothing was protected: set lam above 0, "
@@ -224,7 +224,7 @@ def _extrema(state: ParameterState, name: str) -> tuple[float, float]:
 
 
 def _is_at_anchor(state: ParameterState, method: Method) -> bool:
-    """Whether parameters are where the last task left them, but for what rounding the state costs."""
+    """Whether parameters are where the last task left them, up to the rounding of the state."""
     return all(
         bool((_is_near(part.theta, anchor, state.rounding) | (importance == 0)).all())
         for part in state.parts()

@@ -20,10 +20,10 @@ from rwalk.guard.state.parameter import Form, ParameterState, Part
 from rwalk.guard.state.sharded import local
 from rwalk.methods.base import State
 
-MOST = {"cpu": 2**16}  # numbers of a chunk that fit into a cache
-MOST_ELSEWHERE = 2**22  # enough that running kernels takes longer than launching them
-SHARE, LEAST = 64, 2**14  # the part of all numbers that a chunk may be, and what it may be anyway
-OUTLINE = torch.empty(1, 0, dtype=torch.uint8)  # stands for an encoded vector
+MOST = {"cpu": 2**16}  # numbers that fit into a cache
+MOST_ELSEWHERE = 2**22  # numbers for which running kernels takes longer than launching them
+SHARE, LEAST = 64, 2**14  # a chunk has at most a share of all numbers, or this many
+OUTLINE = torch.empty(1, 0, dtype=torch.uint8)  # a placeholder for an encoded vector
 Encoded = tuple[Tensor, ...]  # an encoded vector: tensors with a row per block
 
 
@@ -70,7 +70,7 @@ class Lazy(MutableMapping[str, Tensor]):
         return len(self._names)
 
     def changed(self) -> dict[str, Tensor]:
-        """What was replaced, made or changed in place."""
+        """All that were replaced, made or changed in place."""
         return {name: now for name, now in self._now.items() if self._is_changed(name, now)}
 
     def _is_changed(self, name: str, now: Tensor) -> bool:
@@ -242,25 +242,25 @@ class Chunk:
     # ── vectors of the state ──────────────────────────────────────────────────────────────────────────────────
 
     def kept(self, name: str) -> list[list[Tensor]]:
-        """As it is kept: for each tensor of its code, those of the spans."""
+        """The encoded vector: for each tensor of its code, the parts of the spans."""
         rows = [[each[span.blocks] for each in state.kept[name]] for state, span in self.spans]
         return [list(column) for column in zip(*rows, strict=True)]
 
     def fetched(self, name: str) -> Encoded:
-        """As it is kept, where the parameters are."""
+        """The encoded vector on the parameters' device."""
         home = self.first.home
         columns = [[each.to(home, non_blocking=True) for each in column] for column in self.kept(name)]
         return tuple(column[0] if len(column) == 1 else torch.cat(column) for column in columns)
 
     def decoded(self, name: str, fetched: Encoded | None = None) -> Tensor:
-        """As the equations need it: a copy, [1, numbers]."""
+        """The vector in the dtype of the equations: a copy, [1, numbers]."""
         state = self.first
         numbers = state.code(name).decode(*(fetched or self.fetched(name))).reshape(1, -1)
         itself = isinstance(state.code(name), codec.Plain) and len(self.spans) == 1
         return numbers.to(state.work_dtype, copy=itself and state.place == state.home)
 
     def encoded(self, name: str, vector: Tensor) -> Encoded:
-        """To be kept; draws decide between two levels."""
+        """Encode a vector; draws decide between two levels."""
         code = self.first.code(name)
         return code.encode(vector.view(-1, BLOCK), self.draws(name) if code.draws else None)
 
@@ -274,7 +274,7 @@ class Chunk:
                 start += len(room)
 
     def draws(self, name: str) -> Tensor:
-        """Of this step, for a vector of this name: [blocks, BLOCK]."""
+        """The draws of this step for a vector of this name: [blocks, BLOCK]."""
         if self._phases is None:
             found = [
                 codec.phases(state.name, blocks_of(state.size), state.home)[span.blocks]
@@ -346,7 +346,7 @@ class Streams(Transfer):
         return torch.cuda.current_stream(self._device)
 
     def begin(self) -> None:
-        self._there.wait_stream(self._main)  # which may have stored something by itself, at a task's end
+        self._there.wait_stream(self._main)  # where a task's end may have stored vectors
 
     def ahead(self, chunk: Chunk, names: Sequence[str]) -> Coming:
         with torch.cuda.stream(self._there):

@@ -1,9 +1,9 @@
 """The executor: runs the equations of a guarded step (`equations`) on all parameters of a kind.
 
 Batches differ only in how they supply columns and state. A plain state is used where it lies: on a CPU parameter
-by parameter, in scratch memory that is kept from step to step; on an accelerator as tensor lists, so that a step
-costs a few dozen kernels and not thousands. An encoded state is decoded and encoded chunk by chunk. On CUDA
-generated kernels (`kernels`) do either in one pass. Nothing in a step waits for the device.
+by parameter, in scratch memory that is kept from step to step. On an accelerator its tensors form tensor lists, so
+that a step costs a few dozen kernels and not thousands. An encoded state is decoded and encoded chunk by chunk. On
+CUDA generated kernels (`kernels`) do either in one pass. Nothing in a step waits for the device.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class Batch:
         self._done = 0
         self._eager(phase, plan, columns, len(self) if only is None else only)
 
-    # ── what the two kinds of batches do in their own way ─────────────────────────────────────────────────────
+    # ── replaced by the two kinds of batches ─────────────────────────────────────────────────────────────────
 
     def __len__(self) -> int:
         """The number of units or chunks."""
@@ -336,9 +336,9 @@ class PlainBatch(Batch):
 class ChunkedBatch(Batch):
     """An encoded state, chunk by chunk.
 
-    If θ before the step is remembered anyway, the pull is added to the task's own gradients and subtracted
-    again after the step: that needs one vector less, and changes gradients by no more than rounding. Gradients
-    that are views into a bucket are never written to.
+    If θ before the step is remembered anyway, the pull is added to the task's own gradients and subtracted again
+    after the step. That needs one vector less, and changes gradients by no more than rounding. Gradients that are
+    views into a bucket are never written to.
     """
 
     def __init__(self, states: Sequence[EncodedState]) -> None:
@@ -404,7 +404,7 @@ def _check_is_known(name: str, kept: Mapping[str, object]) -> None:
 
 
 def _spans(states: Sequence[ParameterState], most: int) -> Iterator[tuple[int, int]]:
-    """Units of so many numbers at most, if one parameter does not have more by itself.
+    """Units of at most so many numbers; a larger parameter is a unit of its own.
 
     With half as many as the largest parameter has, passing copies of a unit are no more than those of that one.
     """

@@ -1,9 +1,9 @@
 """Kernels generated from the equations of a step: each number is read once, and written once.
 
-The equations are run with symbolic tensors (`Term`), which write down what each operation does (`Script`). The
+The equations are run with symbolic tensors (`Term`), which record every operation (`Script`). The
 script becomes a Triton kernel over all tensors of a batch. A program of the kernel takes a few blocks of one
-tensor, finds their numbers by a table of addresses, and decodes an encoded state (`codec`) on the way. Numbers
-such as λ are arguments, so that another λ or learning rate is the same kernel.
+tensor, finds their numbers by a table of addresses, and decodes an encoded state (`codec`). Numbers such as λ are
+arguments, so that another λ or learning rate is the same kernel.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TYPES = {
 }
 logger = logging.getLogger(__name__)
 _failed: set[str] = set()  # texts of kernels that cannot be launched here
-_told: set[str] = set()  # why
+_told: set[str] = set()  # their errors
 
 
 # ── equations, written down ───────────────────────────────────────────────────────────────────────────────────
@@ -180,7 +180,7 @@ ANEW = {"copy", "zero", "zeros_like", "ones_like"}  # the old numbers are not re
 
 
 def traced(phase: Phase, plan: Plan, names: Sequence[str]) -> tuple[Script, dict[str, str]]:
-    """The script of a phase, and by column the word for what is written to it."""
+    """The script of a phase, and by column the word for its new numbers."""
     script = Script()
     at = _Columns(script)
     state: Any = {name: at[column_of(name)] for name in names}
@@ -271,7 +271,7 @@ class Coded:
         ]
 
     def store(self, name: str, word: str) -> list[str]:
-        """Line by line what the codes' `encode` does; beyond a tensor's end there are zeros."""
+        """The codes' `encode`, line by line; beyond a tensor's end there are zeros."""
         lines = [f"{name}_new = tl.where(there, {word}, 0.0)"]
         if isinstance(self.code, Places):
             lines += [
@@ -353,7 +353,7 @@ class _Written(NamedTuple):
 
 
 def written(script: Script, columns: Mapping[str, Plain | Coded], writes: Mapping[str, str]) -> _Written:
-    """The kernel: what is read of the columns, the script, and what is written to them."""
+    """The kernel: columns are read, the script follows, and results are written."""
     drawn = [name for name, each in columns.items() if each.draws and name in writes]
     arguments = [*map(moved, drawn), *(f"c{k}" for k in range(len(script.numbers)))]
     head = HEAD.format(
@@ -492,7 +492,7 @@ class Kernels:
                 self._layout.launch(kernel_of(found.text), self._lasting, self._passing[where], arguments, aligned)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # whatever the compiler raises: this phase still runs without its kernel
+        except Exception as error:  # compilers raise any kind of error; this phase runs without its kernel
             _failed.add(found.text)
             if first_line(error) not in _told:
                 _told.add(first_line(error))
