@@ -1,4 +1,4 @@
-"""Guard in loops of all kinds: each must do what the plain loop does, and say so where it cannot."""
+"""Guard in loops of all kinds: each gives the numbers of the plain loop, or raises one clear error."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_autocast_to_bfloat16_is_guarded_in_float32() -> None:
 
 @pytest.mark.parametrize("penalty", ["gradient", "proximal"])
 def test_bfloat16_parameters_keep_a_float32_state_near_the_exact_one(penalty: Any) -> None:
-    """Observed is what the rounded parameters did, so only the first step's Fisher can be compared exactly."""
+    """Rounded parameters are observed, so only the Fisher of the first step can be compared exactly."""
     model = network(dtype=torch.bfloat16)
     optimizer = SGD(model.parameters(), lr=0.5)
     guard = Guard(model, optimizer, replace(EWCpp(lam=1.0, alpha=1.0, normalize=False), penalty=penalty))
@@ -574,7 +574,7 @@ def test_two_guards_of_one_parameter_are_refused_whatever_optimizers_they_follow
 
 
 def test_two_optimizers_that_take_turns_have_a_guard_each() -> None:
-    """As in a GAN: what each guards is its own."""
+    """As in a GAN: each has parameters of its own."""
     model = network()
     optimizers = [Adam(model[layer].parameters(), lr=0.02) for layer in (0, 2)]
     guards = [Guard(model, optimizer, RWALK) for optimizer in optimizers[:1]]

@@ -1,4 +1,4 @@
-"""Kernels: what a guard's equations say when they are written down, and what is computed by it.
+"""Kernels: the scripts of a guard's equations, and the numbers that kernels compute.
 
 Kernels run where there is Triton: on a GPU, or anywhere in Triton's interpreter (`make test-kernels`).
 """
@@ -31,7 +31,7 @@ if DEVICE == "cpu":
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 by_kernels = pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton: make test-kernels")
 
-# What the lines of a script mean, in torch.
+# Triton's functions in torch.
 MEANING = SimpleNamespace(
     where=lambda when, a, b: torch.where(torch.as_tensor(when), torch.as_tensor(a), torch.as_tensor(b)),
     abs=torch.abs,
@@ -45,7 +45,7 @@ MEANING = SimpleNamespace(
 
 
 def said(script: Script, words: dict[str, str], columns: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What a script makes of numbers in its columns."""
+    """The results of a script with numbers in its columns."""
     space: dict[str, Any] = {"tl": MEANING, **columns, **{f"c{i}": n for i, n in enumerate(script.numbers)}}
     space |= {"ROWS": 0, "BLOCK": 0}
     for line in script.lines:
@@ -340,7 +340,7 @@ def test_codes_are_the_same_bit_by_bit(name: str, monkeypatch: pytest.MonkeyPatc
         [code.decode(*room).flatten()[: len(theta)] for room, theta in zip(rooms, thetas, strict=True)]
     )
     torch.testing.assert_close(torch.cat(given), decoded, rtol=0, atol=0, equal_nan=True)
-    assert not decoded[-4800].isfinite()  # what was infinite
+    assert not decoded[-4800].isfinite()  # which was infinite
 
 
 @by_kernels
@@ -368,7 +368,7 @@ def test_kernels_round_narrow_parameters_by_the_same_draws(
 @by_kernels
 @pytest.mark.parametrize("method", WAYS, ids=str)
 def test_kernels_keep_a_state_of_8_bits(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As operations do, but for draws that rounding decides otherwise: a level is an eighth of a number."""
+    """As operations do, except where rounding changes a draw: a level is an eighth of a number."""
     ours, theirs = (way(monkeypatch, method, dtype="8bit") for way in (with_kernels, apart_from_kernels))
     for mine, other in zip(ours[0].model.parameters(), theirs[0].model.parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-3)

@@ -1,4 +1,4 @@
-"""A guarded step is whole: whatever raises in it, nothing of it stays, and the next one is guarded as ever."""
+"""A step that raises leaves no trace, and the next one is guarded as usual."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Accident(Exception):
 
 
 class Fragile(Adam):
-    """Fails when told to, before it moves anything."""
+    """Raises its `accident`, before it moves anything."""
 
     accident: BaseException | None = None
 
@@ -155,7 +155,7 @@ def test_gradients_may_be_added_to_those_of_a_failed_step() -> None:
 @EVERY_METHOD
 @pytest.mark.parametrize("zeroed", ["again", "none", "zero"])
 def test_a_step_that_was_taken_from_before_the_guard_came_is_whole_too(zeroed: str, method: Method) -> None:
-    """Accelerate keeps the step it found. Nothing sees it fail, so the gradients wait for the next step."""
+    """Accelerate keeps the step it found. The failure is not seen: gradients are given back at the next step."""
 
     def kept(model: nn.Module, optimizer: Any, guard: Guard, x: Tensor, y: Tensor) -> None:
         backward(model, x if zeroed == "again" else 3 * x, y)
@@ -198,7 +198,7 @@ def test_before_step_twice_means_that_a_step_was_skipped(zeroed: bool, method: M
 
 @dataclass(frozen=True)
 class Troubled(RWalk):
-    """A method that goes wrong where it is told to, once: `trouble` is emptied by it."""
+    """A method that raises once at the place that `trouble` names, and empties it."""
 
     trouble: Any = None
 
