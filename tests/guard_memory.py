@@ -1,4 +1,4 @@
-"""What a guard adds to a training's memory at its peak, passing copies included."""
+"""The peak of a guard's memory in training, passing copies included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guard in loops of all kinds: each must do what the plain loop does, and say so where it cannot."""
+"""Guard in loops of all kinds: each gives the numbers of the plain loop, or raises one clear error."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_autocast_to_bfloat16_is_guarded_in_float32() -> None:
 
 @pytest.mark.parametrize("penalty", ["gradient", "proximal"])
 def test_bfloat16_parameters_keep_a_float32_state_near_the_exact_one(penalty: Any) -> None:
-    """Observed is what the rounded parameters did, so only the first step's Fisher can be compared exactly."""
+    """Rounded parameters are observed, so only the Fisher of the first step can be compared exactly."""
     model = network(dtype=torch.bfloat16)
     optimizer = SGD(model.parameters(), lr=0.5)
     guard = Guard(model, optimizer, replace(EWCpp(lam=1.0, alpha=1.0, normalize=False), penalty=penalty))
@@ -574,7 +574,7 @@ def test_two_guards_of_one_parameter_are_refused_whatever_optimizers_they_follow
 
 
 def test_two_optimizers_that_take_turns_have_a_guard_each() -> None:
-    """As in a GAN: what each guards is its own."""
+    """As in a GAN: each has parameters of its own."""
     model = network()
     optimizers = [Adam(model[layer].parameters(), lr=0.02) for layer in (0, 2)]
     guards = [Guard(model, optimizer, RWALK) for optimizer in optimizers[:1]]
@@ -819,7 +819,7 @@ def test_what_cannot_work_is_refused_at_once() -> None:
         Guard(model, optimizer, RWALK, params=model.parameters())  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"give what guard\.state_dict\(\) returned"):
         made()[2].load_state_dict({})
-    with pytest.raises(InputError, match="wants each batch's loss"):
+    with pytest.raises(InputError, match="needs each batch's loss"):
         made(EWC())[2].consolidate(torch.zeros(()))
     with pytest.raises(InputError, match=r"use fisher='batch'$"):
         Guard(model, optimizer, RWalk(fisher="example"))

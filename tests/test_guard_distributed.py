@@ -1,4 +1,4 @@
-"""Two processes on the CPU do what one does: replicated (DistributedDataParallel) and sharded (fully_shard)."""
+"""Two processes give the numbers of one: replicated (DistributedDataParallel) and sharded (fully_shard)."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def anchored(wrap: Wrapper, rank: int, folder: Path) -> Outcome:
 
 
 def alone(rank: int) -> Outcome:
-    """A model of each rank's own, although processes know each other: nothing is averaged."""
+    """Each rank has a model of its own, and nothing is averaged."""
     torch.manual_seed(rank)
     model = nn.Linear(6, 3).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -214,7 +214,7 @@ def work(rank: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of two processes, all wrappers and methods: they take longer to start than to learn."""
+    """Results of two processes for all wrappers and methods, because starting takes longer than learning."""
     folder = tmp_path_factory.mktemp("two-processes")
     mp.spawn(work, (folder,), nprocs=2)
     return folder

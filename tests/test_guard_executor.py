@@ -1,4 +1,4 @@
-"""The executor: parameters that are stepped together do what each would do alone."""
+"""The executor: a batch of parameters gives the numbers of each alone."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class Replacing(torch.optim.SGD):
 
 @pytest.mark.parametrize("method", [RWALK, PI(lam=0.1), EWC(lam=0.1)], ids=str)
 def test_a_step_makes_no_views(method: Method) -> None:
-    """Of hundreds of parameters each would take the host as long as a kernel takes it."""
+    """With hundreds of parameters, each view would take the host as long as a kernel."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=True)
@@ -299,7 +299,7 @@ def test_memory_at_the_peak_is_as_documented(method: Method, vectors: int) -> No
 
 @dataclass(frozen=True)
 class Careless(RWalk):
-    """Rebinds a vector instead of changing it, and invents another where it is told to."""
+    """Rebinds a vector instead of changing it, and makes another if `invents`."""
 
     invents: bool = False
 

@@ -51,7 +51,7 @@ def vectors(make: Callable[[Tensor], Tensor], *names: str) -> Change:
 
 
 def without(*names: str) -> Change:
-    """All vectors of these names, whatever the parameter."""
+    """All vectors of these names, of every parameter."""
     return lambda state: [state["tensors"].pop(key) for key in [*state["tensors"]] if key.split("/")[0] in names]
 
 
@@ -146,7 +146,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
 
 
 def refused(path: Path, model: nn.Module, **options: Any) -> str:
-    """In one line that names the file; and nobody is left at work."""
+    """One line that names the file; no guard stays active."""
     optimizer = Adam(model.parameters(), lr=0.02)
     with pytest.raises(InputError) as caught:
         Guard.load(path, model, optimizer, **options)
@@ -287,7 +287,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_file_is_on_the_disk_when_save_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is flushed is the whole file, and then the folder that names it."""
+    """The whole file is flushed, and then the folder that names it."""
     flushed = []
     really = os.fsync
 

@@ -1,4 +1,4 @@
-"""Guard in a loop of the user's own does what the fleet does: same batches, same masks, same parameters."""
+"""A Guard in a user's loop gives the parameters of a fleet, with the same batches and masks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fleet_batches(stream: Stream, task: int, training: Training) -> Iterator[tup
 
 
 def plain_loop(model: nn.Module, stream: Stream, method: Method, training: Training, micro_batches: int) -> Guard:
-    """What a user would write; only the masks and the order of the batches are the fleet's."""
+    """A user's loop, with the masks and the batch order of the fleet."""
     guard = None
     for task, now in enumerate(stream.tasks):
         mask = heads.mask(now.classes, stream.classes, next(model.parameters()))

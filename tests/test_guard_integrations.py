@@ -1,4 +1,4 @@
-"""The callbacks in the real trainers do what the plain loop does; the examples run and remember."""
+"""The callbacks in the real trainers give the numbers of the plain loop; the examples run and remember."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def quiet_and_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Model(nn.Module):
-    """As Hugging Face wants it: called with a batch's columns, returning the loss."""
+    """A model for Hugging Face: called with a batch's columns, returning the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -284,7 +284,7 @@ def test_model_trains_without_guard_after_the_trainer_is_done(
 def test_one_callback_over_fresh_models_starts_a_guard_for_each(
     callback: Any, make: Any, run: Any, tmp_path: Path
 ) -> None:
-    """As in cross-validation: what the guard of a fold ends with does not depend on the folds before it."""
+    """As in cross-validation: the guard of a fold does not depend on the folds before it."""
     guarding = callback(rwalk.Anchor(every=2), probes=probes())
     found = []
     for fold in range(3):

@@ -1,4 +1,4 @@
-"""Kernels: what a guard's equations say when they are written down, and what is computed by it.
+"""Kernels: the scripts of a guard's equations, and the numbers that kernels compute.
 
 Kernels run where there is Triton: on a GPU, or anywhere in Triton's interpreter (`make test-kernels`).
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +18,10 @@ from torch import Tensor, nn
 
 from rwalk import EWC, PI, EWCpp, Guard, RWalk
 from rwalk.guard.state import codec as codes
-from rwalk.guard.step import executor, generated
+from rwalk.guard.step import executor
+from rwalk.guard.step import kernels as generated
 from rwalk.guard.step.equations import AFTER, BEFORE, SCORE, TAKE_OUT, Phase, Plan
-from rwalk.guard.step.generated import Coded, Kept, Kernels, Layout
-from rwalk.guard.step.trace import Script, Unwritten
+from rwalk.guard.step.kernels import Kept, Kernels, Layout, Script, Unwritten
 from rwalk.methods import METHODS, Method
 from rwalk.methods.l2 import L2SP
 from rwalk.methods.mas import MAS
@@ -32,7 +31,7 @@ if DEVICE == "cpu":
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 by_kernels = pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton: make test-kernels")
 
-# What the lines of a script mean, in torch.
+# Triton's functions in torch.
 MEANING = SimpleNamespace(
     where=lambda when, a, b: torch.where(torch.as_tensor(when), torch.as_tensor(a), torch.as_tensor(b)),
     abs=torch.abs,
@@ -46,7 +45,7 @@ MEANING = SimpleNamespace(
 
 
 def said(script: Script, words: dict[str, str], columns: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What a script makes of numbers in its columns."""
+    """The results of a script with numbers in its columns."""
     space: dict[str, Any] = {"tl": MEANING, **columns, **{f"c{i}": n for i, n in enumerate(script.numbers)}}
     space |= {"ROWS": 0, "BLOCK": 0}
     for line in script.lines:
@@ -76,8 +75,7 @@ def test_equations_that_are_written_down_say_the_same(name: str) -> None:
     state, theta = lived(method)
     grad, before = torch.randn_like(theta), torch.randn_like(theta)
     columns = {"theta": theta, "grad": grad, "before": before, "given": torch.zeros_like(theta)}
-    columns |= {generated._column(key): vector for key, vector in state.items()}
-    assert generated.can_be_written(method, tuple(state))
+    columns |= {generated.column_of(key): vector for key, vector in state.items()}
     holds = bool(method.springs(state))
     plans = [
         Plan(method, 0.3, at_most, pulls=holds, late=holds) for at_most in ((None, 0.2) if holds else (None,))
@@ -89,25 +87,28 @@ def test_equations_that_are_written_down_say_the_same(name: str) -> None:
             script, words = generated.traced(phase, plan, tuple(state))
             got = said(script, words, columns)
             real = {key: vector.clone() for key, vector in columns.items()}
-            kept = {key: real[generated._column(key)] for key in state}
+            kept = {key: real[generated.column_of(key)] for key in state}
             phase.equations(plan, real, kept)
-            real |= {generated._column(key): vector for key, vector in kept.items()}
-            results = {*phase.results, *(generated._column(key) for key in state)}
+            real |= {generated.column_of(key): vector for key, vector in kept.items()}
+            results = {*phase.results, *(generated.column_of(key) for key in state)}
             changed = {key for key in results if not torch.equal(real[key], columns[key])}
             assert changed <= got.keys() <= results, phase.name
             for key, vector in got.items():
                 torch.testing.assert_close(vector, real[key], rtol=1e-5, atol=1e-6, msg=f"{phase.name}: {key}")
 
 
-def test_what_no_kernel_is_written_for_is_left_to_torch() -> None:
+def test_what_no_kernel_is_written_for_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     class Sorting(Method):
+        wants = frozenset({"move"})
+
         def observe(self, state: Any, grad: Tensor, move: Tensor, square: Tensor) -> None:
             state["order"].copy_(grad.sort().values)
 
-    assert not generated.can_be_written(Sorting(), ("order",))
-    assert not generated.can_be_written(type("Own", (RWalk,), {})(), ("fisher",)), (
-        "it may do anything from step to step"
-    )
+    kernels = Kernels([torch.ones(3, device=DEVICE)], {"order": Kept([[torch.ones(3)]])}, ["p"], lambda: 0)
+    own = type("Own", (RWalk,), {})()
+    assert not kernels.run(AFTER, Plan(own), {"grad": [torch.ones(3)]}), "it may do anything from step to step"
+    monkeypatch.setitem(METHODS, "sorting", Sorting)
+    assert not kernels.run(AFTER, Plan(Sorting()), {"grad": [torch.ones(3)]})
     with pytest.raises(Unwritten):
         Script().column("theta").sort()
 
@@ -251,8 +252,7 @@ def test_a_failed_kernel_is_replaced_alone_with_one_warning(
 
     monkeypatch.setattr(generated, "kernel_of", kernel_of)
     monkeypatch.setattr(Layout, "launch", launch)
-    monkeypatch.setattr(generated, "can_be_written", lambda method, names: True)
-    kernels = Kernels([torch.ones(3, device=DEVICE)], {}, [0])
+    kernels = Kernels([torch.ones(3, device=DEVICE)], {}, ["p"], lambda: 0)
     phases = [Phase(each.__name__, each, frozenset({"theta"})) for each in (half, root, half, root)]
     assert [kernels.run(phase, Plan(RWalk()), {}) for phase in phases] == [True, False, True, False]
     assert len(launched) == 2
@@ -306,7 +306,7 @@ def test_narrow_parameters_and_a_narrow_state_go_through_kernels_too(
 def test_codes_are_the_same_bit_by_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written by a kernel, read by a kernel, and both without one."""
     torch.manual_seed(0)
-    code = codes.code_of(name)
+    code: Any = codes.code_of(name)
     thetas = [torch.randn(size) * 10.0 ** torch.randint(-9, 9, (size,)) for size in (1, 128, 300, 5000)]
     thetas[1].zero_()
     thetas[2][5], thetas[3][200] = float("nan"), float("inf")
@@ -317,8 +317,8 @@ def test_codes_are_the_same_bit_by_bit(name: str, monkeypatch: pytest.MonkeyPatc
     expected = [code.encode(each, draw) for each, draw in zip(padded, draws, strict=True)]
     rooms = [tuple(torch.zeros_like(each) for each in kept) for kept in expected]
     columns = [list(column) for column in zip(*rooms, strict=True)]
-    kept = Kept(partial(Coded, code=code, kept_in=tuple(c[0].dtype for c in columns)), columns)
-    names = [codes.wrapped(codes.number(f"p{i}")) for i in range(len(thetas))]
+    kept = Kept(columns, code)
+    names = [f"p{i}" for i in range(len(thetas))]
     kernels = Kernels(thetas, {name: kept}, names, lambda: 7)
 
     def write(plan: Plan, at: Any, state: Any) -> None:
@@ -327,7 +327,6 @@ def test_codes_are_the_same_bit_by_bit(name: str, monkeypatch: pytest.MonkeyPatc
     def read(plan: Plan, at: Any, state: Any) -> None:
         at["given"].copy_(state[name])
 
-    monkeypatch.setattr(generated, "can_be_written", lambda method, names: True)
     plan = Plan(RWalk())
     assert kernels.run(Phase("write", write, frozenset()), plan, {}), generated._told
     for room, wanted, theta in zip(rooms, expected, padded, strict=True):
@@ -336,14 +335,13 @@ def test_codes_are_the_same_bit_by_bit(name: str, monkeypatch: pytest.MonkeyPatc
             theta.isfinite().all(1) if name == "anchor" else slice(None)
         )  # in no level of a lost block is anything
         assert torch.equal(room[0][known], wanted[0][known])
-    out = torch.empty(sum(len(theta) for theta in thetas), device=thetas[0].device)
-    given = {"given": SimpleNamespace(flat=out)}
-    assert kernels.run(Phase("read", read, frozenset({"given"})), plan, given)
+    given = [torch.empty_like(theta) for theta in thetas]
+    assert kernels.run(Phase("read", read, frozenset({"given"})), plan, {"given": given})
     decoded = torch.cat(
         [code.decode(*room).flatten()[: len(theta)] for room, theta in zip(rooms, thetas, strict=True)]
     )
-    torch.testing.assert_close(out, decoded, rtol=0, atol=0, equal_nan=True)
-    assert not decoded[-4800].isfinite()  # what was infinite
+    torch.testing.assert_close(torch.cat(given), decoded, rtol=0, atol=0, equal_nan=True)
+    assert not decoded[-4800].isfinite()  # which was infinite
 
 
 @by_kernels
@@ -358,9 +356,8 @@ def test_kernels_round_narrow_parameters_by_the_same_draws(
         wide = theta.float() * 1.0001
         draws = codes.drawn_for(wide, f"p{i}", 7)
         expected.append(codes.rounded(wide, dtype, draws).to(dtype))
-    names = [codes.wrapped(codes.number(f"p{i}")) for i in range(len(thetas))]
+    names = [f"p{i}" for i in range(len(thetas))]
     kernels = Kernels(thetas, {}, names, lambda: 7)
-    monkeypatch.setattr(generated, "can_be_written", lambda method, names: True)
 
     def grow(plan: Plan, at: Any, state: Any) -> None:
         at["theta"].mul_(1.0001)
@@ -372,7 +369,7 @@ def test_kernels_round_narrow_parameters_by_the_same_draws(
 @by_kernels
 @pytest.mark.parametrize("method", WAYS, ids=str)
 def test_kernels_keep_a_state_of_8_bits(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As operations do, but for draws that rounding decides otherwise: a level is an eighth of a number."""
+    """As operations do, except where rounding changes a draw: a level is an eighth of a number."""
     ours, theirs = (way(monkeypatch, method, dtype="8bit") for way in (with_kernels, apart_from_kernels))
     for mine, other in zip(ours[0].model.parameters(), theirs[0].model.parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-3)

@@ -18,7 +18,7 @@ from torch.optim import SGD, Adam, Optimizer
 import guard_memory
 from rwalk import EWC, PI, Guard, InputError, RWalk, metrics
 from rwalk.guard.state import codec as codes
-from rwalk.guard.state import quantized as lent
+from rwalk.guard.state import quantized
 from rwalk.guard.state.codec import AMOUNT, PLACE, SUM, Code
 from rwalk.guard.state.quantized import Chunk, Coming, Encoded, Transfer
 from rwalk.guard.step import executor
@@ -170,16 +170,16 @@ def walked(
     return [p.detach() for p in model.parameters()], guard.state_dict()["tensors"]
 
 
-@pytest.fixture(params=["one portion", "many portions"])
+@pytest.fixture(params=["one chunk", "many chunks"])
 def _divided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "many portions":
-        monkeypatch.setattr(lent, "MOST", {"cpu": 2 * codes.BLOCK})
+    if request.param == "many chunks":
+        monkeypatch.setattr(quantized, "MOST", {"cpu": 2 * codes.BLOCK})
 
 
 @pytest.mark.usefixtures("_divided")
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64])
 @EVERY_METHOD
-def test_what_is_lent_as_it_is_does_the_same(method: Method, precision: torch.dtype) -> None:
+def test_state_on_the_host_does_the_same(method: Method, precision: torch.dtype) -> None:
     """Kept on the host, in the precision of the equations: only the rounding of gradients differs."""
     near = 1e-5 if precision == torch.float32 else 1e-12
     ours, theirs = (walked(method, precision=precision, **how) for how in ({"offload": "cpu"}, {}))
@@ -190,9 +190,9 @@ def test_what_is_lent_as_it_is_does_the_same(method: Method, precision: torch.dt
 
 
 @EVERY_METHOD
-def test_it_makes_no_difference_what_is_lent_together(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_of_chunks_makes_no_difference(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     together = walked(method, dtype="8bit")
-    monkeypatch.setattr(lent, "MOST", {"cpu": codes.BLOCK})
+    monkeypatch.setattr(quantized, "MOST", {"cpu": codes.BLOCK})
     assert same(together, walked(method, dtype="8bit"))
 
 
@@ -278,7 +278,7 @@ def test_gradients_are_what_they_were(method: Method, options: dict[str, Any]) -
 
 
 class Failing(SGD):
-    """Where it is told to, half-way."""
+    """Fails half-way if `fails` is set."""
 
     __module__ = "torch.optim.sgd"  # it leaves gradients as they are
     fails = saw_a_pull = False
@@ -355,7 +355,7 @@ def test_memory_at_the_peak_is_as_documented(method: Method, vectors: float) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [RWalk(), PI(), EWC(lam=1e3), EWCpp()], ids=lambda method: method.name)
 def test_8_bits_protect_as_well(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Digits in five tasks, five seeds: nobody could tell from forgetting and accuracy which state it was."""
+    """Digits in five tasks, five seeds: forgetting and accuracy do not differ significantly."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "examples"))
     digits = importlib.import_module("guard_plain")
     stream = digits.tasks()
@@ -400,57 +400,57 @@ def protected(digits: Any, stream: Any, seed: int, method: Method, dtype: Any) -
 # On the way between the host and a device
 
 
-class Told(Transfer):
-    """Brings vectors ahead, as streams do, and says so."""
+class Recorded(Transfer):
+    """Fetches vectors ahead, as streams do, and records each call."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.calls: list[str] = []
         self.seen: dict[int, int] = {}
 
     def _number(self, chunk: Chunk) -> int:
         return self.seen.setdefault(id(chunk), len(self.seen))
 
     def begin(self) -> None:
-        self.said.append("begin")
+        self.calls.append("begin")
 
     def ahead(self, chunk: Chunk, names: Sequence[str]) -> Coming:
-        self.said.append(f"ahead {self._number(chunk)} {' '.join(names)}".strip())
+        self.calls.append(f"ahead {self._number(chunk)} {' '.join(names)}".strip())
         return Coming({name: tuple(each.clone() for each in chunk.fetched(name)) for name in names})
 
     def arrived(self, coming: Coming | None) -> Mapping[str, Encoded]:
-        self.said.append("arrived")
+        self.calls.append("arrived")
         return super().arrived(coming)
 
     def back(self, chunk: Chunk, name: str, encoded: Encoded) -> None:
-        self.said.append(f"back {self._number(chunk)} {name}")
+        self.calls.append(f"back {self._number(chunk)} {name}")
         super().back(chunk, name, encoded)
 
     def end(self) -> None:
-        self.said.append("end")
+        self.calls.append("end")
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
-    transfer = Told()
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
+    transfer = Recorded()
     monkeypatch.setattr(executor, "transfer_of", lambda storage: transfer)
-    monkeypatch.setattr(lent, "LEAST", codes.BLOCK)
-    monkeypatch.setattr(lent, "SHARE", 2)
+    monkeypatch.setattr(quantized, "LEAST", codes.BLOCK)
+    monkeypatch.setattr(quantized, "SHARE", 2)
     yield transfer
 
 
 @pytest.mark.parametrize("options", [{"offload": "cpu"}, {"dtype": "8bit"}], ids=str)
-def test_the_next_portion_is_on_its_way_while_one_is_worked_on(told: Told, options: dict[str, Any]) -> None:
+def test_next_chunk_is_fetched_while_one_is_used(recorded: Recorded, options: dict[str, Any]) -> None:
     model = nn.Linear(16, 32, bias=False)
     guard = Guard(model, optimizer := SGD(model.parameters(), lr=0.01), RWalk(dt=100), **options)
 
     def step() -> list[str]:
-        told.said.clear()
+        recorded.calls.clear()
         model(torch.ones(1, 16)).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-        return list(told.said)
+        return list(recorded.calls)
 
-    step()  # before which nobody knows what will be wanted
+    step()  # the vectors of a first step are not known before
     changed = ["back {} fisher", "back {} path"]
 
     def walk(names: str, changed: Sequence[str] = ()) -> list[str]:
@@ -461,7 +461,7 @@ def test_the_next_portion_is_on_its_way_while_one_is_worked_on(told: Told, optio
 
     assert step() == [*walk(""), *walk("fisher path", changed)]
     guard.consolidate()
-    told.seen.clear()
+    recorded.seen.clear()
     step()
     held = walk("anchor importance")
     assert step() == [*held, *held, *walk("fisher path", changed)]  # the pull is added, and taken out again
@@ -489,7 +489,7 @@ def test_offloaded_on_a_gpu(method: Method, options: dict[str, Any]) -> None:
                 (F.cross_entropy(model(x, head), y) for x, y, head in seen) if method.data_pass else None
             )
         if offload:
-            kept = [each for piece in guard._learned.started for each in piece.storage.kept.values()]  # type: ignore[attr-defined]
+            kept = [each for state in guard._state.started for each in state.kept.values()]
             assert all(tensor.is_pinned() for tensors in kept for tensor in tensors)
         found.append(([p.detach().cpu() for p in model.parameters()], guard.state_dict()["tensors"]))
     for ours, theirs in zip(found[0][0], found[1][0], strict=True):

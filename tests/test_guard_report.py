@@ -1,4 +1,4 @@
-"""What a guard reports is what happened, in print, as data, as a picture and in trainers' logs."""
+"""A guard's report: printed, as data, as a picture and in trainers' logs."""
 
 from __future__ import annotations
 

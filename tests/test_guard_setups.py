@@ -39,7 +39,7 @@ class Network(nn.Module):
 
 @cache
 def trained() -> Network:
-    """It knows the first task."""
+    """It was trained on the first task."""
     torch.manual_seed(0)
     model = Network()
     optimizer = Adam(model.parameters(), lr=3e-3)

@@ -54,7 +54,7 @@ def train(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> None:
 
 
 def old_accuracy(make: Make, method: Method | Anchor | None, seed: int) -> float:
-    """Of the first task, after the second."""
+    """Accuracy on the first task, after the second."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
     optimizer = make(model.parameters())

@@ -1,8 +1,7 @@
-"""A guarded step is whole: whatever raises in it, nothing of it stays, and the next one is guarded as ever."""
+"""A step that raises leaves no trace, and the next one is guarded as usual."""
 
 from __future__ import annotations
 
-import signal
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ class Accident(Exception):
 
 
 class Fragile(Adam):
-    """Fails when told to, before it moves anything."""
+    """Raises its `accident`, before it moves anything."""
 
     accident: BaseException | None = None
 
@@ -156,7 +155,7 @@ def test_gradients_may_be_added_to_those_of_a_failed_step() -> None:
 @EVERY_METHOD
 @pytest.mark.parametrize("zeroed", ["again", "none", "zero"])
 def test_a_step_that_was_taken_from_before_the_guard_came_is_whole_too(zeroed: str, method: Method) -> None:
-    """Accelerate keeps the step it found. Nothing sees it fail, so the gradients wait for the next step."""
+    """Accelerate keeps the step it found. The failure is not seen: gradients are given back at the next step."""
 
     def kept(model: nn.Module, optimizer: Any, guard: Guard, x: Tensor, y: Tensor) -> None:
         backward(model, x if zeroed == "again" else 3 * x, y)
@@ -199,7 +198,7 @@ def test_before_step_twice_means_that_a_step_was_skipped(zeroed: bool, method: M
 
 @dataclass(frozen=True)
 class Troubled(RWalk):
-    """A method that goes wrong where it is told to, once: `trouble` is emptied by it."""
+    """A method that raises once at the place that `trouble` names, and empties it."""
 
     trouble: Any = None
 
@@ -259,31 +258,6 @@ def test_an_error_while_observing_leaves_whole_parameters_and_a_guard_at_work() 
         plain_step(*each, x, y)
     for ours, theirs in zip(model.parameters(), plain[0].parameters(), strict=True):
         assert torch.equal(ours, theirs)
-
-
-@dataclass(frozen=True)
-class Interrupted(RWalk):
-    """Ctrl-C comes between the two halves of every observation."""
-
-    def observe(self, state: State, grad: Tensor, move: Tensor, square: Tensor) -> None:
-        state["fisher"].lerp_(square, self.alpha)
-        signal.raise_signal(signal.SIGINT)
-        state["path"].addcmul_(grad, move, value=-1)
-
-
-def test_ctrl_c_waits_until_a_step_is_observed() -> None:
-    def interrupted(model: nn.Module, optimizer: Optimizer, guard: Guard, x: Tensor, y: Tensor) -> None:
-        backward(model, x, y)
-        fails_with(KeyboardInterrupt, model, optimizer.step)
-        optimizer.zero_grad()
-
-    handler = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        assert_same(walk(*made(RWALK)), walk(*made(Interrupted(lam=5.0, dt=3)), interrupted))
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 # Steps within steps, and others who replace an optimizer's step

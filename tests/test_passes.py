@@ -16,7 +16,6 @@ import little
 from rwalk import Fleet, Guard, InputError, Training, learner, seeds
 from rwalk.data import splits
 from rwalk.engine import fisher as fisher_of
-from rwalk.guard.importance import fisher as guard_fisher
 from rwalk.methods.ewc_online import EWCOnline
 from rwalk.methods.mas import MAS
 
@@ -144,12 +143,7 @@ def test_a_guard_holds_what_outputs_depend_on() -> None:
     assert guard.penalty() == pytest.approx(0.25 * float(omega.sum()))
 
 
-@pytest.mark.parametrize("batched", [True, False])
-def test_a_model_trained_elsewhere_has_mas_importances_by_its_outputs(
-    batched: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not batched:
-        monkeypatch.setattr(guard_fisher, "is_sharded", lambda parameter: True)  # then examples come one by one
+def test_a_model_trained_elsewhere_has_mas_importances_by_its_outputs() -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), torch.randn(7, 4)
     guard = Guard(model, SGD(model.parameters(), lr=0.1), MAS())

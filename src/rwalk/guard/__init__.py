@@ -1,4 +1,4 @@
-"""Keep what a model has learned, in the user's own training loop: `Guard`."""
+"""Fine-tune a model without forgetting, in your own training loop: `Guard`."""
 
 from __future__ import annotations
 

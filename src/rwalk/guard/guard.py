@@ -1,8 +1,8 @@
-"""Guard: keep what a model has learned while it learns something new, in the user's own training loop.
+"""Guard: fine-tune a model without forgetting, in the user's own training loop.
 
-It works through the optimizer's step hooks, because only there the gradient is the one that the optimizer will
-use: accumulated, unscaled, clipped. The pull goes into that gradient for the length of one step, never into the
-loss. `hooks` follows the optimizer, `drift` holds outputs on probes, `state` and `step` hold parameters.
+It works through the optimizer's step hooks, because only there the gradient is the one that the optimizer uses:
+accumulated, unscaled, clipped. Penalties go into that gradient for the length of one step, never into the loss.
+`hooks` is called by the optimizer, `drift` holds outputs on probes, `state` and `step` hold parameters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rwalk.errors import InputError, unknown
-from rwalk.guard import io, options, select, watch
+from rwalk.guard import importance, io, options, select, watch
 from rwalk.guard.drift import anchor as anchors
 from rwalk.guard.drift.anchor import Anchor
 from rwalk.guard.drift.autocast import TrainingAutocast
@@ -27,32 +27,32 @@ from rwalk.guard.drift.batches import device_of
 from rwalk.guard.drift.controller import Controller
 from rwalk.guard.drift.probes import Probes, weighted_mean
 from rwalk.guard.drift.reference import Reference
-from rwalk.guard.hooks import Around, OptimizerHooks, check_is_alone
-from rwalk.guard.importance import begin as importance
+from rwalk.guard.hooks import OptimizerHooks, check_is_alone
 from rwalk.guard.options import StateOptions
 from rwalk.guard.report import Point, ProbeReport, Report
 from rwalk.guard.select import Params
-from rwalk.guard.state import lora as products
-from rwalk.guard.state.guard_state import GuardState, ParameterStates, warn_if_moved
+from rwalk.guard.state.guard_state import GuardState, ParameterStates
 from rwalk.guard.state.sharded import groups
 from rwalk.methods import METHODS, Method, Vanilla
 
 MOVED = 0.01  # drift beyond which a model is not the one that a task ended with; merging an adapter costs rounding
+CHECKED = 100  # steps between two checks that parameters are finite: each waits for the device
 
 
 class Guard:
-    """Keep what a model has learned while it learns something new.
+    """Fine-tunes a model without forgetting, in the user's own training loop.
 
-    With probes, inputs that the model knows, its outputs on them are held from the first step on (`Anchor`).
-    Without, a method such as RWalk measures during one task which parameters matter and holds them in the next.
+    Probes are inputs from before. With them, the model's outputs on the probes are held from the first step on
+    (`Anchor`). Without them, a method such as RWalk measures during one task which parameters matter, and holds
+    them in the next.
 
     Args:
         model: any nn.Module; wrap it (DistributedDataParallel, fully_shard) first.
         optimizer: any torch optimizer of its parameters.
         method: `Anchor()` by default if there are probes; otherwise "rwalk", "ewc", "ewc++", "pi" and others, by
             name or made like `rwalk.RWalk(lam=1.0)`.
-        probes: inputs that the model knows: a tensor, a dict, a tuple, a DataLoader, a dataset, "own-samples" for
-            a language model, or `rwalk.Probes(…)` for texts and for outputs of other kinds. No labels are needed.
+        probes: inputs from before: a tensor, a dict, a tuple, a DataLoader, a dataset, "own-samples" for a
+            language model, or `rwalk.Probes(…)` for texts and for outputs of other kinds. Labels are not needed.
         budget: how far outputs may drift, in the unit of the divergence (nats for "kl"). `finish` makes sure. A
             quarter of the probes is then held out to measure drift on.
         params: which parameters to guard: patterns such as "*lora_*", or a function of name and parameter.
@@ -108,16 +108,15 @@ class Guard:
         self.budget = given.budget
         self.last_report: Report | None = None  # of the task that was consolidated last
         self._given = given
-        self._state = given.state or StateOptions()
         self._anchor = method if isinstance(method, Anchor) else None
-        springs = Vanilla() if isinstance(method, Anchor) else method
-        device = None if self._state.device is None else torch.device(self._state.device)
-        self._learned = GuardState(springs, self._state.dtype, device)
+        kept = given.state or StateOptions()
+        device = None if kept.device is None else torch.device(kept.device)
+        self._state = GuardState(Vanilla() if isinstance(method, Anchor) else method, kept.dtype, device)
         self._sets: list[Probes] = []
         self._reference: Reference | None = None  # None until there are probes
         self._controller = Controller(given.budget)
         self._autocast = TrainingAutocast()
-        self._following: OptimizerHooks | None = None
+        self._hooks: OptimizerHooks | None = None
         self._warned = False
         self.attach(optimizer)
 
@@ -134,70 +133,68 @@ class Guard:
     def method(self) -> Method | Anchor:
         """The method; an anchor with the weight it has now."""
         if self._anchor is None:
-            return self._learned.method
+            return self._state.method
         weight = float(self._controller.weight(self._anchor.weight, torch.device("cpu")))
         return replace(self._anchor, weight=weight)
 
     @property
     def tasks(self) -> int:
         """The number of tasks consolidated so far."""
-        return self._learned.tasks
+        return self._state.tasks
 
     @property
     def steps(self) -> int:
         """The number of steps observed in the current task."""
-        return self._learned.steps
+        return self._state.steps
 
     @property
     def names(self) -> tuple[str, ...]:
         """The parameters guarded, under the names they have in the model without wrappers."""
-        return tuple(piece.name for piece in self._learned.guarded)
+        return tuple(each.name for each in self._state.guarded)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the guard holds now, on this rank; docs/guard.md says how much it can become."""
+        """Bytes that the guard holds now, on this rank; docs/guard-parameters.md lists the most it can hold."""
         kept = [each for probes in self._sets for batch in probes.kept for each in batch.values()]
         predictions = sum(tensor.nbytes for each in kept for tensor in each.values())
         reference = 0 if self._reference is None else self._reference.nbytes
-        return sum(piece.nbytes for piece in self._learned.guarded) + predictions + reference
+        return sum(each.nbytes for each in self._state.guarded) + predictions + reference
 
-    # ── the optimizer it follows ──────────────────────────────────────────────────────────────────────────────
+    # ── the optimizer ─────────────────────────────────────────────────────────────────────────────────────────
 
     def attach(self, optimizer: Optimizer, model: nn.Module | None = None) -> None:
-        """Follow another optimizer, or another model with the same parameters; all that was learned is kept.
+        """Continue with another optimizer, or another model with the same parameters; all state is kept.
 
-        Parameters may have grown, as a head does with new classes. If the new ones cannot be followed, the guard
+        Parameters may have grown, as a head does with new classes. If the new ones are refused, the guard
         continues as before.
+
+        Args:
+            optimizer: takes the steps from here on.
+            model: whose parameters it holds; by default the guard's.
         """
-        model, learned = self.model if model is None else model, self._learned
-        optimizer = select.followed(optimizer, learned.method, self._given.hooks)
-        lora = self._state.lora if self._anchor is None else "factors"
+        model = self.model if model is None else model
+        optimizer = select.followed(optimizer, self._state.method, self._given.hooks)
 
         def match() -> ParameterStates:
-            chosen = select.selected(model, self._given.params)
-            targets = products.in_place_of_factors(model, chosen) if lora == "product" else chosen
-            return learned.matched(targets, optimizer)
+            return self._state.matched(select.selected(model, self._given.params), optimizer)
 
-        before = set(self._parameters)
-        pieces = match()
-        check_is_alone(self, pieces)
-        anew = learned.follow(pieces)
+        before, states = set(self._parameters), match()
+        check_is_alone(self, states)
+        self._state.by_parameter = states
         self.detach()
         self.model, self.optimizer = model, optimizer
-        around = Around(learned, self._pulls, self._observed)
-        self._following = OptimizerHooks(self, optimizer, model, around, match)
-        self._following.begin(self._given.hooks)
+        self._hooks = OptimizerHooks(self, optimizer, self._state, self._pulls, self._observed, match)
+        self._hooks.begin(self._given.hooks)
         if self._anchor is not None:
             self._autocast.watch(model)
-        if before and not learned.steps and (anew or before != set(self._parameters)):
-            self._follow_replaced(anew)
+        if before and before != set(self._parameters) and not self._state.steps:
+            self._check_replaced()
 
-    def _follow_replaced(self, products: bool) -> None:
+    def _check_replaced(self) -> None:
         """Between two tasks parameters were replaced: an adapter was merged and another made, a head has grown."""
         otherwise = "merge an adapter (merge_and_unload) before you make another, and load weights before attach()"
         if self._reference is None:
-            if not products:  # which were checked already
-                warn_if_moved(self._learned, f"{otherwise}; adapters one after another need lora='product'")
+            self._state.warn_if_moved(f"{otherwise}; adapters one after another need probes=")
             return
         self._reference = Reference.of(self.model, self._parameters)
         if (drift := self.drift()) > MOVED:
@@ -206,77 +203,81 @@ class Guard:
     def detach(self) -> None:
         """Stop guarding and remove every hook; `attach` continues."""
         self._autocast.release()
-        if self._following is not None:
-            self._following.end()
+        if self._hooks is not None:
+            self._hooks.end()
 
     def before_step(self) -> None:
         """Without hooks: call it right before `optimizer.step()`, when gradients are complete and clipped."""
         if self._given.hooks:
             raise InputError("the optimizer's hooks do this already: leave the call out, or use hooks=False")
-        assert self._following is not None
-        self._following.before_step()
+        assert self._hooks is not None
+        self._hooks.before_step()
 
     def after_step(self) -> None:
         """Without hooks: call it right after an `optimizer.step()` that was not skipped."""
-        assert self._following is not None
-        self._following.after_step()
+        assert self._hooks is not None
+        self._hooks.after_step()
 
-    def _pulls(self, model: nn.Module, optimizer: Optimizer) -> Mapping[nn.Parameter, Tensor]:
+    def _pulls(self) -> Mapping[nn.Parameter, Tensor]:
         """Gradients to add to those of the task before this step."""
         if self._anchor is None or not self._sets:
             return {}
-        parameters, step = self._parameters, self._learned.steps
-        with self._autocast.context(model):
-            return anchors.pulls(self._anchor, self._controller, model, parameters, self._sets, optimizer, step)
+        with self._autocast.context(self.model):
+            return anchors.pulls(
+                self._anchor,
+                self._controller,
+                self.model,
+                self._parameters,
+                self._sets,
+                self.optimizer,
+                self._state.steps,
+            )
 
-    def _observed(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """A step is over."""
-        learned = self._learned
-        learned.stepped()
-        if learned.steps % watch.EVERY == 0 and learned.holds() and not watch.are_finite(learned.started):
+    def _observed(self) -> None:
+        """A step has ended."""
+        state = self._state
+        state.stepped()
+        if state.steps % CHECKED == 0 and state.holds() and not state.is_finite():
             raise watch.not_finite("parameters are not finite")
-        if not (self._warned or learned.tasks or self._anchor or isinstance(learned.method, Vanilla)):
+        if not (self._warned or state.tasks or self._anchor or isinstance(state.method, Vanilla)):
             self._warned = True
             watch.warn(
-                f"{learned.method.name} holds nothing in its first task: it measures there what to hold in the "
+                f"{state.method.name} holds nothing in its first task: it measures there what to hold in the "
                 "next; for a model that was trained before, give probes=, or call guard.begin(losses=…)"
             )
 
     @property
     def _inner(self) -> nn.Module:
-        """The model without wrappers: its passes over probes are no business of theirs."""
+        """The model without wrappers, which take no part in passes over probes."""
         return select.unwrapped(self.model)
 
     @property
     def _parameters(self) -> list[nn.Parameter]:
-        return [each for piece in self._learned.guarded for each in piece.storage.trained]
+        return [each.parameter for each in self._state.guarded]
 
     # ── a task ────────────────────────────────────────────────────────────────────────────────────────────────
 
     @torch.no_grad()
     def begin(self, probes: Any = None, *, losses: Iterable[Tensor] | None = None) -> None:
-        """Hold what the model knows already, before its first step here.
+        """Hold a model that was trained before, from its first step here on.
 
         Args:
-            probes: inputs that it knows; see `Guard`. Methods on parameters measure importance on them.
-            losses: for methods on parameters, instead: the loss of each batch of known data, in a generator.
+            probes: inputs from before; see `Guard`. Methods on parameters measure importance on them.
+            losses: for methods on parameters, instead of probes: losses of batches of old data, in a generator.
         """
-        if self._learned.tasks or self._learned.steps:
+        if self._state.tasks or self._state.steps:
             raise InputError("begin() comes before the first step: use consolidate() at the end of a task")
         if (probes is None) == (losses is None):
             raise InputError("begin() takes inputs, guard.begin(probes), or losses, guard.begin(losses=…)")
         if losses is not None:
             if self._anchor is not None:
                 raise InputError("an anchor holds outputs on inputs: give guard.begin(probes)")
-            with self._measuring():
-                self._learned.begin(importance.of_losses(self._learned, self.model, losses))
+            self._state.begin(importance.of_losses(self._state, self.model, losses))
             return
         found = self._probes(probes)
         found.keep(self._inner)
         self._check_ranks(found)
-        with self._measuring():
-            fishers = importance.of_probes(self._learned, self.model, found)
-        self._learned.begin(fishers)
+        self._state.begin(importance.of_probes(self._state, self.model, found))
         self._sets = [found]
         self._hold()
 
@@ -296,11 +297,10 @@ class Guard:
             each.keep(self._inner)  # refused before anything has changed
         if self._anchor is not None and not (self._sets or added):
             raise InputError("an anchor holds outputs on inputs: guard.consolidate(probes=…)")
-        with self._measuring():
-            fishers = importance.of_task(self._learned, self.model, losses) if self._anchor is None else {}
+        fishers = {} if self._anchor else importance.of_task(self._state, self.model, losses)
         if self._sets:
             self._settle(self.budget)
-        self._learned.consolidate(fishers)
+        self._state.consolidate(fishers)
         self._sets += added
         self._hold()
 
@@ -309,8 +309,14 @@ class Guard:
         """End training: keep the budget, report, and remove every hook.
 
         If the drift is beyond the budget, weights are interpolated back towards the old ones, no further than
-        needed. If not even the old weights are within it, a warning says so and the weights stay. With a method on
-        parameters, batch norm's statistics are put where outputs on the probes moved least.
+        needed. If not even the old weights are within it, there is a warning and the weights stay. With a method
+        on parameters, batch norm's statistics are interpolated to where outputs on the probes moved least.
+
+        Args:
+            budget: replaces the guard's.
+
+        Returns:
+            A report on the task, also in `last_report`.
         """
         self._settle(self.budget if budget is None else budget)
         self.detach()
@@ -318,9 +324,9 @@ class Guard:
         return self.last_report
 
     def _settle(self, budget: float | None) -> None:
-        """Keep the budget for certain, and note what the task has cost."""
+        """Interpolate weights to within the budget, and write the report of the task."""
         left = 1.0
-        if self._sets and self._anchor is None and self._learned.steps:
+        if self._sets and self._anchor is None and self._state.steps:
             # A penalty holds parameters, while batch norm's statistics follow the new inputs.
             assert self._reference is not None
             self._reference.statistics.nearest(self.model, self.drift)
@@ -329,12 +335,12 @@ class Guard:
         self.last_report = replace(self.report(), left=left)
 
     def _hold(self) -> None:
-        """From here on drift is counted."""
+        """Measure drift from here on."""
         if self._sets:
             self._reference = Reference.of(self.model, self._parameters)
             for probes in self._sets:
                 probes.keep(self._inner)
-            self._controller.begin(self._learned.tasks)
+            self._controller.begin(self._state.tasks)
 
     def _probes(self, given: Any) -> Probes:
         if isinstance(given, Probes):
@@ -351,7 +357,7 @@ class Guard:
         return found
 
     def _check_ranks(self, probes: Probes) -> None:
-        """Files hold one set of old outputs, and each rank takes its turn with the batches: all need the same."""
+        """Refuse other probes on another rank: files hold one set of old outputs, and ranks share the batches."""
         group, ranks = anchors.replicas(self.model)
         if ranks > 1:
             prints: list[Any] = [None] * ranks
@@ -359,13 +365,10 @@ class Guard:
             if len(set(prints)) > 1:
                 raise InputError("ranks have different probes: give all of them the same")
 
-    def _measuring(self) -> Any:
-        return products.measured(piece.storage.product for piece in self._learned.guarded)
-
     # ── drift ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def drift(self) -> float:
-        """How far outputs on the probes are from what they were: the mean divergence."""
+        """The mean divergence of the outputs on the probes from the old ones."""
         if not self._sets:
             raise InputError("there is nothing to measure drift on: give probes=, or guard.begin(probes)")
         return weighted_mean(
@@ -385,17 +388,23 @@ class Guard:
     def rewind(self, budget: float | None = None) -> float:
         """Interpolate weights towards the old ones until the drift is within a budget, no further than needed.
 
-        Batch norm's statistics go along; the optimizer's state stays. Returns the share of the way that is left.
+        Batch norm's statistics are interpolated too; the optimizer's state stays.
+
+        Args:
+            budget: the largest drift; by default the guard's.
+
+        Returns:
+            The share of the way from the old weights to the trained ones that is left.
         """
         budget = self.budget if budget is None else budget
         if budget is None or not self._sets:
             raise InputError("rewind needs a budget, guard.rewind(0.05), and probes: guard.begin(probes)")
-        Controller(budget)  # refuses what is no budget
+        Controller(budget)  # checks it
         return self._rewind(budget)
 
     def _rewind(self, budget: float) -> float:
         assert self._reference is not None
-        with self._learned.moved():
+        with self._state.moved():
             left = self._reference.rewind(self.model, lambda: self._worst_drift() <= budget)
         if left is None:
             watch.warn(
@@ -403,14 +412,7 @@ class Guard:
                 "the old values of all guarded parameters; guard more parameters, or give a larger budget"
             )
             return 1.0
-        if left < 1:
-            self._moved()
         return left
-
-    def _moved(self) -> None:
-        moved: Callable[[], None] | None = getattr(self._learned, "moved", None)
-        if moved is not None:
-            moved()
 
     @torch.no_grad()
     def frontier(self, loss: Callable[[nn.Module], float] | None = None, points: int = 11) -> list[Point]:
@@ -419,6 +421,9 @@ class Guard:
         Args:
             loss: from the model to a number, on held-out data of the new task.
             points: how many, equally spaced.
+
+        Returns:
+            A point for each share of the way, from the old weights (0) to the new ones (1).
         """
         if self._reference is None:
             raise InputError("a frontier needs probes: guard.begin(probes)")
@@ -435,7 +440,7 @@ class Guard:
     def penalty(self) -> float:
         """The penalty on parameters now, for logging; where they are sharded, call it on all ranks."""
         with torch.no_grad():
-            return self._learned.penalty()
+            return self._state.penalty()
 
     def report(self) -> Report:
         """How far the model has drifted since the last task ended: to print, `to_dict()`, `picture()`."""
@@ -445,13 +450,13 @@ class Guard:
             for each in self._sets
         )
         weight = method.weight if isinstance(method, Anchor) else float(method.lam)
-        counts = (self._learned.tasks, self._learned.steps, self.budget, self.penalty())
+        counts = (self._state.tasks, self._state.steps, self.budget, self.penalty())
         return Report(method.name, weight, *counts, sets, self._controller.history)
 
     def log(self) -> dict[str, float]:
-        """A few numbers for a tracker: weight and drift at the last pull, or λ and penalty now."""
+        """Numbers for a tracker: weight and drift at the last pull of an anchor, or λ and penalty now."""
         if self._anchor is None:
-            found = {"guard/lam": float(self._learned.method.lam), "guard/penalty": self.penalty()}
+            found = {"guard/lam": float(self._state.method.lam), "guard/penalty": self.penalty()}
             return {**found, "guard/drift": self.drift()} if self._sets else found
         history = self._controller.history
         if not history:
@@ -461,54 +466,51 @@ class Guard:
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def state_dict(self, probes: bool = False) -> dict[str, Any]:
-        """All that was learned and all options, for a checkpoint of your own; on all ranks of a sharded model.
+        """The state and all options, for a checkpoint of your own; call it on all ranks of a sharded model.
 
         Args:
             probes: whether inputs are included. They are your data: without them, give the same ones when loading.
         """
-        learned = {**self._learned.state_dict(), "method": io.description(self._anchor or self._learned.method)}
-        learned["tensors"] = {name: tensor.clone() for name, tensor in learned["tensors"].items()}
-        learned["options"] = options.saved(self._given, list(select.selected(self.model, self._given.params)))
+        record = {"method": io.description(self._anchor or self._state.method), **self._state.state_dict()}
+        record["options"] = options.saved(self._given, list(select.selected(self.model, self._given.params)))
         if self._sets:
             assert self._reference is not None
-            learned["drift"] = io.drift_state(self._sets, self._reference, self._controller, probes)
-        return learned
+            record["drift"] = io.drift_state(self._sets, self._reference, self._controller, probes)
+        return record
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict` or a file; the model has its weights already, and may have grown since.
+        """Continue from a `state_dict`; the model has its weights already, and may have grown since.
 
-        Anything that cannot be right is refused before anything changes.
+        Every value is checked before anything changes.
         """
-        state = io.current(state)
-        learned = self._learned
-        vectors = io.checked(
-            state, self._anchor or learned.method, {piece.name: piece for piece in learned.guarded}
-        )
+        record = io.current(state)
+        parameters = {each.name: each for each in self._state.guarded}
+        vectors = io.checked(record, self._anchor or self._state.method, parameters)
         restored = None
-        if "drift" in state:
-            restored = io.restored(state["drift"], self._sets, self._probes, self._inner, self.budget)
+        if "drift" in record:
+            restored = io.restored(record["drift"], self._sets, self._probes, self._inner, self.budget)
         elif self._anchor is not None:
             raise InputError("it holds no old outputs, so an anchor could hold nothing: make a new Guard")
-        learned.load(state, vectors)
+        self._state.load(record, vectors)
         if restored is not None:
             self._sets, self._reference, self._controller = restored
-        if self._following is not None:
-            self._following.forget_failed_step(at_once=False)
+        if self._hooks is not None:
+            self._hooks.abandon(at_once=False)
         self._warned = True
-        if not learned.tasks and self._anchor is None and not isinstance(learned.method, Vanilla):
+        if not self.tasks and self._anchor is None and not isinstance(self._state.method, Vanilla):
             watch.warn("no task was consolidated before this was saved: nothing is held until consolidate()")
 
     def save(self, path: str | os.PathLike[str], probes: bool = False) -> None:
         """Write one checked file, all of it or nothing; the model's weights are yours to save.
 
-        Of a model that is spread over processes, all call this, and one writes.
+        If a model is spread over processes, all of them call this, and one writes.
 
         Args:
             probes: whether inputs are included; see `state_dict`.
         """
         state = self.state_dict(probes)
-        sharded = any(groups(piece.parameter) for piece in self._learned.guarded)
+        sharded = any(map(groups, self._parameters))
         _, ranks = anchors.replicas(self.model)
         shared = sharded or ranks > 1
         try:
@@ -516,7 +518,7 @@ class Guard:
                 io.write(Path(path), state)
         finally:
             if shared:
-                dist.barrier()  # all find the file whole afterwards
+                dist.barrier()  # afterwards the file is whole for all
 
     @classmethod
     def load(
@@ -549,7 +551,7 @@ class Guard:
                 guard._sets = [guard._probes(guard._given.probes)]
             guard.load_state_dict(state)
         except BaseException as error:
-            if guard is not None and getattr(guard, "_following", None) is not None:
+            if guard is not None and getattr(guard, "_hooks", None) is not None:
                 guard.detach()
             if isinstance(error, InputError):
                 what = "this state" if isinstance(path, Mapping) else os.fspath(path)
@@ -562,7 +564,7 @@ def _method(method: Any, has_probes: bool) -> Method | Anchor:
     if method is None:
         if not has_probes:
             raise InputError(
-                "a guard needs something to hold the model by: probes=, inputs that the model knows; or "
+                "a guard needs something to hold the model by: probes=, inputs from before; or "
                 "method='rwalk', which measures one task and holds it in the next"
             )
         return Anchor()
@@ -595,7 +597,7 @@ def _check(method: Method | Anchor, given: options.Given) -> None:
             "or leave budget= out and give lam"
         )
     if given.budget is not None and given.probes is None and not given.loading:
-        raise InputError("a budget is measured on probes: give probes=, inputs that the model knows")
+        raise InputError("a budget is measured on probes: give probes=, inputs from before")
     if isinstance(method, Method) and method.fisher != "batch" and ("square" in method.wants or method.data_pass):
         hint = " and give consolidate() batches of one example" if method.data_pass else ""
         raise InputError(f"Guard sees the gradients of batches, not of examples: use fisher='batch'{hint}")

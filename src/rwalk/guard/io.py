@@ -1,4 +1,4 @@
-"""What a guard has learned, as a file or a dictionary: written once, and believed only after it was checked."""
+"""A guard's state as a dictionary and as a file: every value is checked when it is loaded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECOND_FORMAT = "rwalk.Guard/2"  # of 0.2: with probes, without options; still r
 FIRST_FORMAT = "rwalk.guard.1"  # without a checksum; still read
 PRECISIONS = (torch.float64, torch.float32, torch.bfloat16)
 KEYS = {"method", "tasks", "steps", "tensors"}
-KEPT = "@"  # before the names of tensors that are no method's vectors: probes, and what was predicted on them
+KEPT = "@"  # before the names of tensors of the drift state: probes, old outputs, old weights
 
 Vectors = dict[str, dict[str, Tensor]]  # by parameter, by vector
 
@@ -48,7 +48,7 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A state as it was written: its checksum is right, its values are not checked yet."""
+    """A state as it was written, with the right checksum; its values are not checked yet."""
     metadata, tensors = sealed.read(path)
     if FIRST_FORMAT in metadata:
         record = sealed.parsed(metadata[FIRST_FORMAT])
@@ -65,7 +65,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def current(state: Any) -> Mapping[str, Any]:
-    """A state of 0.2 in today's form; any other as it is."""
+    """Convert a state of 0.2 to today's form."""
     if not isinstance(state, Mapping) or "keeper" not in state:
         return cast(Mapping[str, Any], state)
     state = dict(state)
@@ -82,7 +82,7 @@ def current(state: Any) -> Mapping[str, Any]:
             tensors[f"kept/{rest}/logits/{kind}"] = tensor
         else:
             tensors[f"{'reference' if kind == 'old' else kind}/{rest}"] = tensor
-    for name in held:  # they were where the method's own anchors are
+    for name in held:  # their old values are the method's own anchors
         last = max((key for key in vectors[name] if key.startswith("anchor")), key=_task_of, default=None)
         expect(last is not None, "the anchors of its probes")
         tensors[f"reference/{name}"] = vectors[name][cast(str, last)]
@@ -104,7 +104,7 @@ def _task_of(name: str) -> int:
 
 
 def description(method: Method | Anchor) -> dict[str, Any]:
-    """What a file says of a method: of one of the user's own, its name alone, for the rest is code."""
+    """A method as a record; for a method of the user's own the name alone, because the rest is code."""
     if isinstance(method, Anchor):
         return {"name": method.name, "weight": method.weight, "every": method.every, "batch": method.batch}
     kind = type(method)
@@ -151,10 +151,10 @@ def _name_of_method(state: Mapping[str, Any]) -> str:
     return str(state["method"]["name"])
 
 
-# ── what was learned ─────────────────────────────────────────────────────────────────────────────────────────
+# ── vectors ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def checked(state: Any, method: Method | Anchor, pieces: Mapping[str, ParameterState]) -> Vectors:
+def checked(state: Any, method: Method | Anchor, parameters: Mapping[str, ParameterState]) -> Vectors:
     """The vectors of a state, if this method could have made them for these parameters."""
     names = state.keys() - {"drift", "options", "unused"} if isinstance(state, Mapping) else None
     if names != KEYS or not isinstance(state["tensors"], Mapping):
@@ -168,17 +168,17 @@ def checked(state: Any, method: Method | Anchor, pieces: Mapping[str, ParameterS
     unused = state.get("unused", [])
     expect(isinstance(unused, list) and all(isinstance(each, str) for each in unused), "its unused parameters")
     vectors = _by_parameter(state["tensors"])
-    strangers = [name for name in vectors if name not in pieces]
+    strangers = [name for name in vectors if name not in parameters]
     if strangers:
         raise InputError(
             f"{len(strangers)} of {len(vectors)} parameters saved are not guarded here ({some(strangers)}; "
-            f"guarded: {some(pieces)}): give the model they came from, and the same params= and lora="
+            f"guarded: {some(parameters)}): give the model they came from, and the same params="
         )
     if isinstance(method, Anchor):
         expect(not vectors, "the vectors of an anchor, which has none")
         return vectors
     for name, of_parameter in vectors.items():
-        _check_numbers(pieces[name], of_parameter)
+        _check_numbers(parameters[name], of_parameter)
     _check_names(vectors, method, state["tasks"], state["steps"])
     for name, of_parameter in vectors.items():
         springs = method.springs({key: vector[None] for key, vector in of_parameter.items()})
@@ -196,17 +196,17 @@ def _by_parameter(tensors: Mapping[Any, Any]) -> Vectors:
     return vectors
 
 
-def _check_numbers(piece: ParameterState, vectors: Mapping[str, Tensor]) -> None:
-    check_fits(piece, vectors, piece.parameter)
+def _check_numbers(state: ParameterState, vectors: Mapping[str, Tensor]) -> None:
+    check_fits(state.name, vectors, state.parameter)
     shapes = {vector.shape for vector in vectors.values()}
-    expect(len(shapes) == 1, f"the shapes of {piece.name}'s vectors")
+    expect(len(shapes) == 1, f"the shapes of {state.name}'s vectors")
     empty = 0 in next(iter(shapes))
-    expect(not empty or 0 in piece.parameter.shape, f"the shape of {piece.name}'s vectors")
+    expect(not empty or 0 in state.parameter.shape, f"the shape of {state.name}'s vectors")
     for name, vector in vectors.items():
-        # In the precision they will be used in: what is finite in float64 need not be in float32.
-        if not vector.to(piece.storage.worked_in).isfinite().all():
+        # In the precision of the equations: a number that is finite in float64 can be infinite in float32.
+        if not vector.to(state.work_dtype).isfinite().all():
             raise InputError(
-                f"{name}/{piece.name} is not finite: it was saved after a gradient was not; take an older copy"
+                f"{name}/{state.name} is not finite: it was saved after a gradient was not; take an older copy"
             )
 
 
@@ -252,7 +252,7 @@ ToProbes = Callable[[Any], Probes]
 def drift_state(
     sets: Sequence[Probes], reference: Reference, controller: Controller, with_inputs: bool
 ) -> dict[str, Any]:
-    """Old outputs, old weights and the controller; inputs only if asked for, but for a model's own samples."""
+    """Old outputs, old weights and the controller; a model's own samples, and other inputs if `with_inputs`."""
     tensors = {f"reference/{name}": tensor for name, tensor in reference.tensors.items()}
     found = []
     for number, probes in enumerate(sets):
@@ -282,7 +282,7 @@ def drift_state(
 def restored(
     state: Any, given: Sequence[Probes], to_probes: ToProbes, model: nn.Module, budget: float | None
 ) -> tuple[list[Probes], Reference, Controller]:
-    """Probes with their old outputs, the reference and the controller; anything that cannot be right is refused.
+    """Probes with their old outputs, the reference and the controller, all checked.
 
     Args:
         given: probes whose inputs a state may have left out.

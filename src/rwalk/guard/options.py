@@ -41,8 +41,8 @@ class StateOptions:
             raise InputError(f"dtype must be torch.float32, torch.bfloat16 or '8bit', not {self.dtype!r}")
         if self.device not in (None, "cpu"):
             raise InputError(f"device must be 'cpu' or None, not {self.device!r}")
-        if self.lora not in ("factors", "product"):
-            raise InputError(f"lora must be 'factors' or 'product', not {self.lora!r}")
+        if self.lora != "factors":
+            raise InputError("lora='product' was removed: adapters are held by their factors, or by probes=")
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ OLD = {
     "predict": "probes=rwalk.Probes(inputs, call=…)",
     "dtype": "state=rwalk.StateOptions(dtype=…)",
     "offload": "state=rwalk.StateOptions(device=…)",
-    "lora": "state=rwalk.StateOptions(lora=…)",
+    "lora": "leave it out: adapters are held by their factors",
     "compile": "leave it out: steps on a CPU are no longer compiled",
 }
 

@@ -1,1 +1,1 @@
-"""What is kept per parameter: plain, quantized, on the host, sharded, for adapters."""
+"""State per parameter: plain, quantized, on the host, sharded."""

@@ -5,10 +5,10 @@ something: 8 bits, a fixed share of each number's size. Sums to which every step
 take 16 bits of the same kind. Places in parameter space are subtracted from the parameters, and the difference
 must be right: 16 bits, equally spaced over a block.
 
-A number that lies on a level is coded as that level, whatever the rest of its block does: what is read and written
-back unchanged is unchanged, so that files need not know of codes. Between two levels a draw decides, in proportion
-to how near they are, or an average that moves by less than a level per step would never move. Draws are counted,
-not random: they come from where a number is, and from when, in steps equally spread over both.
+A number that lies on a level is coded as that level, independent of the rest of its block. So a vector that is
+read and written back stays as it is, and files do not depend on codes. Between two levels a draw decides, in
+proportion to how near they are: otherwise an average that moves by less than a level per step would never move.
+Draws are counted, not random: they depend on the place of a number and on the step, equally spread over both.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 BLOCK = 128
-MAGNITUDE = 0x7FFFFFFF  # of a float32, as an integer: everything but the sign
-NO_NUMBER = 0x7FC00000  # the smallest of those that stand for none, as CPUs write it; rounded, it is still one
-LOST = 143  # the exponent of a block that is not finite: no level of it is
+MAGNITUDE = 0x7FFFFFFF  # the bits of a float32 without its sign
+NO_NUMBER = 0x7FC00000  # the NaN that CPUs write; rounded, it is still a NaN
+LOST = 143  # the exponent of a block that is not finite
 
 # Multiples of these fill the integers of 32 bits evenly, along blocks, along a block, and in time.
 ALONG_BLOCKS, ALONG_BLOCK, IN_TIME = 0x9E3779B1, 0xB5297A4D, 0x68E31DA5

@@ -1,115 +1,96 @@
-"""What a method has learned of somebody else's model: a piece per parameter, counted in tasks and steps."""
+"""The state of a guard: vectors per parameter, counted in tasks and steps."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rwalk.errors import InputError
-from rwalk.guard import io as files
 from rwalk.guard import watch
-from rwalk.guard.importance import measure
 from rwalk.guard.select import some
-from rwalk.guard.state import sharded as shards
-from rwalk.guard.state.lora import Target
 from rwalk.guard.state.parameter import (
     Form,
     ParameterState,
     Precision,
-    is_trained,
+    check_fits,
+    full_vectors,
     restored,
     successor,
-    whole_state,
 )
-from rwalk.guard.state.quantized import storage_of
-from rwalk.guard.state.sharded import Group
-from rwalk.guard.step.dispatch import Batches
+from rwalk.guard.state.quantized import new_state
+from rwalk.guard.state.sharded import Group, groups, local
+from rwalk.guard.step.executor import Batches
 from rwalk.methods import Method
 from rwalk.methods.base import Ranges
 
 ParameterStates = Mapping[nn.Parameter, ParameterState | None]  # None: the optimizer's, but not guarded
+Vectors = Mapping[str, Mapping[str, Tensor]]  # by parameter, by vector
 
 
 class GuardState:
-    """The state of a guard, whichever optimizer it follows.
+    """The state of a guard, for one optimizer after another.
 
-    method  with the λ of this moment
-    dtype, offload  see `Form`
+    Args:
+        method: whose equations are used.
+        dtype: see `Form`.
+        offload: see `Form`.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        dtype: Precision | None,
-        offload: torch.device | None,
-    ) -> None:
+    def __init__(self, method: Method, dtype: Precision | None, offload: torch.device | None) -> None:
         self.method = method
-        self.pieces: ParameterStates = {}
+        self.by_parameter: ParameterStates = {}
         self.batches = Batches(lambda: self.guarded)
         self.tasks = 0  # consolidated so far
         self.steps = 0  # observed in the current task
-        self._form = Form(dtype, offload, lambda: moment(self.tasks, self.steps))
+        self._form = Form(dtype, offload, lambda: self.tasks * 1_000_003 + self.steps)
 
     @property
     def guarded(self) -> list[ParameterState]:
-        return list(dict.fromkeys(piece for piece in self.pieces.values() if piece))
+        return [state for state in self.by_parameter.values() if state]
 
     @property
     def started(self) -> list[ParameterState]:
-        """The pieces that ever had a gradient; the others hold no memory."""
-        return [piece for piece in self.guarded if piece.started]
+        """Those that ever had a gradient; the others hold no memory."""
+        return [state for state in self.guarded if state.started]
 
     def holds(self) -> bool:
-        """Whether anything pulls."""
-        return any(self.method.springs(piece.state) for piece in self.started)
+        """Whether there is a penalty on any parameter."""
+        return any(self.method.springs(state.vectors) for state in self.started)
 
-    def matched(self, chosen: Mapping[str, Target], optimizer: Optimizer) -> ParameterStates:
-        """The pieces of these parameters; they may have been replaced, have grown or be new."""
+    def matched(self, chosen: Mapping[str, nn.Parameter], optimizer: Optimizer) -> ParameterStates:
+        """The states of these parameters, which may have been replaced, have grown or be new."""
         held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        pieces: dict[nn.Parameter, ParameterState | None] = {}
-        known = {piece.name: piece for piece in self.guarded}
-        for name, target in chosen.items():
-            if isinstance(target, Tensor) and target.is_complex():
+        found: dict[nn.Parameter, ParameterState | None] = {}
+        known = {state.name: state for state in self.guarded}
+        for name, parameter in chosen.items():
+            if parameter.is_complex():
                 raise InputError(f"{name} is complex, and importance is of real numbers: exclude it by params=")
-            piece = known.pop(name, None) or ParameterState(name, storage_of(name, target, self._form))
-            piece = successor(piece, target, self.method)
-            pieces |= dict.fromkeys(piece.storage.trained, piece)
-        if held.isdisjoint(pieces):
+            state = known.pop(name, None) or new_state(name, parameter, self._form)
+            found[parameter] = successor(state, parameter, self.method)
+        if held.isdisjoint(found):
             raise InputError(
                 f"the optimizer holds none of the {len(chosen)} parameters to guard ({some(chosen)}): "
                 "make it from the parameters of this very model, then guard.attach(optimizer)"
             )
         self.batches.forget()
-        lost = [name for name, piece in known.items() if piece.started]
+        lost = [name for name, state in known.items() if state.started]
         if lost:
             watch.warn(
                 f"{some(lost)} left the model: its importance is gone; keep the module in the model to keep it"
             )
-        return pieces | {parameter: None for parameter in held if parameter not in pieces}
-
-    def follow(self, pieces: ParameterStates) -> bool:
-        """Take these parameter states from here on; returns whether adapters were replaced since the last task."""
-        before = {piece.name: piece for piece in self.started}
-        after = {piece.name: piece for piece in pieces.values() if piece}
-        anew = [name for name in before if name in after and _is_adapted_anew(before[name], after[name])]
-        if anew and self.steps:
-            raise InputError(
-                f"the adapter of {some(anew)} was replaced in the middle of a task: guard.consolidate() first"
-            )
-        self.pieces = pieces
-        if anew:
-            warn_if_moved(self, "merge an adapter (merge_and_unload) before you make another")
-        return bool(anew)
+        return found | {parameter: None for parameter in held if parameter not in found}
 
     # ── a step, a task ────────────────────────────────────────────────────────────────────────────────────────
 
     def stepped(self) -> None:
-        """A step was observed, piece by piece."""
+        """Count a step whose parameters were all observed."""
         self.steps += 1
         if self.method.window and self.steps % self.method.window == 0:
             self._score()
@@ -120,99 +101,147 @@ class GuardState:
                 batch.score(self.method)
 
     def consolidate(self, fishers: Mapping[ParameterState, Tensor]) -> None:
-        """A task ended; `fishers` are those of a pass over its data, or none."""
-        self._score()  # what is left of the last window; the ranges must see it
+        """End a task; `fishers` are those of a pass over its data, or none."""
+        self._score()  # the rest of the last window, before ranges are taken
         self.batches.forget()
         ranges = self._ranges(fishers.values())
         # A parameter without a gradient in this task, such as an unused head, keeps the importance it has.
-        for piece in fishers or [piece for piece in self.started if piece.used]:
-            piece.consolidate(self.method, fishers.get(piece), ranges)
+        for state in fishers or [state for state in self.started if state.used]:
+            state.consolidate(self.method, fishers.get(state), ranges)
         self.tasks += 1
         self.steps = 0
 
     def begin(self, fishers: Mapping[ParameterState, Tensor]) -> None:
-        """Of a model that was trained elsewhere nothing is known but its Fisher: that is its first task."""
-        for piece, fisher in fishers.items():
-            if not piece.started:
-                piece.start(self.method)
-            piece.begin(self.method, fisher)
-        for piece in self.started:
-            piece.used = True
+        """Take the Fisher of a model that was trained elsewhere as its first task."""
+        for state, fisher in fishers.items():
+            if not state.started:
+                state.start(self.method)
+            state.begin(self.method, fisher)
+        for state in self.started:
+            state.used = True
         self.consolidate(fishers)
 
     @contextmanager
     def moved(self) -> Iterator[None]:
         """Within this, weights are moved outside of the optimizer's steps: no method counts that as its path."""
-        where = {piece: piece.storage.theta().clone() for piece in self.started if "origin" in piece.state}
+        where = {state: state.theta().clone() for state in self.started if "origin" in state.vectors}
         yield
-        for piece, before in where.items():
-            piece.moved(self.method, before)
+        for state, before in where.items():
+            state.moved(self.method, before)
+
+    # ── measures of the whole network ─────────────────────────────────────────────────────────────────────────
 
     def _ranges(self, fishers: Iterable[Tensor]) -> Ranges:
-        """Extrema of the vectors to normalise, over the whole network; and a look at all that was measured."""
-        measured = measure.all_of_it(self.guarded, self.method, fishers)
-        if not measured.finite:
-            raise watch.not_finite("a gradient of this task was not finite, so what it measured is not either")
-        if measured.penalty == 0 and self.steps and self.holds():
+        """Extrema of the vectors to normalise, over the whole network; and a check of all that was measured.
+
+        All are minima, the largest negated, so that ranks that share a network talk only once.
+        """
+        started, scales = self.started, self.method.scales
+        penalty = sum(_cost(state, self.method) for state in started)
+        finite = math.isfinite(penalty) and all(map(_is_finite, started))
+        finite = finite and all(bool(fisher.isfinite().all()) for fisher in fishers)
+        minima = [float(finite), -penalty if finite else 0.0]
+        for name in scales:
+            pairs = [_extrema(state, name) for state in started]
+            minima += [min(low for low, _ in pairs), min(-high for _, high in pairs)]
+        shared = dict.fromkeys(group for state in self.guarded for group in groups(state.parameter))
+        finite_everywhere, negated_penalty, *bounds = _reduced(minima, shared, "MIN")
+        if not finite_everywhere:
+            raise watch.not_finite("a gradient of this task was not finite, so its importance is not either")
+        if negated_penalty == 0 and self.steps and self.holds():
             watch.warn(
                 "the penalty stayed exactly 0 through the whole task, so nothing was protected: set lam above 0, "
                 "and let params= select parameters that every task trains"
             )
-        return measured.ranges
+        low, negated_high = (torch.tensor(each, dtype=torch.float64) for each in (bounds[::2], bounds[1::2]))
+        return dict(zip(scales, zip(low, -negated_high, strict=True), strict=True))
 
     def penalty(self) -> float:
-        """The penalty's value now; where parameters are sharded, all ranks must ask for it."""
+        """The penalty's value now; where parameters are sharded, all ranks must call this."""
         costs: dict[tuple[Group, ...], float] = {}
-        for piece in self.started:
-            groups = shards.groups(piece.parameter)
-            costs[groups] = costs.get(groups, 0.0) + measure.cost(piece, self.method)
-        return sum(measure.reduced([cost], groups, "SUM")[0] for groups, cost in costs.items())
+        for state in self.started:
+            shared = groups(state.parameter)
+            costs[shared] = costs.get(shared, 0.0) + _cost(state, self.method)
+        return sum(_reduced([cost], shared, "SUM")[0] for shared, cost in costs.items())
+
+    def is_finite(self) -> bool:
+        """Whether all parameters are finite; the host waits for the device once."""
+        sums = [local(state.parameter.detach()).sum(dtype=state.work_dtype) for state in self.started]
+        return not sums or bool(torch.stack([each.to(sums[0].device) for each in sums]).isfinite().all())
+
+    def warn_if_moved(self, otherwise: str) -> None:
+        """Between two tasks a model should be where the last one left it."""
+        moved = [state.name for state in self.started if not _is_at_anchor(state, self.method)]
+        if self.steps == 0 and moved:
+            watch.warn(f"the model is not where its last task left it ({some(moved)}): {otherwise}")
 
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> dict[str, Any]:
         tensors = {
-            f"{vector}/{piece.name}": tensor
-            for piece in self.started
-            for vector, tensor in whole_state(piece).items()
+            f"{vector}/{state.name}": tensor.clone()
+            for state in self.started
+            for vector, tensor in full_vectors(state).items()
         }
-        method = files.description(self.method)
-        state = {"method": method, "tasks": self.tasks, "steps": self.steps, "tensors": tensors}
-        unused = [piece.name for piece in self.started if self.steps and not piece.used]
-        return {**state, "unused": unused} if unused else state
+        record = {"tasks": self.tasks, "steps": self.steps, "tensors": tensors}
+        unused = [state.name for state in self.started if self.steps and not state.used]
+        return {**record, "unused": unused} if unused else record
 
-    def load(self, state: Mapping[str, Any], vectors: files.Vectors) -> None:
-        """Go on from a state whose vectors were checked."""
+    def load(self, record: Mapping[str, Any], vectors: Vectors) -> None:
+        """Continue from a record whose vectors were checked."""
         self.batches.forget()
-        pieces = {piece.name: piece for piece in self.guarded}
-        loaded = [
-            restored(piece := pieces[name], saved, piece.storage.product or piece.parameter, self.method)
-            for name, saved in vectors.items()
-        ]
-        self.pieces = {**self.pieces, **{each: piece for piece in loaded for each in piece.storage.trained}}
-        for piece in loaded:
-            piece.used = bool(state["steps"]) and piece.name not in state.get("unused", ())
-        self.tasks, self.steps = state["tasks"], state["steps"]
-        free = [p.name for p in self.guarded if is_trained(p) and p.name not in vectors]
+        found = dict(self.by_parameter)
+        for parameter, state in self.by_parameter.items():
+            if state and state.name in vectors:
+                check_fits(state.name, vectors[state.name], parameter)
+                found[parameter] = loaded = restored(state, vectors[state.name], parameter, self.method)
+                loaded.used = bool(record["steps"]) and state.name not in record.get("unused", ())
+        self.by_parameter = found
+        self.tasks, self.steps = record["tasks"], record["steps"]
+        free = [each.name for each in self.guarded if each.parameter.requires_grad and each.name not in vectors]
         if vectors and free:
             watch.warn(f"nothing was saved for {some(free)}: they start free")
-        warn_if_moved(
-            self, "load its weights before the guard's, or it will be pulled towards weights it never had"
+        self.warn_if_moved(
+            "load its weights before the guard's, or it will be pulled towards weights it never had"
         )
 
 
-def moment(tasks: int, steps: int) -> int:
-    """Another number in every step, the same again in a run that was resumed."""
-    return tasks * 1_000_003 + steps
+def _cost(state: ParameterState, method: Method) -> float:
+    """This parameter's part of the penalty."""
+    return sum(float(method.cost(part.state, part.theta)) for part in state.parts())
 
 
-def warn_if_moved(learned: GuardState, otherwise: str) -> None:
-    """Between two tasks a model is where the last one left it."""
-    moved = [piece.name for piece in learned.started if not measure.is_at_anchor(piece, learned.method)]
-    if learned.steps == 0 and moved:
-        watch.warn(f"the model is not where its last task left it ({some(moved)}): {otherwise}")
+def _is_finite(state: ParameterState) -> bool:
+    tensors = (each for part in state.parts() for each in (part.theta, *part.state.values()))
+    return all(bool(each.isfinite().all()) for each in tensors)
 
 
-def _is_adapted_anew(before: ParameterState, after: ParameterState) -> bool:
-    """Whether a weight has an adapter that it did not have, or lost one."""
-    return before is not after and (before.storage.product or after.storage.product) is not None
+def _extrema(state: ParameterState, name: str) -> tuple[float, float]:
+    """The smallest and largest value of a vector; of an empty one, those that change no other's."""
+    pairs = [part.state[name].aminmax() for part in state.parts() if part.theta.numel()]
+    low = min((float(low) for low, _ in pairs), default=math.inf)
+    return low, max((float(high) for _, high in pairs), default=-math.inf)
+
+
+def _is_at_anchor(state: ParameterState, method: Method) -> bool:
+    """Whether parameters are where the last task left them, up to the rounding of the state."""
+    return all(
+        bool((_is_near(part.theta, anchor, state.rounding) | (importance == 0)).all())
+        for part in state.parts()
+        for _, importance, anchor in method.springs(part.state)[-1:]
+    )
+
+
+def _is_near(theta: Tensor, anchor: Tensor, rounding: float) -> Tensor:
+    """Number by number; bfloat16 rounds each by its own size, others by a share of the largest around it."""
+    least = max(1e-6, rounding * float(anchor.abs().amax())) if anchor.numel() else 0.0
+    return torch.isclose(theta, anchor, rtol=1e-2, atol=least)
+
+
+def _reduced(numbers: list[float], shared: Iterable[Group], op: Literal["MIN", "SUM"]) -> list[float]:
+    """Numbers reduced over all ranks of these process groups."""
+    for device, group in shared:
+        tensor = torch.tensor(numbers, dtype=torch.float64, device=device)
+        dist.all_reduce(tensor, getattr(dist.ReduceOp, op), group)
+        numbers = tensor.tolist()
+    return numbers

@@ -1,4 +1,4 @@
-"""One parameter of a user's model, and the state that a method keeps for it.
+"""One parameter of a model, and the vectors that a method keeps for it.
 
 The methods work on [R, P], elementwise. Here all vectors are [1, *shape]: the one row of a network, cut at a
 parameter's borders. A parameter may be the shard of a larger one (FSDP2, `sharded`), lie on another device than
@@ -8,7 +8,6 @@ its state, or be narrower than float32.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -16,29 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from rwalk.errors import InputError
-from rwalk.guard.state import sharded as shards
 from rwalk.guard.state.codec import drawn_for, rounded
-from rwalk.guard.state.lora import Product, Target
-from rwalk.guard.state.sharded import is_sharded, local
-from rwalk.guard.step import penalty as stiffness
+from rwalk.guard.state.sharded import fitted, gathered, is_sharded, local
+from rwalk.guard.step import penalty
 from rwalk.methods.base import Method, Ranges, State
 
 Precision = torch.dtype | Literal["8bit"]
 
 
-class Part(NamedTuple):
-    """Some of a parameter's numbers: its state and θ, as the equations want them."""
-
-    state: State
-    theta: Tensor
-    of: Callable[[Tensor], Tensor]  # the same numbers of another tensor of the parameter's shape, [1, *shape]
-
-
 class Form(NamedTuple):
-    """How state is kept, and where.
+    """How state is kept.
 
-    dtype    "8bit" (`codec`), or the dtype that numbers are rounded to; that of the equations, if None
-    offload  the device it is kept on; with the parameter, if None
+    dtype    "8bit" (`codec`), or the dtype that numbers are rounded to; None: that of the equations
+    offload  the device it is kept on; None: the parameter's
     moment   another number in every step, the same again in a run that was resumed
     """
 
@@ -47,51 +36,53 @@ class Form(NamedTuple):
     moment: Callable[[], int]
 
 
-class Storage:
-    """The state of a parameter; or of the product of two, in the place of the weight that they adapt.
+class Part(NamedTuple):
+    """Some of a parameter's numbers: its state and θ, as the equations need them."""
 
-    The equations are worked out where the state lies, in float32 at least.
+    state: State
+    theta: Tensor
+    of: Callable[[Tensor], Tensor]  # the same numbers of another tensor of the parameter's shape, [1, *shape]
+
+
+class ParameterState:
+    """A parameter under its name in the model, and its vectors, which lie where the parameter does.
+
+    Equations use float32 at least.
     """
 
-    def __init__(self, target: Target, name: str, form: Form) -> None:
-        self.product = target if isinstance(target, Product) else None
-        self.parameter = target.base if isinstance(target, Product) else target
-        self.name = name
-        self.form = form
-        self.state: State = {}
-        self.mark = object()  # replaced whenever vectors of the state are
+    rounding = 0.0  # the error of a place in parameter space, by the largest around it
 
-    def of(self, target: Target) -> Storage:
-        """An empty one, of the same kind, for another parameter."""
-        return type(self)(target, self.name, self.form)
-
-    @property
-    def trained(self) -> tuple[nn.Parameter, ...]:
-        """What an optimizer may move."""
-        return (self.parameter,) if self.product is None else self.product.factors
+    def __init__(self, name: str, parameter: nn.Parameter, form: Form) -> None:
+        self.name, self.parameter, self.form = name, parameter, form
+        self.vectors: State = {}
+        self.started = False
+        self.used = False  # whether it had a gradient in the current task
+        self.mark = object()  # replaced whenever vectors are
+        self._scratch: dict[str, Tensor] = {}
+        self._stiffest: float | None = None  # of the penalty at λ = 1; None until it is needed
 
     @property
     def home(self) -> torch.device:
         return self.parameter.device
 
     @property
-    def worked_in(self) -> torch.dtype:
+    def work_dtype(self) -> torch.dtype:
         return torch.float64 if self.parameter.dtype == torch.float64 else torch.float32
 
     @property
-    def stored_as(self) -> torch.dtype:
-        return self.form.dtype if isinstance(self.form.dtype, torch.dtype) else self.worked_in
+    def kept_dtype(self) -> torch.dtype:
+        return self.form.dtype if isinstance(self.form.dtype, torch.dtype) else self.work_dtype
 
-    rounding = 0.0  # the error of a place in parameter space, by the largest around it
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in (*self.vectors.values(), *self._scratch.values()))
 
     def wide(self, tensor: Tensor) -> Tensor:
         """In the dtype and on the device of the equations; the tensor itself, if it is already."""
-        return tensor.to(self.home, self.worked_in)
+        return tensor.to(self.home, self.work_dtype)
 
     def theta(self) -> Tensor:
         """The parameter's numbers on this rank."""
-        if self.product is not None:
-            return self.product.value(self.worked_in)[None]
         return local(self.parameter.detach())[None]
 
     def narrowed(self, theta: Tensor, like: Tensor) -> Tensor:
@@ -100,73 +91,75 @@ class Storage:
             return theta
         return rounded(theta, like.dtype, drawn_for(theta, self.name, self.form.moment()))
 
-    def keep(self, state: State) -> None:
-        self.state = {name: vector.to(self.home, self.stored_as) for name, vector in state.items()}
-        self.touched()
+    # ── how vectors are kept: other forms replace these ───────────────────────────────────────────────────────
 
-    def touched(self) -> None:
-        """Vectors of the state were replaced: batches that refer to them are stale."""
-        self.mark = object()
+    def store(self, vectors: State) -> None:
+        """Replace all vectors."""
+        self.vectors = {name: vector.to(self.home, self.kept_dtype) for name, vector in vectors.items()}
+        self.touch()
 
-    def follow(self) -> None:
-        """The model may have been moved to another device since the last step."""
+    def whole(self) -> State:
+        """All vectors, decoded; not copied if they are kept so."""
+        return self.vectors
+
+    def relocate(self) -> None:
+        """Follow the parameter if the model was moved to another device."""
         home = self.home
-        if any(vector.device != home for vector in self.state.values()):
-            self.keep(self.state)
-
-    def borrowed(self, write: bool = False) -> AbstractContextManager[State]:
-        """The state in the dtype of the equations; with `write`, changes are kept."""
-        if self.stored_as == self.worked_in:
-            if write:
-                self.touched()
-            return nullcontext(self.state)
-        return _copied_state(self, write)
+        if any(vector.device != home for vector in self.vectors.values()):
+            self.store(self.vectors)
 
     def parts(self, write: bool = False) -> Iterator[Part]:
-        """The whole state in one or more parts; with `write`, changes are kept."""
-        self.follow()
-        with self.borrowed(write=write) as state:
-            yield Part(state, self.wide(self.theta()), lambda tensor: tensor)
+        """All numbers in one or more parts, in the dtype of the equations; with `write`, changes are kept."""
+        self.relocate()
+        as_kept = self.kept_dtype == self.work_dtype
+        vectors = (
+            self.vectors if as_kept else {name: each.to(self.work_dtype) for name, each in self.vectors.items()}
+        )
+        yield Part(vectors, self.wide(self.theta()), lambda tensor: tensor)
+        if write and as_kept:
+            self.touch()
+        elif write:
+            self.store(vectors)
 
-    def read(self) -> State:
-        """All vectors, whole; not copied, if they are kept so."""
-        return self.state
+    # ── the method's equations ────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def nbytes(self) -> int:
-        return sum(vector.nbytes for vector in self.state.values())
+    def start(self, method: Method) -> None:
+        for part in self.parts(write=True):
+            part.state.update(method.start(part.theta))
+        self.started = True
 
+    def begin(self, method: Method, fisher: Tensor) -> None:
+        for part in self.parts(write=True):
+            method.begin(part.state, part.of(fisher))
 
-@contextmanager
-def _copied_state(storage: Storage, write: bool) -> Iterator[State]:
-    state = {name: vector.to(storage.worked_in) for name, vector in storage.state.items()}
-    yield state
-    if write:
-        storage.keep(state)
+    def consolidate(self, method: Method, fisher: Tensor | None, ranges: Ranges) -> None:
+        for part in self.parts(write=True):
+            method.consolidate(part.state, part.theta, None if fisher is None else part.of(fisher), ranges)
+        self._stiffest = None
+        self.used = False
 
+    def moved(self, method: Method, before: Tensor) -> None:
+        """Weights were moved from `before` outside of the optimizer's steps."""
+        for part in self.parts(write=True):
+            method.moved(part.state, part.theta - self.wide(part.of(before)))
 
-class ParameterState:
-    """A parameter under its name, and its state."""
+    def stiffest(self, method: Method) -> float:
+        """The largest second derivative of the penalty, which is linear in λ; computed once per task.
 
-    def __init__(self, name: str, storage: Storage) -> None:
-        self.name = name
-        self.storage = storage
-        self.started = False
-        self.used = False  # whether it had a gradient in the current task
-        self._scratch: dict[str, Tensor] = {}
-        self._stiffest: float | None = None  # of all its springs at λ = 1; None until it is asked for
+        0 for a method with a `pull` of its own, whose stiffness is unknown.
+        """
+        if type(method).pull is not Method.pull:
+            return 0.0
+        if self._stiffest is None:
+            at_one = replace(method, lam=1.0)
+            self._stiffest = max(penalty.stiffest(at_one.springs(part.state), part.theta) for part in self.parts())
+        return self._stiffest * float(method.lam)
 
-    @property
-    def parameter(self) -> nn.Parameter:
-        return self.storage.parameter
+    # ── memory ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def state(self) -> State:
-        return self.storage.state
-
-    @property
-    def nbytes(self) -> int:
-        return self.storage.nbytes + sum(each.nbytes for each in self._scratch.values())
+    def touch(self) -> None:
+        """Vectors were replaced: batches that refer to them are stale."""
+        self.mark = object()
 
     def scratch(self, name: str) -> Tensor:
         """Memory for as many numbers as the parameter has, kept from step to step."""
@@ -176,115 +169,59 @@ class ParameterState:
         return found
 
     def free_scratch(self) -> None:
-        """It is not needed until the next step, or the user has it now."""
+        """It is not needed until the next step, or belongs to the user now."""
         self._scratch = {}
-        self.storage.touched()
-
-    @contextmanager
-    def whole(self, write: bool = False) -> Iterator[tuple[State, Tensor]]:
-        """The state and θ in the dtype of the equations; with `write`, changes of the state are kept."""
-        self.storage.follow()
-        with self.storage.borrowed(write=write) as state:
-            yield state, self.storage.wide(self.storage.theta())
-
-    # ── the method's equations ────────────────────────────────────────────────────────────────────────────
-
-    def start(self, method: Method) -> None:
-        for part in self.storage.parts(write=True):
-            part.state.update(method.start(part.theta))
-        self.started = True
-
-    def begin(self, method: Method, fisher: Tensor) -> None:
-        for part in self.storage.parts(write=True):
-            method.begin(part.state, part.of(fisher))
-
-    def consolidate(self, method: Method, fisher: Tensor | None, ranges: Ranges) -> None:
-        for part in self.storage.parts(write=True):
-            method.consolidate(part.state, part.theta, None if fisher is None else part.of(fisher), ranges)
-        self._stiffest = None
-        self.used = False
-
-    def score(self, method: Method) -> None:
-        """A window of steps ended."""
-        for part in self.storage.parts(write=True):
-            method.score(part.state, part.theta)
-
-    def moved(self, method: Method, before: Tensor) -> None:
-        """θ was moved from there outside of the optimizer's steps."""
-        for part in self.storage.parts(write=True):
-            method.moved(part.state, part.theta - self.storage.wide(part.of(before)))
-
-    def stiffest(self, method: Method) -> float:
-        """The largest second derivative of the penalty, which is linear in λ; looked for once per task.
-
-        0 for a method with a `pull` of its own, whose stiffness is unknown.
-        """
-        if type(method).pull is not Method.pull:
-            return 0.0
-        if self._stiffest is None:
-            at_one = replace(method, lam=1.0)
-            parts = self.storage.parts()
-            self._stiffest = max(stiffness.stiffest(at_one.springs(part.state), part.theta) for part in parts)
-        return self._stiffest * float(method.lam)
+        self.touch()
 
 
-def is_trained(piece: ParameterState) -> bool:
-    return any(parameter.requires_grad for parameter in piece.storage.trained)
+# ── growing, loading ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-# ── growing, loading ────────────────────────────────────────────────────────────────────────────────────────
+def full_vectors(state: ParameterState) -> dict[str, Tensor]:
+    """The vectors in the parameter's full shape; from all ranks where it is sharded."""
+    return {name: gathered(vector[0], state.parameter) for name, vector in state.whole().items()}
 
 
-def whole_state(piece: ParameterState) -> dict[str, Tensor]:
-    """The state vectors in the parameter's full shape; from all ranks where it is sharded."""
-    kept = piece.storage.read()
-    return {name: shards.gathered(vector[0], piece.parameter) for name, vector in kept.items()}
-
-
-def successor(piece: ParameterState, target: Target, method: Method) -> ParameterState:
-    """The piece for what the model has under this name now; what was learned goes with it."""
-    product = piece.storage.product
-    if target is piece.parameter if product is None else product.is_that_of(target):
-        return piece  # nothing was replaced
-    storage = piece.storage.of(target)
-    if not piece.started:
-        return ParameterState(piece.name, storage)
-    if is_sharded(storage.parameter) != is_sharded(piece.parameter):
-        raise InputError(f"{piece.name} was sharded after its Guard was made: make the Guard after fully_shard")
-    vectors = whole_state(piece)
-    check_fits(piece, vectors, storage.parameter)
-    return restored(piece, vectors, target, method)
+def successor(state: ParameterState, parameter: nn.Parameter, method: Method) -> ParameterState:
+    """The state of the parameter that the model has under this name now, which may have grown."""
+    if parameter is state.parameter:
+        return state
+    if not state.started:
+        return type(state)(state.name, parameter, state.form)
+    if is_sharded(parameter) != is_sharded(state.parameter):
+        raise InputError(f"{state.name} was sharded after its Guard was made: make the Guard after fully_shard")
+    vectors = full_vectors(state)
+    check_fits(state.name, vectors, parameter)
+    return restored(state, vectors, parameter, method)
 
 
 def restored(
-    piece: ParameterState, vectors: Mapping[str, Tensor], target: Target, method: Method
+    state: ParameterState, vectors: Mapping[str, Tensor], parameter: nn.Parameter, method: Method
 ) -> ParameterState:
-    """A piece for a parameter, with state vectors of its shape, or of a smaller one if it has grown since.
+    """A new state with vectors of the parameter's shape, or of a smaller one if it has grown since.
 
-    New numbers start free: as `start` begins them, and with zeros (no importance) in all other vectors. The piece
-    that it follows stays as it is.
+    New numbers start free: as `method.start` begins them, and with zeros (no importance) in all other vectors.
     """
-    new = ParameterState(piece.name, piece.storage.of(target))
-    parameter = new.parameter
-    theta = new.storage.wide(new.storage.theta())
+    new = type(state)(state.name, parameter, state.form)
+    theta = new.wide(new.theta())
     fresh = method.start(theta)
-    state = {}
+    found = {}
     for name, vector in vectors.items():
         vector = vector.to(theta.dtype, copy=True)
-        state[name] = shards.fitted(vector, parameter).to(theta.device)[None]
+        found[name] = fitted(vector, parameter).to(theta.device)[None]
         if vector.shape != parameter.shape:
-            known = shards.fitted(torch.ones(vector.shape, dtype=torch.bool), parameter).to(theta.device)[None]
-            state[name] = torch.where(known, state[name], fresh.get(name, torch.zeros_like(theta)))
-    new.storage.keep(state)
+            known = fitted(torch.ones(vector.shape, dtype=torch.bool), parameter).to(theta.device)[None]
+            found[name] = torch.where(known, found[name], fresh.get(name, torch.zeros_like(theta)))
+    new.store(found)
     new.started = True
     return new
 
 
-def check_fits(piece: ParameterState, vectors: Mapping[str, Tensor], parameter: nn.Parameter) -> None:
+def check_fits(name: str, vectors: Mapping[str, Tensor], parameter: nn.Parameter) -> None:
     for vector in vectors.values():
         smaller = all(a <= b for a, b in zip(vector.shape, parameter.shape, strict=False))
         if vector.ndim != parameter.ndim or not smaller:
             raise InputError(
-                f"{piece.name} has shape {tuple(parameter.shape)} but its importance {tuple(vector.shape)}: "
+                f"{name} has shape {tuple(parameter.shape)} but its importance {tuple(vector.shape)}: "
                 "a parameter may grow, not shrink or change: give it its old shape, or exclude it by params="
             )

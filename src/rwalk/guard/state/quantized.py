@@ -1,38 +1,34 @@
-"""State that is not kept as the equations need it: in 8 and 16 bits (`codec`), on the host (offload), or both.
+"""State in 8 and 16 bits (`codec`), on the host (offload), or both.
 
-It is decoded chunk by chunk where the parameters are, used, and encoded again where it was changed: never more
-than a chunk of it is there in full. State on the host comes and goes on CUDA streams of its own: while one chunk
-is worked on, the next is on its way to the device, and what was changed in the last one on its way back. The host
-never waits.
+It is decoded chunk by chunk where the parameters are, used, and encoded again if it was changed: never more than a
+chunk of it is there in full. State on the host travels on CUDA streams of its own: the next chunk comes while one
+is used, and changes of the last one go back. The host never waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rwalk.errors import InputError
 from rwalk.guard.state import codec
 from rwalk.guard.state.codec import BLOCK, Code
-from rwalk.guard.state.lora import Target
-from rwalk.guard.state.parameter import Form, Part, Storage
-from rwalk.guard.state.parameter import Precision as Precision
+from rwalk.guard.state.parameter import Form, ParameterState, Part
 from rwalk.guard.state.sharded import local
 from rwalk.methods.base import State
 
-MOST = {"cpu": 2**16}  # numbers of a chunk that fit into a cache
-MOST_ELSEWHERE = 2**22  # enough that running kernels takes longer than launching them
-SHARE, LEAST = 64, 2**14  # the part of all numbers that a chunk may be, and what it may be anyway
-OUTLINE = torch.empty(1, 0, dtype=torch.uint8)  # stands for an encoded vector
+MOST = {"cpu": 2**16}  # numbers that fit into a cache
+MOST_ELSEWHERE = 2**22  # numbers for which running kernels takes longer than launching them
+SHARE, LEAST = 64, 2**14  # a chunk has at most a share of all numbers, or this many
+OUTLINE = torch.empty(1, 0, dtype=torch.uint8)  # a placeholder for an encoded vector
 Encoded = tuple[Tensor, ...]  # an encoded vector: tensors with a row per block
 
 
 class Lazy(MutableMapping[str, Tensor]):
-    """Columns or a state, decoded when they are read, and compared afterwards to find the changed ones.
+    """Columns or vectors that are decoded when they are read, and can name those that were changed.
 
     >>> state = Lazy(("path", "anchor"), lambda name: torch.zeros(2))
     >>> state["path"].add_(1), "anchor" in state, list(state.changed()), sorted(state.asked)
@@ -74,7 +70,7 @@ class Lazy(MutableMapping[str, Tensor]):
         return len(self._names)
 
     def changed(self) -> dict[str, Tensor]:
-        """What was replaced, made or changed in place."""
+        """All that were replaced, made or changed in place."""
         return {name: now for name, now in self._now.items() if self._is_changed(name, now)}
 
     def _is_changed(self, name: str, now: Tensor) -> bool:
@@ -82,13 +78,16 @@ class Lazy(MutableMapping[str, Tensor]):
         return then is not now or version != now._version
 
 
-class ChunkedStorage(Storage):
-    """The encoded state of a parameter; `state` is an outline of it: the names of vectors, without numbers."""
+class EncodedState(ParameterState):
+    """A parameter's vectors, encoded, on its device or on the host.
+
+    `vectors` holds their names without numbers; `kept` holds the encoded vectors.
+    """
 
     rounding = 2.0**-14
 
-    def __init__(self, target: Target, name: str, form: Form) -> None:
-        super().__init__(target, name, form)
+    def __init__(self, name: str, parameter: nn.Parameter, form: Form) -> None:
+        super().__init__(name, parameter, form)
         self.kept: dict[str, Encoded] = {}
 
     @property
@@ -96,28 +95,24 @@ class ChunkedStorage(Storage):
         """Where the state is kept."""
         return self.form.offload or self.home
 
-    def code(self, name: str) -> Code:
-        return codec.code_of(name) if self.form.dtype == "8bit" else codec.Plain(self.stored_as)
-
-    @property
-    def shape(self) -> torch.Size:
-        return local(self.parameter.detach())[None].shape
-
     @property
     def size(self) -> int:
-        return self.shape.numel()
+        return local(self.parameter.detach()).numel()
 
     @property
-    def is_in_a_row(self) -> bool:
+    def is_contiguous(self) -> bool:
         """Whether its numbers lie in the order of their indices."""
-        return self.product is not None or local(self.parameter.detach()).is_contiguous()
+        return local(self.parameter.detach()).is_contiguous()
 
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for kept in self.kept.values() for tensor in kept)
 
-    def room(self, name: str, like: Encoded) -> Encoded:
-        """Where a vector is kept, made if there is none yet: [blocks, ...], pinned for a device to reach it."""
+    def code(self, name: str) -> Code:
+        return codec.code_of(name) if self.form.dtype == "8bit" else codec.Plain(self.kept_dtype)
+
+    def allocate(self, name: str, like: Encoded) -> None:
+        """Make tensors for a vector, if there are none yet: [blocks, ...], pinned for a device to reach them."""
         if name not in self.kept:
             pinned = self.place.type == "cpu" and self.home.type == "cuda"
             self.kept[name] = tuple(
@@ -126,56 +121,51 @@ class ChunkedStorage(Storage):
                 )
                 for each in like
             )
-            self.state[name] = OUTLINE
-        return self.kept[name]
+            self.vectors[name] = OUTLINE
 
-    def keep(self, state: State) -> None:
-        self.kept, self.state = {}, {}
-        whole = Chunk([(self, Span(0, self.size))])
-        for name, vector in state.items():
-            whole.store(name, self.code(name).encode(whole.gathered([self.wide(vector)]).view(-1, BLOCK)))
-        self.touched()
+    def store(self, vectors: State) -> None:
+        self.kept, self.vectors = {}, {}
+        chunk = Chunk([(self, Span(0, self.size))])
+        for name, vector in vectors.items():
+            chunk.store(name, self.code(name).encode(chunk.gathered([self.wide(vector)]).view(-1, BLOCK)))
+        self.touch()
 
-    def read(self) -> State:
-        """On the host, which has more room."""
-        whole = Chunk([(self, Span(0, self.size))])
-        return {name: whole.spread(whole.decoded(name))[0].reshape(self.shape).cpu() for name in self.kept}
+    def whole(self) -> State:
+        """All vectors, decoded on the host, which has more room."""
+        chunk, shape = Chunk([(self, Span(0, self.size))]), self.theta().shape
+        return {name: chunk.spread(chunk.decoded(name))[0].reshape(shape).cpu() for name in self.kept}
 
-    def follow(self) -> None:
+    def relocate(self) -> None:
         if any(each.device != self.place for kept in self.kept.values() for each in kept):
             self.kept = {name: tuple(each.to(self.place) for each in kept) for name, kept in self.kept.items()}
-            self.touched()
+            self.touch()
 
     def parts(self, write: bool = False) -> Iterator[Part]:
-        self.follow()
+        self.relocate()
         names, theta = tuple(self.kept), self.theta()
         for span in spans_of(self, most_at(self.home)):
 
             def of(tensor: Tensor, span: Span = span) -> Tensor:
                 return tensor if span == (0, self.size) else tensor.reshape(1, -1)[:, span.start : span.stop]
 
-            near = self.wide(of(theta))
-            with self._decoded(span, names, near.shape, write) as state:
-                yield Part(state, near, of)
+            near, chunk = self.wide(of(theta)), Chunk([(self, span)])
+            shape = near.shape
 
-    def borrowed(self, write: bool = False) -> AbstractContextManager[State]:
-        return self._decoded(Span(0, self.size), tuple(self.kept), self.shape, write)
+            def take(name: str, chunk: Chunk = chunk, shape: torch.Size = shape) -> Tensor:
+                return chunk.spread(chunk.decoded(name))[0].reshape(shape)
 
-    @contextmanager
-    def _decoded(self, span: Span, names: Sequence[str], shape: torch.Size, write: bool) -> Iterator[State]:
-        chunk = Chunk([(self, span)])
-        state = Lazy(names, lambda name: chunk.spread(chunk.decoded(name))[0].reshape(shape))
-        yield cast(State, state)
-        if write:
-            for name, vector in state.changed().items():
-                chunk.store(name, chunk.encoded(name, chunk.gathered([vector], whole=False)))
-            self.touched()
+            state = Lazy(names, take)
+            yield Part(cast(State, state), near, of)
+            if write:
+                for name, vector in state.changed().items():
+                    chunk.store(name, chunk.encoded(name, chunk.gathered([vector], whole=False)))
+                self.touch()
 
 
-def storage_of(name: str, target: Target, form: Form) -> Storage:
-    """An empty storage of this form."""
+def new_state(name: str, parameter: nn.Parameter, form: Form) -> ParameterState:
+    """An empty state of this form."""
     plain = form.dtype != "8bit" and form.offload is None
-    return (Storage if plain else ChunkedStorage)(target, name, form)
+    return (ParameterState if plain else EncodedState)(name, parameter, form)
 
 
 # ── chunks ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -197,12 +187,12 @@ class Span(NamedTuple):
         return slice(self.start // BLOCK, blocks_of(self.stop))
 
 
-def spans_of(storage: ChunkedStorage, most: int) -> list[Span]:
+def spans_of(state: EncodedState, most: int) -> list[Span]:
     """As many numbers at a time at most, in whole blocks; all of them, where they do not lie in a row."""
-    if not storage.is_in_a_row:
-        return [Span(0, storage.size)]
+    if not state.is_contiguous:
+        return [Span(0, state.size)]
     each = max(most // BLOCK, 1) * BLOCK
-    size = storage.size
+    size = state.size
     return [Span(start, min(start + each, size)) for start in range(0, size, each)] or [Span(0, 0)]
 
 
@@ -213,28 +203,21 @@ def blocks_of(size: int) -> int:
 class Chunk:
     """Spans of one parameter or of several, as one vector: whole blocks of each, with zeros at its end."""
 
-    def __init__(self, spans: Sequence[tuple[ChunkedStorage, Span]]) -> None:
+    def __init__(self, spans: Sequence[tuple[EncodedState, Span]]) -> None:
         self.spans = list(spans)
+        self.first = self.spans[0][0]  # all are of one form, on one device
         self._phases: Tensor | None = None
-
-    @property
-    def storage(self) -> ChunkedStorage:
-        """Of the first; all are alike."""
-        return self.spans[0][0]
 
     # ── tensors of the parameters' shapes ─────────────────────────────────────────────────────────────────────
 
-    def cut(self, tensors: Sequence[Tensor], whole: bool = True) -> list[Tensor]:
-        """The spans of tensors that are as large as the parameters; not `whole`, just as large as the spans."""
-        flat = [each.reshape(-1) for each in tensors]
-        if not whole:
-            return flat
-        return [each[span.start : span.stop] for each, (_, span) in zip(flat, self.spans, strict=True)]
-
     def gathered(self, tensors: Sequence[Tensor], whole: bool = True) -> Tensor:
-        """[1, numbers], padded; a view where nothing has to be moved for that."""
+        """[1, numbers], padded: of tensors as large as the parameters, or, not `whole`, as the spans.
+
+        It is a view if nothing has to be moved.
+        """
         found: list[Tensor] = []
-        for each in self.cut(tensors, whole):
+        for tensor, (_, span) in zip(tensors, self.spans, strict=True):
+            each = tensor.reshape(-1)[span.start : span.stop] if whole else tensor.reshape(-1)
             found.append(each)
             if each.numel() % BLOCK:
                 found.append(each.new_zeros(-each.numel() % BLOCK))
@@ -259,31 +242,31 @@ class Chunk:
     # ── vectors of the state ──────────────────────────────────────────────────────────────────────────────────
 
     def kept(self, name: str) -> list[list[Tensor]]:
-        """As it is kept: for each tensor of its code, those of the spans."""
-        rows = [[each[span.blocks] for each in storage.kept[name]] for storage, span in self.spans]
+        """The encoded vector: for each tensor of its code, the parts of the spans."""
+        rows = [[each[span.blocks] for each in state.kept[name]] for state, span in self.spans]
         return [list(column) for column in zip(*rows, strict=True)]
 
     def fetched(self, name: str) -> Encoded:
-        """As it is kept, where the parameters are."""
-        home = self.storage.home
+        """The encoded vector on the parameters' device."""
+        home = self.first.home
         columns = [[each.to(home, non_blocking=True) for each in column] for column in self.kept(name)]
         return tuple(column[0] if len(column) == 1 else torch.cat(column) for column in columns)
 
     def decoded(self, name: str, fetched: Encoded | None = None) -> Tensor:
-        """As the equations need it: a copy, [1, numbers]."""
-        storage = self.storage
-        numbers = storage.code(name).decode(*(fetched or self.fetched(name))).reshape(1, -1)
-        itself = isinstance(storage.code(name), codec.Plain) and len(self.spans) == 1
-        return numbers.to(storage.worked_in, copy=itself and storage.place == storage.home)
+        """The vector in the dtype of the equations: a copy, [1, numbers]."""
+        state = self.first
+        numbers = state.code(name).decode(*(fetched or self.fetched(name))).reshape(1, -1)
+        itself = isinstance(state.code(name), codec.Plain) and len(self.spans) == 1
+        return numbers.to(state.work_dtype, copy=itself and state.place == state.home)
 
     def encoded(self, name: str, vector: Tensor) -> Encoded:
-        """To be kept; draws decide between two levels."""
-        code = self.storage.code(name)
+        """Encode a vector; draws decide between two levels."""
+        code = self.first.code(name)
         return code.encode(vector.view(-1, BLOCK), self.draws(name) if code.draws else None)
 
     def store(self, name: str, encoded: Encoded) -> None:
-        for storage, _ in self.spans:
-            storage.room(name, encoded)
+        for state, _ in self.spans:
+            state.allocate(name, encoded)
         for column, each in zip(self.kept(name), encoded, strict=True):
             start = 0
             for room in column:
@@ -291,29 +274,29 @@ class Chunk:
                 start += len(room)
 
     def draws(self, name: str) -> Tensor:
-        """Of this step, for a vector of this name: [blocks, BLOCK]."""
+        """The draws of this step for a vector of this name: [blocks, BLOCK]."""
         if self._phases is None:
             found = [
-                codec.phases(storage.name, blocks_of(storage.size), storage.home)[span.blocks]
-                for storage, span in self.spans
+                codec.phases(state.name, blocks_of(state.size), state.home)[span.blocks]
+                for state, span in self.spans
             ]
             self._phases = torch.cat(found)
-        return codec.drawn(self._phases, name, self.storage.form.moment())
+        return codec.drawn(self._phases, name, self.first.form.moment())
 
 
-def chunks_of(storages: Sequence[ChunkedStorage]) -> Iterator[Chunk]:
+def chunks_of(states: Sequence[EncodedState]) -> Iterator[Chunk]:
     """All numbers of some parameters: small ones together, large ones in several chunks."""
-    total = sum(storage.size for storage in storages)
-    most = min(most_at(storages[0].home), max(total // SHARE, LEAST))
-    part: list[tuple[ChunkedStorage, Span]] = []
+    total = sum(state.size for state in states)
+    most = min(most_at(states[0].home), max(total // SHARE, LEAST))
+    part: list[tuple[EncodedState, Span]] = []
     count = 0
-    for storage in storages:
-        for span in spans_of(storage, most):
+    for state in states:
+        for span in spans_of(state, most):
             numbers = span.stop - span.start
             if part and count + numbers > most:
                 yield Chunk(part)
                 part, count = [], 0
-            part.append((storage, span))
+            part.append((state, span))
             count += numbers
     yield Chunk(part)
 
@@ -322,35 +305,32 @@ def chunks_of(storages: Sequence[ChunkedStorage]) -> Iterator[Chunk]:
 
 
 class Coming(NamedTuple):
-    """Vectors on their way to where they are worked on, and the event of their arrival."""
+    """Vectors on their way to the device, and the event of their arrival."""
 
     kept: Mapping[str, Encoded]
     arrival: torch.cuda.Event | None = None
 
 
 class Transfer:
-    """Brings state to where it is worked on, and back: here, state that is there already.
-
-    Between `begin` and `end` all chunks take their turns.
-    """
+    """Brings state to the device of its parameters and back: here, state that is there already."""
 
     def begin(self) -> None:
-        pass
+        """Before the first chunk."""
 
     def ahead(self, chunk: Chunk, names: Sequence[str]) -> Coming:
-        """These vectors will be needed next."""
+        """Fetch vectors that are needed next."""
         return Coming({})
 
     def arrived(self, coming: Coming | None) -> Mapping[str, Encoded]:
-        """They are needed now."""
+        """The vectors, which are needed now."""
         return {} if coming is None else coming.kept
 
     def back(self, chunk: Chunk, name: str, encoded: Encoded) -> None:
-        """This is to be kept."""
+        """Store a vector that was changed."""
         chunk.store(name, encoded)
 
     def end(self) -> None:
-        pass
+        """After the last chunk."""
 
 
 class Streams(Transfer):
@@ -362,11 +342,11 @@ class Streams(Transfer):
 
     @property
     def _main(self) -> torch.cuda.Stream:
-        """Where the equations are worked out, and the user's own operations."""
+        """The stream of the equations, and of the user's own operations."""
         return torch.cuda.current_stream(self._device)
 
     def begin(self) -> None:
-        self._there.wait_stream(self._main)  # which may have stored something by itself, at a task's end
+        self._there.wait_stream(self._main)  # where a task's end may have stored vectors
 
     def ahead(self, chunk: Chunk, names: Sequence[str]) -> Coming:
         with torch.cuda.stream(self._there):
@@ -393,6 +373,6 @@ class Streams(Transfer):
         self._main.wait_stream(self._back)  # the next reader needs the new numbers
 
 
-def transfer_of(storage: ChunkedStorage) -> Transfer:
-    away = storage.home.type == "cuda" and storage.place.type == "cpu"
-    return Streams(storage.home) if away else Transfer()
+def transfer_of(state: EncodedState) -> Transfer:
+    away = state.home.type == "cuda" and state.place.type == "cpu"
+    return Streams(state.home) if away else Transfer()

@@ -10,7 +10,7 @@ Group = tuple[str, Any]  # a device type and the process group that talks on it
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether this is a DTensor, asked without importing half of torch.distributed."""
+    """Whether this is a DTensor, without an import of torch.distributed.tensor."""
     return hasattr(tensor, "placements")
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from rwalk.guard.step.penalty import followed, proximal_step, soft_pull
 from rwalk.methods.base import Method, State
@@ -29,15 +28,15 @@ class Plan(NamedTuple):
     """What one step does to parameters of a kind.
 
     lr        η of the late step
-    at_most   the stiffness that the optimizer can follow; None where no spring is stiffer
-    pulls     whether the springs' pull is added to the gradient
-    late      whether springs pull after the step: all of a proximal penalty, or what is stiffer than `at_most`
-    in_place  whether the pull is added to the task's own gradients, and subtracted again after the step
+    at_most   the stiffness that the optimizer can follow; None if nothing is stiffer.
+    pulls     whether the penalty's gradient is added before the step.
+    late      whether there is a late step: for all of a proximal penalty, or the part stiffer than `at_most`.
+    in_place  whether the task's own gradients are changed, and changed back after the step.
     """
 
     method: Method
     lr: float = 0.0
-    at_most: float | Tensor | None = None
+    at_most: float | None = None
     pulls: bool = False
     late: bool = False
     in_place: bool = False
@@ -52,9 +51,9 @@ class Phase(NamedTuple):
 
 
 def planned(method: Method, holds: bool, lr: float, size: float | None, stiffest: float) -> Plan:
-    """The plan for springs of this stiffness.
+    """The plan for a penalty of this stiffness.
 
-    holds  whether there are springs
+    holds  whether there is a penalty
     lr     the learning rate
     size   see `penalty.step_size`
     """

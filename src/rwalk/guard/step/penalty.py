@@ -1,9 +1,9 @@
-"""Springs stiffer than a step can follow: what makes the gradient form stable for any λ.
+"""Penalties stiffer than a step can follow: the gradient form is stable for any λ.
 
-Gradient descent with step η on a spring of stiffness h overshoots once η h exceeds 1, and diverges beyond 2 (with
-momentum, later). So the optimizer is given springs that are softened to a stiffness it can follow, and the rest of
-each spring is taken after its step, exactly, as a proximal step. Both leave a constant gradient g at rest where
-the whole spring would: at θ* − g / h.
+Gradient descent with step η on a quadratic penalty of second derivative h (its stiffness) overshoots once η h
+exceeds 1, and diverges beyond 2 (with momentum, later). So the optimizer is given a penalty that is softened to a
+stiffness it can follow, and the rest is taken after its step, exactly, as a proximal step. Both leave a constant
+gradient g at rest where the whole penalty would: at θ* − g / h.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def step_size(optimizer: Optimizer, group: Mapping[str, Any]) -> float | None:
 
 
 def followed(step: float | None, stiffest: float) -> float | None:
-    """The stiffness that an optimizer's steps can follow; None if no spring is stiffer, or without a step size."""
+    """The stiffness that an optimizer's steps can follow; None if nothing is stiffer, or without a step size."""
     if not step or step * stiffest <= FOLLOWED:
         return None
     return FOLLOWED / step
 
 
 def soft_pull(
-    springs: Sequence[Spring], theta: Tensor, grad: Tensor, at_most: float | Tensor, out: Tensor | None = None
+    springs: Sequence[Spring], theta: Tensor, grad: Tensor, at_most: float, out: Tensor | None = None
 ) -> Tensor:
-    """grad + the springs' pull, as if all of them together were no stiffer than `at_most`."""
+    """grad + ∂penalty/∂θ, as if the penalty were no stiffer than `at_most`."""
     if len(springs) == 1:  # nearly every method's, and worth fewer passes over all parameters
         ((strength, importance, anchor),) = springs
         soft = importance.clamp(max=at_most / (2.0 * float(strength)))
@@ -53,12 +53,12 @@ def soft_pull(
     force = torch.zeros_like(theta)
     for strength, importance, anchor in springs:
         force.addcmul_(importance, theta - anchor, value=2.0 * float(strength))
-    share = (at_most / _stiffness(springs, theta)).clamp_(max=1.0)  # of no spring at all: at_most / 0, so 1
+    share = (at_most / _stiffness(springs, theta)).clamp_(max=1.0)  # without a penalty: at_most / 0, so 1
     return torch.addcmul(grad, force, share, out=out)
 
 
-def proximal_step(springs: Sequence[Spring], theta: Tensor, step: float, beyond: float | Tensor) -> None:
-    """θ ← argmin_u  penalty(u) + ‖u − θ‖²/(2η), of what the springs' stiffness exceeds `beyond` by."""
+def proximal_step(springs: Sequence[Spring], theta: Tensor, step: float, beyond: float) -> None:
+    """θ ← argmin_u  penalty(u) + ‖u − θ‖²/(2η), of the part of the penalty that is stiffer than `beyond`."""
     if len(springs) == 1:
         ((strength, importance, anchor),) = springs
         stiff = (importance - beyond / (2.0 * float(strength))).clamp_(min=0.0).mul_(2.0 * step * float(strength))

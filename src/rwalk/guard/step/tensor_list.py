@@ -94,7 +94,7 @@ class TensorList(Operand):
         return getattr(self.tensors[0], name)  # the same of all
 
     def to(self, device: torch.device, dtype: torch.dtype) -> TensorList:
-        """Itself where it already is as asked for."""
+        """On a device, in a dtype: itself if it is already."""
         if (self.tensors[0].device, self.tensors[0].dtype) == (device, dtype):
             return self
         room = [torch.empty_like(each, device=device, dtype=dtype) for each in self.tensors]
@@ -130,7 +130,7 @@ def _kernel(name: str) -> Callable[..., Any] | None:
 
 
 def _spelled(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, Sequence[Any], dict[str, Any]]:
-    """An operation, as the kernels know it."""
+    """An operation, as torch's foreach kernels name it."""
     mark = "_" if name.endswith("_") else ""
     if name in ("square", "square_"):
         return f"mul{mark}", (args[0], args[0]), kwargs

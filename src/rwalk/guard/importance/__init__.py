@@ -1,1 +1,0 @@
-"""The importance of a trained model: its Fisher."""
