@@ -21,10 +21,9 @@ from torch.optim import Optimizer
 from rwalk.errors import InputError, unknown
 from rwalk.guard import io, options, select, watch
 from rwalk.guard.drift import anchor as anchors
-from rwalk.guard.drift.anchor import Anchor
-from rwalk.guard.drift.autocast import TrainingAutocast
+from rwalk.guard.drift.anchor import Anchor, Controller
 from rwalk.guard.drift.batches import device_of
-from rwalk.guard.drift.controller import Controller
+from rwalk.guard.drift.eval_mode import TrainingAutocast
 from rwalk.guard.drift.probes import Probes, weighted_mean
 from rwalk.guard.drift.reference import Reference
 from rwalk.guard.hooks import Around, OptimizerHooks, check_is_alone
