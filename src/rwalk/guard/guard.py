@@ -372,11 +372,16 @@ class Guard:
         )
 
     def _worst_drift(self) -> float:
-        """The largest drift of all replicas, whose batch norms differ: all of them must move alike."""
+        """The largest drift of all replicas, whose batch norms differ: all of them must move alike.
+
+        Of probes that were held out, which are few, a standard error is added.
+        """
+        drifts = [each.drift(self._inner, 1.0 if each.held_out else 0.0) for each in self._sets]
+        found = weighted_mean(drifts, [each.examples for each in self._sets])
         group, ranks = anchors.replicas(self.model)
         if ranks == 1:
-            return self.drift()
-        drift = torch.tensor(self.drift(), dtype=torch.float64, device=device_of(self.model))
+            return found
+        drift = torch.tensor(found, dtype=torch.float64, device=device_of(self.model))
         dist.all_reduce(drift, dist.ReduceOp.MAX, group)
         return float(drift)
 

@@ -1,8 +1,8 @@
 """Anchor: hold a model in function space, by its outputs on probes instead of by its parameters.
 
 Less drift than a budget allows is no waste: an anchor of the default weight does not slow the new task down. So
-the weight never falls below the one that was given. It rises while readings come near the budget or exceed it,
-and returns afterwards. The guard's `finish` makes sure of the rest.
+the weight never falls below the one that was given. While readings exceed the budget, it rises: at once in
+proportion to the reading, and slowly for as long as they do. The guard's `finish` makes sure of the rest.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from rwalk.sealed import expect
 
 LONGEST = 4.0  # a pull is at most this many times as long as the task's gradient
 FAR = 0.05  # drift beyond which pulls may be longer, up to `every` times: short ones did not hold the model
-AIM = 0.9  # of the budget: where the weight neither rises nor falls
-GAIN = 1.0  # change of log weight per reading and per unit of log drift
+GAIN = 0.25  # change of log weight per reading and per unit of log drift
+AT_ONCE = 8.0  # the most that one reading alone raises the weight
 MOST = 100.0  # times the given weight
 HISTORY = 2048  # readings that are remembered; then every other one of the older half is dropped
 
@@ -59,9 +59,20 @@ class Anchor:
             if type(number) is not int or number < 1:
                 raise InputError(f"{name} must be a whole number, at least 1, not {number!r}")
 
-    def is_due(self, step: int) -> bool:
-        """Whether a step, counted from 0, gets a pull: the last of every few, because drift begins at zero."""
-        return step % self.every == self.every - 1
+    def stands_for(self, step: int, bounded_steps: bool) -> int:
+        """For how many steps a pull before this step stands; 0 if there is none, because drift begins at zero.
+
+        Args:
+            step: counted from 0.
+            bounded_steps: whether the optimizer's steps do not grow with the gradient. If they do, the first
+                gradients of a new task can move a model far, so there is a pull in each of the first steps.
+
+        >>> [Anchor(every=4).stands_for(step, False) for step in range(9)]
+        [0, 1, 1, 1, 0, 0, 0, 4, 0]
+        """
+        if 0 < step < self.every and not bounded_steps:
+            return 1
+        return self.every if step % self.every == self.every - 1 else 0
 
 
 # ── the weight under a budget ────────────────────────────────────────────────────────────────────────────────
@@ -94,12 +105,17 @@ def followed(raised: Tensor, drift: Tensor, budget: float, most: Tensor) -> Tens
 
     >>> most = torch.tensor(2.0)
     >>> readings = (0.09, 0.9, 0.01, float("nan"))
-    >>> [round(float(followed(torch.tensor(1.5), torch.tensor(each), 0.1, most)), 1) for each in readings]
-    [1.5, 2.0, 0.5, 1.5]
+    >>> [round(float(followed(torch.tensor(1.9), torch.tensor(each), 0.1, most)), 2) for each in readings]
+    [1.87, 2.0, 1.65, 1.9]
     """
-    error = (drift.clamp(min=0) / (AIM * budget)).clamp(min=1e-6).log().clamp(-1.0, 1.0)
-    error = torch.where(drift.isfinite(), error, torch.zeros_like(error))
+    error = _log_excess(drift, budget).clamp(-1.0, 1.0)
     return torch.minimum(raised + GAIN * error, most).clamp(min=0.0)
+
+
+def _log_excess(drift: Tensor, budget: float) -> Tensor:
+    """The log of drift ÷ budget; 0 for a reading that is not finite."""
+    excess = (drift.clamp(min=0) / budget).clamp(min=1e-6).log()
+    return torch.where(drift.isfinite(), excess, torch.zeros_like(excess))
 
 
 class Controller:
@@ -122,10 +138,17 @@ class Controller:
         self._raised = self._raised.to(device)
         return given * self._raised.exp()
 
+    def strength(self, given: float, reading: Tensor) -> Tensor:
+        """The weight of a pull with this reading: readings average out slowly, and drift must not wait."""
+        weight = self.weight(given, reading.device)
+        if self.budget is None:
+            return weight
+        return weight * _log_excess(reading, self.budget).exp().clamp(1.0, AT_ONCE)
+
     def read(self, step: int, drift: Tensor, given: float, bound: Tensor) -> None:
         """Note a reading; with a budget, the next weight follows from it."""
         self._steps.append((self.task, step))
-        self._readings.append(torch.stack([drift, self.weight(given, drift.device)]))
+        self._readings.append(torch.stack([drift, self.strength(given, drift)]))
         if self.budget is not None:
             most = (bound / given).clamp(1.0, MOST).log()
             self._raised = followed(self._raised, drift, self.budget, most)
@@ -183,10 +206,12 @@ def pulls(
 
     All arithmetic stays on the device: the host waits for nothing.
     """
-    if not anchor.is_due(step):
+    size = _step_size(optimizer)
+    steps = anchor.stands_for(step, size is None)
+    if not steps:
         return {}
     group, ranks = replicas(model)
-    turn = step // anchor.every * ranks + (dist.get_rank(group) if ranks > 1 else 0)
+    turn = (step if steps == 1 else step // steps) * ranks + (dist.get_rank(group) if ranks > 1 else 0)
     pulled = [(probes, number) for probes in sets for number in probes.pulled]
     drift, slopes = _slopes(model, parameters, *pulled[turn % len(pulled)])
     reading = drift
@@ -197,9 +222,9 @@ def pulls(
     if not slopes:
         return {}
     length, pushed = _lengths(slopes)
-    factor = controller.weight(anchor.weight, drift.device) * anchor.every
-    bound = bounded(drift, length, pushed, anchor.every, _step_size(optimizer), controller.budget is not None)
-    controller.read(step, reading, anchor.weight, bound / anchor.every)
+    factor = controller.strength(anchor.weight, reading) * steps
+    bound = bounded(drift, length, pushed, steps, size, controller.budget is not None)
+    controller.read(step, reading, anchor.weight, bound / steps)
     weight = torch.minimum(factor, bound)
     return {parameter: slope.mul_(weight.to(slope.dtype))[None] for parameter, slope in slopes.items()}
 
@@ -271,7 +296,7 @@ def bounded(
         drift: the drift of the batch that is pulled on.
         pull: the length of its gradient.
         gradient: the length of the task's gradient.
-        every: steps from one pull to the next.
+        every: steps that the pull stands for.
         step_size: how far a steady unit gradient moves a parameter per step; None for optimizers whose steps do
             not grow with the gradient.
         strict: whether there is a budget to keep, for which a pull may be as long as all steps it stands for.

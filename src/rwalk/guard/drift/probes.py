@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from rwalk.errors import InputError
 from rwalk.guard.drift import batches, divergences
-from rwalk.guard.drift.batches import TOKENS, Batch, device_of
+from rwalk.guard.drift.batches import PARTS, TOKENS, Batch, device_of
 from rwalk.guard.drift.divergences import Divergence, Kept
 from rwalk.guard.drift.eval_mode import eval_mode
 
@@ -61,6 +62,7 @@ class Probes:
         self.held_out = False  # whether drift is measured on probes that no pull sees
         self.loss_before: float | None = None  # of probes with labels, if the model returns a loss
         self.divergences: dict[str, Divergence] = {}  # by output
+        self._labels: Tensor | None = None  # of the first batch, if a loader brought some along
         self._call = call or _call
         for each in divergence.values() if isinstance(divergence, Mapping) else [divergence]:
             if each is not None:
@@ -92,8 +94,10 @@ class Probes:
             given = self.given
             if self.own:
                 given = own_samples(model, self.tokenizer, OWN, OWN_TOKENS)
-            found = batches.of(given, self.batch, self.tokenizer, self.collate)
+            parts = PARTS if self.held_out else 1
+            found = batches.of(given, self.batch, self.tokenizer, self.collate, parts)
             self.batches = batches.accepted(model, found)
+            self._labels = batches.labels_in(found, self.batches)
             self.given = None
         self.batches = [batches.to(batch, device_of(model)) for batch in self.batches]
 
@@ -109,25 +113,33 @@ class Probes:
                 self.kept.append({name: self.divergences[name].keep(each) for name, each in found.items()})
         self.loss_before = self.loss(model)
 
-    def drift(self, model: nn.Module) -> float:
-        """The mean divergence of the outputs from what they were, on the batches that are watched."""
+    def drift(self, model: nn.Module, errors: float = 0.0) -> float:
+        """The mean divergence of the outputs from what they were, on the batches that are watched.
+
+        Args:
+            model: the model now.
+            errors: how many standard errors of this mean are added, because few probes measure roughly.
+        """
         if not self.kept:
             raise InputError("there are no old outputs to measure drift from: call keep(model) first")
         with eval_mode(model), torch.no_grad():
-            means = [self.of_batch(model, number).double() for number in self.watched]
-        lengths = [batches.length_of(self.batches[number]) for number in self.watched]
-        return weighted_mean(torch.stack(means).tolist(), lengths)
+            found = [self._between(model, number) for number in self.watched]
+        means = torch.stack([_total(each) for each in found]).double().tolist()
+        mean = weighted_mean(means, [batches.length_of(self.batches[number]) for number in self.watched])
+        return mean + errors * math.sqrt(sum(_squared_error(each) for each in zip(*found, strict=True)))
 
     def of_batch(self, model: nn.Module, number: int) -> Tensor:
         """The drift of one batch, with its graph; the model is in evaluation mode already."""
-        total: Tensor | None = None
+        return _total(self._between(model, number))
+
+    def _between(self, model: nn.Module, number: int) -> list[Tensor]:
+        """The divergences of one batch, by output: one number per prediction, or one for all."""
+        found = []
         for name, output in self._outputs(model, number).items():
             kept = self._kept(number, name, output.device)
             self._check_rows(name, kept, output)
-            each = self.divergences[name].between(kept, output).mean()
-            total = each if total is None else total + each
-        assert total is not None
-        return total
+            found.append(self.divergences[name].between(kept, output))
+        return found
 
     def loss(self, model: nn.Module) -> float | None:
         """The mean of the losses that the model returns for the probes' own labels; None without labels."""
@@ -180,7 +192,7 @@ class Probes:
     def _kind(self, name: str, output: Tensor, batch: Batch) -> Divergence:
         asked = self.divergence.get(name) if isinstance(self.divergence, Mapping) else self.divergence
         if asked is None:
-            return divergences.fitting(name, output, batches.are_tokens(batch))
+            return divergences.fitting(name, output, batches.are_tokens(batch), self._labels)
         return divergences.named(asked)
 
     def _check_rows(self, name: str, kept: Kept, output: Tensor) -> None:
@@ -199,6 +211,20 @@ class Probes:
 
 def _call(model: nn.Module, batch: Batch) -> Any:
     return batches.call(model, batch)
+
+
+def _total(found: Sequence[Tensor]) -> Tensor:
+    """The means of all outputs, added."""
+    total = found[0].mean()
+    for each in found[1:]:
+        total = total + each.mean()
+    return total
+
+
+def _squared_error(found: Iterable[Tensor]) -> float:
+    """The squared standard error of the mean of one output's divergences."""
+    predictions = torch.cat([each.detach().double().flatten() for each in found])
+    return float(predictions.var() / len(predictions)) if len(predictions) > 1 else 0.0
 
 
 def _mask_of(batch: Batch) -> Any:
