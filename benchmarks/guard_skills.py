@@ -4,10 +4,14 @@
     python -m benchmarks.guard_skills --quick              every task and way for a few steps: does it run?
     python -m benchmarks.guard_skills --lm --texts FOLDER  SmolLM2-135M learns three languages (a GPU)
 
+On a language model, `--only default` compares the default with no guard in every language and seed first, and then
+measures budgets and fixed weights in the first language.
+
 Each task begins with a trained model, which then learns something new in every way: without a guard, at a smaller
 learning rate, with guards, by weight interpolation and with replay. All ways see the same batches and the same old
 inputs. Rows go to rows.json and tables to tables.md, both in --out; rows that are already there are not measured
-again, so a run that was stopped continues.
+again, so a run that was stopped continues. The time of a step is the median over every eight steps in a row, after
+the first ones; beside it stands the shortest, because a busy host delays steps.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 import torch
@@ -37,6 +41,7 @@ HANDBOOK = Path("/usr/share/doc/debian-handbook/html")
 BUDGETS = (0.05, 0.1, 0.02, 0.2)
 RATES = (1.0, 0.3, 3.0)  # times the task's learning rate
 WEIGHTS = (0.3, 1.0, 3.0, 10.0)
+WINDOW, WARM_UP = 8, 16  # steps that are timed together, and those before the first
 HALVINGS = 12  # of the way between old and new weights, in the search for the point that keeps a budget
 
 
@@ -119,12 +124,12 @@ class Run:
 
     def __init__(self, task: Task, seed: int) -> None:
         self.task, self.seed = task, seed
-        self._trained: dict[Way, tuple[nn.Module, float]] = {}  # the last one or two, for interpolation
+        self._trained: dict[Way, tuple[nn.Module, list[float]]] = {}  # the last one or two, for interpolation
 
     def row(self, way: Way) -> dict[str, Any]:
         """Train, and measure both tasks and the drift on other old inputs."""
         task = self.task
-        model, seconds = self._train(way.training)
+        model, times = self._train(way.training)
         if way != way.training:
             model = deepcopy(model)
             self._interpolate(model, way)
@@ -136,7 +141,8 @@ class Run:
             "seed": self.seed,
             **scores,
             "drift": drift,
-            "step_ms": 1e3 * seconds / task.steps,
+            "step_ms": median(times),
+            "fastest_ms": min(times),
         }
 
     def _drift(self, model: nn.Module, inputs: Any) -> float:
@@ -147,8 +153,8 @@ class Run:
                 parts.append(divergence(task.divergence, old, new).flatten())
         return float(torch.cat(parts).mean())
 
-    def _train(self, way: Way) -> tuple[nn.Module, float]:
-        """The model after training, and the seconds that the steps took."""
+    def _train(self, way: Way) -> tuple[nn.Module, list[float]]:
+        """The model after training, and the milliseconds of a step in every few steps in a row."""
         if way in self._trained:
             return self._trained[way]
         task, model = self.task, deepcopy(self.task.model).train()
@@ -157,8 +163,9 @@ class Run:
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: task.schedule(step / task.steps))
         generator = torch.Generator().manual_seed(self.seed + 1)
         guard = _guard(task, way, model, optimizer)
-        start = _now(model)
+        clock = Clock(next(model.parameters()).is_cuda)
         for _ in range(task.steps):
+            clock.tick()
             with task.context():  # anew in every step: autocast keeps rounded weights until it ends
                 loss = task.loss(model, task.new(generator))
                 if way.method == "replay":
@@ -169,13 +176,13 @@ class Run:
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-        seconds = _now(model) - start
+        clock.tick()
         if guard is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a budget that could not be met is visible in the row
                 guard.finish()
-        self._trained = {way: (model, seconds)}
-        return model, seconds
+        self._trained = {way: (model, clock.times())}
+        return self._trained[way]
 
     def _interpolate(self, model: nn.Module, way: Way) -> None:
         """Move to a point between the old and the new weights: halfway, or as far as a budget allows."""
@@ -204,16 +211,40 @@ class Run:
 def _guard(task: Task, way: Way, model: nn.Module, optimizer: torch.optim.Optimizer) -> Guard | None:
     if way.method not in ("anchor", "ewc"):
         return None
-    options = {name: value for name, value in (("weight", way.weight), ("every", way.every)) if value is not None}
+    given = (("weight", way.weight), ("every", way.every))
+    options: dict[str, Any] = {name: value for name, value in given if value is not None}
     method: Any = "ewc" if way.method == "ewc" else Anchor(**options) if options else None
-    outputs = {"divergence": task.divergence, "outputs": task.outputs}
+    outputs: dict[str, Any] = {"divergence": task.divergence, "outputs": task.outputs}
     return Guard(model, optimizer, method, probes=task.probes, budget=way.budget, **outputs)
 
 
-def _now(model: nn.Module) -> float:
-    if next(model.parameters()).is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter()
+class Clock:
+    """Notes the time between steps; on a GPU by events, so that the host does not wait."""
+
+    def __init__(self, cuda: bool) -> None:
+        self.cuda = cuda
+        self.ticks: list[Any] = []
+
+    def tick(self) -> None:
+        if not self.cuda:
+            self.ticks.append(time.perf_counter())
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self.ticks.append(event)
+
+    def times(self) -> list[float]:
+        """Milliseconds per step, of every `WINDOW` steps in a row after the first ones: each has one pull."""
+        if self.cuda:
+            torch.cuda.synchronize()
+        ticks = self.ticks[WARM_UP::WINDOW]
+        if len(ticks) < 2:
+            ticks = [self.ticks[0], self.ticks[-1]]
+        steps = WINDOW if len(self.ticks) > WARM_UP + WINDOW else len(self.ticks) - 1
+        return [
+            (start.elapsed_time(end) if self.cuda else 1e3 * (end - start)) / steps
+            for start, end in itertools.pairwise(ticks)
+        ]
 
 
 # ── rows and tables ───────────────────────────────────────────────────────────────────────────────────────────
@@ -292,19 +323,30 @@ def _spread(values: Sequence[float], digits: int) -> str:
     return f"{mean(values):.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
 
 
+Plan = list[tuple[int, str, list[Way]]]  # by seed and task
+
+
+def planned(tasks: Iterable[str], seeds: int, only: str | None) -> Plan:
+    """The runs, in an order in which the first ones are worth the most if time runs out."""
+    each = [(seed, name) for seed in range(seeds) for name in tasks]
+    if only == "default":
+        ways = [Way("none"), Way("anchor")]
+        one = [way for way in budget_ways() if way.rate == 1 and way.method == "anchor"]
+        return [*((*at, ways) for at in each), (*each[0], [way for way in one if way != Way("anchor")])]
+    groups = {"ways": main_ways(), "budgets": budget_ways(), "quick": [*main_ways(), Way("anchor", budget=0.05)]}
+    ways = groups[only] if only else [*main_ways(), *budget_ways()]
+    return [(*at, list(dict.fromkeys(ways))) for at in each]
+
+
 def measure(
-    tasks: Mapping[str, Callable[[int], Task]],
-    seeds: int,
-    ways: Sequence[Way],
-    out: Path,
-    minutes: float = math.inf,
+    tasks: Mapping[str, Callable[[int], Task]], plan: Plan, out: Path, minutes: float = math.inf
 ) -> list[dict[str, Any]]:
-    """Every way for every task and seed, unless its row is in `out` already."""
+    """Every run of a plan, unless its row is in `out` already."""
     out.mkdir(parents=True, exist_ok=True)
     file = out / "rows.json"
     rows: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
     start = time.perf_counter()
-    for seed, name in ((seed, name) for seed in range(seeds) for name in tasks):
+    for seed, name, ways in plan:
         done = {key(row) for row in rows}
         missing = [way for way in ways if key({"task": name, "seed": seed, **asdict(way)}) not in done]
         run = None
@@ -321,6 +363,7 @@ def measure(
             rows.append(row)
             file.write_text(json.dumps(rows, indent=0))
             found = f"old {row['old']:.3f} new {row['new']:.3f} drift {row['drift']:.4f}"
+            found += f" step {row['step_ms']:.1f} ms"
             print(f"{time.perf_counter() - start:6.0f} s  {name}, seed {seed}, {way}: {found}", flush=True)
     return rows
 
@@ -342,7 +385,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--out", type=Path, default=Path("build/guard-skills"), help="the folder for rows and tables"
     )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", choices=("ways", "budgets"), help="one of the two groups of ways")
+    parser.add_argument("--only", choices=("default", "ways", "budgets"), help="one group of ways")
     parser.add_argument("--quick", action="store_true", help="one seed, few steps")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so long")
     parser.add_argument("--lm", action="store_true", help="a language model learns languages")
@@ -351,27 +394,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     language.add_argument(
         "--texts", type=Path, default=HANDBOOK, help="NAME.txt, or a folder of HTML, per language"
     )
+    language.add_argument("--prepare", type=Path, help="write weights and tokens into this folder, and end")
+    language.add_argument("--prepared", type=Path, help="read weights and tokens from this folder")
     for name, default, what in (
         ("steps", 150, "training steps"), ("batch", 16, "sequences per step"), ("tokens", 512, "per sequence"),
-        ("probes", 256, "own samples"), ("probe-tokens", 256, "per own sample"), ("test", 32, "tested sequences"),
+        ("probes", 256, "own samples"), ("held-out", 128, "more of them to measure drift on"),
+        ("probe-tokens", 256, "per own sample"), ("test", 32, "tested sequences"),
     ):  # fmt: skip
         language.add_argument(f"--{name}", type=int, default=default, help=f"{what} ({default})")
     options = parser.parse_args(arguments)
     if options.lm:
-        from benchmarks.guard_languages import LANGUAGES, Lab
+        from benchmarks.guard_languages import LANGUAGES, Lab, prepare
 
+        if options.prepare:
+            prepare(options.prepare, options, options.tasks or LANGUAGES)
+            return
+        if options.quick:
+            options.steps, options.probes, options.held_out, options.probe_tokens = 8, 8, 8, 16
         known: Mapping[str, Callable[[int], Task]] = Lab(options, options.tasks or LANGUAGES).tasks()
     else:
         known = {name: _small(name, options.quick) for name in TASKS}
         if unknown := [name for name in options.tasks if name not in TASKS]:
             parser.error(f"there is no task {unknown[0]!r}: choose from {', '.join(TASKS)}")
         known = {name: known[name] for name in options.tasks or TASKS}
-    ways = {"ways": main_ways(), "budgets": budget_ways(), None: [*main_ways(), *budget_ways()]}[options.only]
-    if options.quick:
-        ways = [*main_ways(), Way("anchor", budget=0.05)]
-    rows = measure(
-        known, 1 if options.quick else options.seeds, list(dict.fromkeys(ways)), options.out, options.minutes
+    plan = planned(
+        known, 1 if options.quick else options.seeds, options.only or ("quick" if options.quick else None)
     )
+    rows = measure(known, plan, options.out, options.minutes)
     text = page(rows)
     (options.out / "tables.md").write_text(text, encoding="utf-8")
     print(text)

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from rwalk import Anchor, Guard, Probes, own_samples
 from rwalk.errors import InputError
 from rwalk.guard.drift import divergences
+from rwalk.guard.drift.anchor import Controller
 from rwalk.guard.drift.divergences import DIVERGENCES
 from rwalk.guard.drift.eval_mode import eval_mode
 from rwalk.methods import EWC, RWalk, Vanilla
@@ -209,6 +210,35 @@ def test_same_seed_gives_the_same_bits_with_a_budget() -> None:
         return model
 
     assert worst(run(), run()) == 0.0
+
+
+def test_drift_with_standard_errors_is_an_upper_bound_of_the_mean() -> None:
+    model, _, guard = guarded(layers)
+    with torch.no_grad():
+        model[4].weight.mul_(0.5)
+    probes = Probes(task(0)[0])
+    probes.keep(trained(layers))
+    mean = probes.drift(model)
+    with torch.no_grad(), eval_mode(model):
+        logs = [each(task(0)[0]).log_softmax(-1) for each in (trained(layers), model)]
+    each = (logs[0].exp() * (logs[0] - logs[1])).sum(-1)
+    assert probes.drift(model, 2.0) == pytest.approx(mean + 2 * float(each.std()) / 192**0.5, rel=1e-4)
+    guard.detach()
+
+
+def test_reading_beyond_the_budget_raises_the_same_pull_up_to_a_limit() -> None:
+    controller = Controller(0.1)
+    for reading, weight in ((0.3, 6.0), (0.05, 2.0), (float("nan"), 2.0), (9.0, 16.0)):
+        assert float(controller.strength(2.0, torch.tensor(reading))) == pytest.approx(weight)
+    assert float(Controller().strength(2.0, torch.tensor(9.0))) == 2.0
+
+
+def test_sgd_is_pulled_in_each_of_its_first_steps() -> None:
+    model = copy.deepcopy(trained(layers))
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    guard = Guard(model, optimizer, probes=task(0)[0])
+    train(model, optimizer, *task(1), steps=24)
+    assert [reading.step for reading in guard.report().readings] == [1, 2, 3, 4, 5, 6, 7, 15, 23]
 
 
 def test_a_budget_is_for_each_task() -> None:
@@ -602,6 +632,33 @@ def test_outputs_without_doubt_choose_their_divergence() -> None:
     with pytest.raises(InputError, match="may be classes per pixel, features or numbers: give divergence="):
         Probes(task(0)[0]).keep(pixels)
     Probes(task(0)[0], divergence="kl").keep(pixels)
+
+
+@pytest.mark.parametrize(
+    ("labels", "name"),
+    [
+        (torch.randn(64, 3), "mse"),
+        (torch.randint(2, (64, 3)).float(), "binary_kl"),
+        (torch.randint(3, (64,)), "kl"),
+    ],
+)
+def test_labels_of_a_loader_choose_the_divergence(labels: Tensor, name: str) -> None:
+    probes = Probes(DataLoader(TensorDataset(task(0)[0][:64], labels), batch_size=32))
+    probes.keep(nn.Linear(8, 3))
+    assert probes.divergences["output"].name == name
+
+
+def test_probabilities_are_refused_and_embeddings_taken_for_logits_are_a_warning() -> None:
+    x = task(0)[0]
+    model = nn.Sequential(nn.Linear(8, 3), nn.Softmax(-1))
+    with pytest.raises(InputError, match="returns probabilities, and drift is measured on logits: give outputs="):
+        Probes(x).keep(model)
+    probes = Probes(x, outputs=lambda output: output.log())
+    probes.keep(model)
+    assert probes.divergences["output"].name == "kl"
+    with pytest.warns(UserWarning, match="hardly prefer any: if they are embeddings or numbers, give divergence="):
+        Probes(x).keep(nn.Linear(8, 64))
+    Probes(x, divergence="kl").keep(nn.Linear(8, 64))
 
 
 def test_outputs_and_divergences_by_name_and_by_function() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rwalk.guard.drift.anchor import Anchor
-from rwalk.guard.drift.probes import Probes
-from rwalk.guard.drift.samples import own_samples
+from rwalk.guard.drift.probes import Probes, own_samples
 from rwalk.guard.guard import Guard
 from rwalk.guard.options import StateOptions
 

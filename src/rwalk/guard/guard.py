@@ -21,10 +21,9 @@ from torch.optim import Optimizer
 from rwalk.errors import InputError, unknown
 from rwalk.guard import importance, io, options, select, watch
 from rwalk.guard.drift import anchor as anchors
-from rwalk.guard.drift.anchor import Anchor
-from rwalk.guard.drift.autocast import TrainingAutocast
+from rwalk.guard.drift.anchor import Anchor, Controller
 from rwalk.guard.drift.batches import device_of
-from rwalk.guard.drift.controller import Controller
+from rwalk.guard.drift.eval_mode import TrainingAutocast
 from rwalk.guard.drift.probes import Probes, weighted_mean
 from rwalk.guard.drift.reference import Reference
 from rwalk.guard.hooks import OptimizerHooks, check_is_alone
@@ -376,11 +375,16 @@ class Guard:
         )
 
     def _worst_drift(self) -> float:
-        """The largest drift of all replicas, whose batch norms differ: all of them must move alike."""
+        """The largest drift of all replicas, whose batch norms differ: all of them must move alike.
+
+        Of probes that were held out, which are few, a standard error is added.
+        """
+        drifts = [each.drift(self._inner, 1.0 if each.held_out else 0.0) for each in self._sets]
+        found = weighted_mean(drifts, [each.examples for each in self._sets])
         group, ranks = anchors.replicas(self.model)
         if ranks == 1:
-            return self.drift()
-        drift = torch.tensor(self.drift(), dtype=torch.float64, device=device_of(self.model))
+            return found
+        drift = torch.tensor(found, dtype=torch.float64, device=device_of(self.model))
         dist.all_reduce(drift, dist.ReduceOp.MAX, group)
         return float(drift)
 

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from rwalk import sealed
 from rwalk.errors import InputError
 from rwalk.guard.drift import batches
-from rwalk.guard.drift.anchor import Anchor
+from rwalk.guard.drift.anchor import Anchor, Controller
 from rwalk.guard.drift.batches import Batch
-from rwalk.guard.drift.controller import Controller
 from rwalk.guard.drift.divergences import DIVERGENCES, Kept
 from rwalk.guard.drift.probes import Probes
 from rwalk.guard.drift.reference import Reference

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rwalk.errors import InputError
-from rwalk.guard.drift.controller import Reading
+from rwalk.guard.drift.anchor import Reading
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,16 @@
-"""Anchor: hold a model in function space, by its outputs on probes instead of by its parameters."""
+"""Anchor: hold a model in function space, by its outputs on probes instead of by its parameters.
+
+Less drift than a budget allows is no waste: an anchor of the default weight does not slow the new task down. So
+the weight never falls below the one that was given. While readings exceed the budget, it rises: at once in
+proportion to the reading, and slowly for as long as they do. The guard's `finish` makes sure of the rest.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,16 +19,20 @@ from torch.optim import Optimizer
 
 from rwalk import private_torch
 from rwalk.errors import InputError
-from rwalk.guard.drift.controller import Controller
 from rwalk.guard.drift.eval_mode import eval_mode
 from rwalk.guard.drift.probes import Probes
 from rwalk.guard.select import unwrapped
 from rwalk.guard.state.sharded import groups, is_sharded, local
 from rwalk.guard.step.penalty import step_size
 from rwalk.methods.base import require
+from rwalk.sealed import expect
 
 LONGEST = 4.0  # a pull is at most this many times as long as the task's gradient
 FAR = 0.05  # drift beyond which pulls may be longer, up to `every` times: short ones did not hold the model
+GAIN = 0.25  # change of log weight per reading and per unit of log drift
+AT_ONCE = 8.0  # the most that one reading alone raises the weight
+MOST = 100.0  # times the given weight
+HISTORY = 2048  # readings that are remembered; then every other one of the older half is dropped
 
 
 @dataclass(frozen=True)
@@ -49,10 +59,136 @@ class Anchor:
             if type(number) is not int or number < 1:
                 raise InputError(f"{name} must be a whole number, at least 1, not {number!r}")
 
-    def is_due(self, step: int) -> bool:
-        """Whether a step, counted from 0, gets a pull: the last of every few, because drift begins at zero."""
-        return step % self.every == self.every - 1
+    def stands_for(self, step: int, bounded_steps: bool) -> int:
+        """For how many steps a pull before this step stands; 0 if there is none, because drift begins at zero.
 
+        Args:
+            step: counted from 0.
+            bounded_steps: whether the optimizer's steps do not grow with the gradient. If they do, the first
+                gradients of a new task can move a model far, so there is a pull in each of the first steps.
+
+        >>> [Anchor(every=4).stands_for(step, False) for step in range(9)]
+        [0, 1, 1, 1, 0, 0, 0, 4, 0]
+        """
+        if 0 < step < self.every and not bounded_steps:
+            return 1
+        return self.every if step % self.every == self.every - 1 else 0
+
+
+# ── the weight under a budget ────────────────────────────────────────────────────────────────────────────────
+
+
+class Reading(NamedTuple):
+    """Drift and weight at one pull."""
+
+    task: int
+    step: int
+    drift: float
+    weight: float
+
+
+def check_budget(budget: float | None) -> None:
+    if budget is not None and (
+        isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < math.inf
+    ):
+        raise InputError(f"budget must be a number above 0, such as 0.05, not {budget!r}")
+
+
+def followed(raised: Tensor, drift: Tensor, budget: float, most: Tensor) -> Tensor:
+    """The log of the factor by which the weight is raised, after a reading.
+
+    Args:
+        raised: log of the factor so far; 0 is the given weight, below which it never falls.
+        drift: the reading, of probes that are not pulled on; ignored if it is not finite.
+        budget: the drift that is allowed.
+        most: log of the factor beyond which a larger weight changes nothing, so that the rule cannot wind up.
+
+    >>> most = torch.tensor(2.0)
+    >>> readings = (0.09, 0.9, 0.01, float("nan"))
+    >>> [round(float(followed(torch.tensor(1.9), torch.tensor(each), 0.1, most)), 2) for each in readings]
+    [1.87, 2.0, 1.65, 1.9]
+    """
+    error = _log_excess(drift, budget).clamp(-1.0, 1.0)
+    return torch.minimum(raised + GAIN * error, most).clamp(min=0.0)
+
+
+def _log_excess(drift: Tensor, budget: float) -> Tensor:
+    """The log of drift ÷ budget; 0 for a reading that is not finite."""
+    excess = (drift.clamp(min=0) / budget).clamp(min=1e-6).log()
+    return torch.where(drift.isfinite(), excess, torch.zeros_like(excess))
+
+
+class Controller:
+    """The state of the rule, kept on the device, so that no step waits for a reading."""
+
+    def __init__(self, budget: float | None = None) -> None:
+        check_budget(budget)
+        self.budget = budget
+        self.task = 0
+        self._raised = torch.tensor(0.0)
+        self._steps: list[tuple[int, int]] = []
+        self._readings: list[Tensor] = []  # drift and weight, [2] each
+
+    def begin(self, task: int) -> None:
+        """Drift is counted anew from here on, at the given weight."""
+        self.task = task
+        self._raised = torch.zeros_like(self._raised)
+
+    def weight(self, given: float, device: torch.device) -> Tensor:
+        self._raised = self._raised.to(device)
+        return given * self._raised.exp()
+
+    def strength(self, given: float, reading: Tensor) -> Tensor:
+        """The weight of a pull with this reading: readings average out slowly, and drift must not wait."""
+        weight = self.weight(given, reading.device)
+        if self.budget is None:
+            return weight
+        return weight * _log_excess(reading, self.budget).exp().clamp(1.0, AT_ONCE)
+
+    def read(self, step: int, drift: Tensor, given: float, bound: Tensor) -> None:
+        """Note a reading; with a budget, the next weight follows from it."""
+        self._steps.append((self.task, step))
+        self._readings.append(torch.stack([drift, self.strength(given, drift)]))
+        if self.budget is not None:
+            most = (bound / given).clamp(1.0, MOST).log()
+            self._raised = followed(self._raised, drift, self.budget, most)
+        if len(self._steps) > HISTORY:
+            older = slice(0, HISTORY // 2, 2)
+            self._steps = self._steps[older] + self._steps[HISTORY // 2 :]
+            self._readings = self._readings[older] + self._readings[HISTORY // 2 :]
+
+    @property
+    def history(self) -> tuple[Reading, ...]:
+        """All readings; the device is waited for."""
+        if not self._readings:
+            return ()
+        device = self._raised.device
+        numbers = torch.stack([reading.to(device) for reading in self._readings]).tolist()
+        return tuple(Reading(*at, *each) for at, each in zip(self._steps, numbers, strict=True))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "task": self.task,
+            "raised": float(self._raised),
+            "history": [list(reading) for reading in self.history],
+        }
+
+    def restore(self, state: Any) -> None:
+        """From `to_dict`; values that cannot be right are refused."""
+        expect(isinstance(state, dict) and state.keys() == self.to_dict().keys(), "its controller")
+        history = state["history"]
+        numbers = [state["raised"], *(number for reading in history for number in reading)]
+        plain = all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
+        expect(plain and type(state["task"]) is int, "its controller")
+        expect(all(len(reading) == len(Reading._fields) for reading in history), "its readings")
+        expect(0 <= state["raised"] <= math.log(MOST) + 1e-3, "its controller")
+        self.task = state["task"]
+        self._raised = torch.tensor(float(state["raised"]))
+        self._steps = [(int(task), int(step)) for task, step, *_ in history]
+        self._readings = [torch.tensor([float(drift), float(weight)]) for *_, drift, weight in history]
+
+
+# ── a pull ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 Pulls = Mapping[nn.Parameter, Tensor]
 
@@ -70,10 +206,12 @@ def pulls(
 
     All arithmetic stays on the device: the host waits for nothing.
     """
-    if not anchor.is_due(step):
+    size = _step_size(optimizer)
+    steps = anchor.stands_for(step, size is None)
+    if not steps:
         return {}
     group, ranks = replicas(model)
-    turn = step // anchor.every * ranks + (dist.get_rank(group) if ranks > 1 else 0)
+    turn = (step if steps == 1 else step // steps) * ranks + (dist.get_rank(group) if ranks > 1 else 0)
     pulled = [(probes, number) for probes in sets for number in probes.pulled]
     drift, slopes = _slopes(model, parameters, *pulled[turn % len(pulled)])
     reading = drift
@@ -84,9 +222,9 @@ def pulls(
     if not slopes:
         return {}
     length, pushed = _lengths(slopes)
-    factor = controller.weight(anchor.weight, drift.device) * anchor.every
-    bound = bounded(drift, length, pushed, anchor.every, _step_size(optimizer), controller.budget is not None)
-    controller.read(step, reading, anchor.weight, bound / anchor.every)
+    factor = controller.strength(anchor.weight, reading) * steps
+    bound = bounded(drift, length, pushed, steps, size, controller.budget is not None)
+    controller.read(step, reading, anchor.weight, bound / steps)
     weight = torch.minimum(factor, bound)
     return {parameter: slope.mul_(weight.to(slope.dtype))[None] for parameter, slope in slopes.items()}
 
@@ -158,7 +296,7 @@ def bounded(
         drift: the drift of the batch that is pulled on.
         pull: the length of its gradient.
         gradient: the length of the task's gradient.
-        every: steps from one pull to the next.
+        every: steps that the pull stands for.
         step_size: how far a steady unit gradient moves a parameter per step; None for optimizers whose steps do
             not grow with the gradient.
         strict: whether there is a budget to keep, for which a pull may be as long as all steps it stands for.

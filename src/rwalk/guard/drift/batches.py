@@ -24,7 +24,7 @@ from rwalk.errors import InputError
 
 Batch = Any  # a tensor, a mapping from keywords, or a tuple of arguments
 EXAMPLES, TOKENS = 64, 2048  # that go through the model at a time, at most
-PARTS = 4  # the fewest batches that probes are cut into
+PARTS = 4  # the fewest batches that probes are cut into if some of them are held out
 MOST = 1024  # examples taken from a data loader or a dataset, which may be endless
 OWN_SAMPLES = "own-samples"
 
@@ -35,8 +35,13 @@ def call(model: nn.Module, batch: Batch) -> Any:
     return model(*batch) if isinstance(batch, tuple) else model(batch)
 
 
-def of(given: Any, rows: int | None = None, tokenizer: Any = None, collate: Any = None) -> list[Batch]:
-    """The inputs in batches of at most `rows` rows; by default as many as are worth one call of the model."""
+def of(
+    given: Any, rows: int | None = None, tokenizer: Any = None, collate: Any = None, parts: int = 1
+) -> list[Batch]:
+    """The inputs in batches of at most `rows` rows; by default as many as are worth one call of the model.
+
+    Without `rows`, there are at least `parts` batches, so that some of them can be held out.
+    """
     if isinstance(given, str) or (isinstance(given, list | tuple) and given and isinstance(given[0], str)):
         given = _tokenized([given] if isinstance(given, str) else list(given), tokenizer)
     if isinstance(given, Tensor | Mapping | tuple):
@@ -55,7 +60,7 @@ def of(given: Any, rows: int | None = None, tokenizer: Any = None, collate: Any 
         batch = tuple(batch) if isinstance(batch, list) else batch
         batch = dict(batch) if isinstance(batch, Mapping) else batch
         length = length_of(batch)
-        at_once = rows or min(_worth_one_call(batch), max(1, -(-length // PARTS)))
+        at_once = rows or min(_worth_one_call(batch), max(1, -(-length // parts)))
         found += [part(batch, start, start + at_once) for start in range(0, length, at_once)]
     if not found:
         raise InputError("there is not a single probe: give inputs whose predictions are to stay")
@@ -98,6 +103,15 @@ def accepted(model: nn.Module, found: list[Batch]) -> list[Batch]:
             kept = [batch[: len(positional)] for batch in found]
             return [batch[0] if len(batch) == 1 else batch for batch in kept]
     return found
+
+
+def labels_in(given: list[Batch], taken: list[Batch]) -> Tensor | None:
+    """The labels of the first batch, if the model takes its first elements alone and a tensor follows them."""
+    whole, first = given[0], taken[0]
+    if not isinstance(whole, tuple) or first is whole:
+        return None
+    left_out = whole[len(first) if isinstance(first, tuple) else 1]
+    return left_out if isinstance(left_out, Tensor) else None
 
 
 def joined(found_batches: Iterable[Batch]) -> list[Batch]:

@@ -7,6 +7,7 @@ divergence is one entry in `DIVERGENCES`, or a function of old and new outputs g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rwalk.errors import InputError, unknown
+from rwalk.guard import watch
 
 DENSE, TOP = (
     512,
@@ -192,6 +194,8 @@ def named(divergence: Any) -> Divergence:
 
 # ── what a model returned ────────────────────────────────────────────────────────────────────────────────────
 
+FEW = 16  # fewer outputs are as likely classes as numbers
+UNDECIDED = 0.75  # of the largest entropy there can be: a classifier prefers some classes to others
 EMBEDDINGS = ("sentence_embedding", "text_embeds", "image_embeds", "embeddings", "pooler_output")
 
 
@@ -229,8 +233,15 @@ def _field(output: Any, name: str) -> Any:
     return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
 
 
-def fitting(name: str, output: Tensor, batch_is_tokens: bool) -> Divergence:
-    """The divergence for an output, if the output leaves no doubt which one that is."""
+def fitting(name: str, output: Tensor, batch_is_tokens: bool, labels: Tensor | None = None) -> Divergence:
+    """The divergence for an output, if the output leaves no doubt which one that is.
+
+    Args:
+        name: of the output; "output" if it has none.
+        output: old outputs of one batch.
+        batch_is_tokens: whether inputs are sequences of tokens.
+        labels: that a loader brought along; if they are not class numbers, outputs are no logits of classes.
+    """
     if name in EMBEDDINGS:
         return DIVERGENCES["cosine"]
     columns = output.shape[-1] if output.ndim > 1 else 1
@@ -238,12 +249,33 @@ def fitting(name: str, output: Tensor, batch_is_tokens: bool) -> Divergence:
         return DIVERGENCES["mse"]
     if name == "output" and output.ndim == 2 and _are_unit(output):
         return DIVERGENCES["cosine"]
+    if labels is not None and labels.is_floating_point() and labels.shape == output.shape:
+        yes_or_no = bool(((labels == 0) | (labels == 1)).all())
+        return DIVERGENCES["binary_kl" if yes_or_no else "mse"]
     if output.ndim == 2 or name == "logits" or batch_is_tokens:
+        if name == "output" and labels is None:
+            _check_are_logits(output)
         return DIVERGENCES["kl"]
     raise InputError(
         f"outputs of shape {tuple(output.shape)} may be classes per pixel, features or numbers: give divergence=, "
         f"one of {', '.join(DIVERGENCES)}, and outputs= to move classes to the last dimension"
     )
+
+
+def _check_are_logits(output: Tensor) -> None:
+    """Refuse probabilities, and warn of many numbers that prefer no class: those may be embeddings."""
+    output = output.detach().float()
+    if bool((output >= 0).all()) and bool(((output.sum(-1) - 1).abs() < 1e-3).all()):
+        raise InputError(
+            "the model returns probabilities, and drift is measured on logits: give outputs=lambda p: p.log()"
+        )
+    columns = output.shape[-1]
+    entropy = torch.distributions.Categorical(logits=output).entropy().mean()
+    if columns >= FEW and entropy > UNDECIDED * math.log(columns):
+        watch.warn(
+            f"outputs of shape {tuple(output.shape)} are taken for logits of {columns} classes, but they hardly "
+            "prefer any: if they are embeddings or numbers, give divergence='cosine' or 'mse'; otherwise 'kl'"
+        )
 
 
 def _are_unit(vectors: Tensor) -> bool:

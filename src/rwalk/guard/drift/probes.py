@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,10 +11,9 @@ from torch import Tensor, nn
 
 from rwalk.errors import InputError
 from rwalk.guard.drift import batches, divergences
-from rwalk.guard.drift.batches import Batch, device_of
+from rwalk.guard.drift.batches import PARTS, TOKENS, Batch, device_of
 from rwalk.guard.drift.divergences import Divergence, Kept
 from rwalk.guard.drift.eval_mode import eval_mode
-from rwalk.guard.drift.samples import own_samples
 
 Call = Callable[[Any, Batch], Any]
 OWN, OWN_TOKENS = 256, 256  # samples that a language model draws as its own probes, and their length
@@ -62,6 +62,7 @@ class Probes:
         self.held_out = False  # whether drift is measured on probes that no pull sees
         self.loss_before: float | None = None  # of probes with labels, if the model returns a loss
         self.divergences: dict[str, Divergence] = {}  # by output
+        self._labels: Tensor | None = None  # of the first batch, if a loader brought some along
         self._call = call or _call
         for each in divergence.values() if isinstance(divergence, Mapping) else [divergence]:
             if each is not None:
@@ -93,8 +94,10 @@ class Probes:
             given = self.given
             if self.own:
                 given = own_samples(model, self.tokenizer, OWN, OWN_TOKENS)
-            found = batches.of(given, self.batch, self.tokenizer, self.collate)
+            parts = PARTS if self.held_out else 1
+            found = batches.of(given, self.batch, self.tokenizer, self.collate, parts)
             self.batches = batches.accepted(model, found)
+            self._labels = batches.labels_in(found, self.batches)
             self.given = None
         self.batches = [batches.to(batch, device_of(model)) for batch in self.batches]
 
@@ -110,25 +113,33 @@ class Probes:
                 self.kept.append({name: self.divergences[name].keep(each) for name, each in found.items()})
         self.loss_before = self.loss(model)
 
-    def drift(self, model: nn.Module) -> float:
-        """The mean divergence of the outputs from what they were, on the batches that are watched."""
+    def drift(self, model: nn.Module, errors: float = 0.0) -> float:
+        """The mean divergence of the outputs from what they were, on the batches that are watched.
+
+        Args:
+            model: the model now.
+            errors: how many standard errors of this mean are added, because few probes measure roughly.
+        """
         if not self.kept:
             raise InputError("there are no old outputs to measure drift from: call keep(model) first")
         with eval_mode(model), torch.no_grad():
-            means = [self.of_batch(model, number).double() for number in self.watched]
-        lengths = [batches.length_of(self.batches[number]) for number in self.watched]
-        return weighted_mean(torch.stack(means).tolist(), lengths)
+            found = [self._between(model, number) for number in self.watched]
+        means = torch.stack([_total(each) for each in found]).double().tolist()
+        mean = weighted_mean(means, [batches.length_of(self.batches[number]) for number in self.watched])
+        return mean + errors * math.sqrt(sum(_squared_error(each) for each in zip(*found, strict=True)))
 
     def of_batch(self, model: nn.Module, number: int) -> Tensor:
         """The drift of one batch, with its graph; the model is in evaluation mode already."""
-        total: Tensor | None = None
+        return _total(self._between(model, number))
+
+    def _between(self, model: nn.Module, number: int) -> list[Tensor]:
+        """The divergences of one batch, by output: one number per prediction, or one for all."""
+        found = []
         for name, output in self._outputs(model, number).items():
             kept = self._kept(number, name, output.device)
             self._check_rows(name, kept, output)
-            each = self.divergences[name].between(kept, output).mean()
-            total = each if total is None else total + each
-        assert total is not None
-        return total
+            found.append(self.divergences[name].between(kept, output))
+        return found
 
     def loss(self, model: nn.Module) -> float | None:
         """The mean of the losses that the model returns for the probes' own labels; None without labels."""
@@ -181,7 +192,7 @@ class Probes:
     def _kind(self, name: str, output: Tensor, batch: Batch) -> Divergence:
         asked = self.divergence.get(name) if isinstance(self.divergence, Mapping) else self.divergence
         if asked is None:
-            return divergences.fitting(name, output, batches.are_tokens(batch))
+            return divergences.fitting(name, output, batches.are_tokens(batch), self._labels)
         return divergences.named(asked)
 
     def _check_rows(self, name: str, kept: Kept, output: Tensor) -> None:
@@ -202,6 +213,20 @@ def _call(model: nn.Module, batch: Batch) -> Any:
     return batches.call(model, batch)
 
 
+def _total(found: Sequence[Tensor]) -> Tensor:
+    """The means of all outputs, added."""
+    total = found[0].mean()
+    for each in found[1:]:
+        total = total + each.mean()
+    return total
+
+
+def _squared_error(found: Iterable[Tensor]) -> float:
+    """The squared standard error of the mean of one output's divergences."""
+    predictions = torch.cat([each.detach().double().flatten() for each in found])
+    return float(predictions.var() / len(predictions)) if len(predictions) > 1 else 0.0
+
+
 def _mask_of(batch: Batch) -> Any:
     return batch.get("attention_mask") if isinstance(batch, Mapping) else None
 
@@ -214,3 +239,60 @@ def _loss_in(output: Any) -> Tensor | None:
 def weighted_mean(values: Sequence[float], weights: Iterable[int]) -> float:
     weights = list(weights)
     return sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
+
+
+# ── what a language model writes by itself ───────────────────────────────────────────────────────────────────
+
+
+@torch.no_grad()
+def own_samples(
+    model: nn.Module, tokenizer: Any, n: int, tokens: int = 256, seed: int = 0, temperature: float = 1.0
+) -> dict[str, Tensor]:
+    """Sequences drawn from a language model, from its start token on: {"input_ids": [n, tokens]}.
+
+    tokenizer    of whose tokens the first is asked for; or that token's number itself
+    tokens       in each sequence; where the model ends a text, it goes on with another
+    seed         of the draws; torch's own random numbers are left as they were
+
+    A model of Hugging Face generates by itself; any other is called once per token, with all tokens so far.
+    """
+    for name, number in (("n", n), ("tokens", tokens)):
+        if type(number) is not int or number < 1:
+            raise InputError(f"{name} must be a whole number, at least 1, not {number!r}")
+    first = _first_token(model, tokenizer)
+    device = device_of(model)
+    rows = max(1, 16 * TOKENS // tokens)
+    with eval_mode(model):
+        torch.manual_seed(seed)
+        parts = [
+            _drawn(model, torch.full((min(rows, n - start), 1), first, device=device), tokens, temperature)
+            for start in range(0, n, rows)
+        ]
+    return {"input_ids": torch.cat(parts)}
+
+
+def _drawn(model: nn.Module, ids: Tensor, tokens: int, temperature: float) -> Tensor:
+    if tokens == 1:
+        return ids
+    if hasattr(model, "generate"):
+        options = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        length = {"min_new_tokens": tokens - 1, "max_new_tokens": tokens - 1, "pad_token_id": int(ids[0, 0])}
+        generate: Any = model.generate
+        drawn: Tensor = generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options, **length)
+        return drawn
+    while ids.shape[1] < tokens:
+        (logits,) = divergences.picked(model(ids), None).values()
+        logits = logits[:, -1].float() / temperature
+        ids = torch.cat([ids, logits.softmax(-1).multinomial(1)], 1)
+    return ids
+
+
+def _first_token(model: Any, tokenizer: Any) -> int:
+    if type(tokenizer) is int:
+        return tokenizer
+    for holder in (tokenizer, getattr(model, "config", None)):
+        for name in ("bos_token_id", "eos_token_id"):
+            found = getattr(holder, name, None)
+            if type(found) is int:
+                return found
+    raise InputError("nobody knows the token that a text starts with: give its number in place of the tokenizer")
