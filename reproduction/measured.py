@@ -50,11 +50,7 @@ class Measured:
     def machine(self, name: str) -> str:
         """The machine that trained an experiment, if any."""
         shown = [summary for _, summary in self.entries(name) if summary]
-        wanted = {
-            replace(each.spec, seed=seed).hash()
-            for each in shown
-            for seed in each.seeds
-        }
+        wanted = {replace(each.spec, seed=seed).hash() for each in shown for seed in each.seeds}
         known = {**self.rows, **{row.hash: row for row in self.own_rows(name)}}
         rows = [row for run, row in known.items() if run in wanted]
         if said := provenance.mixture(row.made for row in rows):

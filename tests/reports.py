@@ -14,6 +14,7 @@ from rwalk.data.memory import MemorySpec
 from rwalk.files import with_checksum
 from rwalk.parts import defaults
 from rwalk.report.html import write_report
+from rwalk.studies import rows as rows_of_studies
 from rwalk.studies.rows import SCHEMA, Description
 from rwalk.studies.specs import RunSpec, StreamSpec, content_hash
 
@@ -58,6 +59,11 @@ def made_rows() -> list[Row]:
         runs.append(RunSpec(stream=StreamSpec(HOSTILE, tasks=named), method=HOSTILE, network=HOSTILE, seed=seed))
     stopped = RunSpec(stream=StreamSpec("digits"), seed=2)
     return [*map(made_row, runs), made_row(stopped, stopped=f"the loss is not finite {HOSTILE}")]
+
+
+def records(rows: Sequence[Row]) -> list[rows_of_studies.Row]:
+    """Rows as the report reads them from a file."""
+    return [rows_of_studies.Row.from_json(row, sealed=True).shown() for row in rows]
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:

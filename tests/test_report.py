@@ -23,7 +23,7 @@ import pytest
 from scipy import stats
 
 import little
-from reports import HOSTILE, Row, hostile_page, made_row, made_rows, write_rows, write_study
+from reports import HOSTILE, Row, hostile_page, made_row, made_rows, records, write_rows, write_study
 from rwalk.cli import app
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
@@ -48,7 +48,7 @@ def test_a_real_study_is_read_whole(tmp_path: Path) -> None:
     with Store(tmp_path / "study").opened(study.describe()) as store:
         rows = study.execute(store)
     found = results.read(tmp_path / "study")
-    assert [row["hash"] for row in found.rows] == [row.hash for row in rows]
+    assert [row.hash for row in found.rows] == [row.hash for row in rows]
     assert found.environments[0]["torch"]
     page = write_report([tmp_path / "study"]).read_text()
     assert page.count("<title>No protection and RWalk on digits · rwalk</title>") == 1
@@ -72,7 +72,7 @@ def test_a_folder_may_hold_many_files_or_many_studies(tmp_path: Path) -> None:
     wanted = {row["hash"] for row in rows}
     for folder in ("files", "studies"):
         found = results.read(tmp_path / folder).rows
-        assert {row["hash"] for row in found} == wanted and len(found) == len(wanted)  # no run counts twice
+        assert {row.hash for row in found} == wanted and len(found) == len(wanted)  # no run counts twice
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_torn_last_line_is_left_out_and_said_so(
     file = tmp_path / f"{name}.jsonl"
     write_rows(file, rows[:1])
     file.write_text(file.read_text() + json.dumps(rows[1])[:50])
-    assert [row["hash"] for row in results.read(tmp_path).rows] == [rows[0]["hash"]]
+    assert [row.hash for row in results.read(tmp_path).rows] == [rows[0]["hash"]]
     (said,) = caplog.messages
     assert said.startswith(f"{file} ends in the middle of a row, which is left out")
     assert said.endswith(cure.format(tmp_path))
@@ -127,7 +127,7 @@ def test_a_torn_last_line_is_left_out_and_said_so(
 
 
 def test_a_stopped_run_without_a_strength_shows_none() -> None:
-    page = render([results.Results([row for row in made_rows() if row["stopped"]])], "title")
+    page = render([results.Results(records([row for row in made_rows() if row["stopped"]]))], "title")
     assert re.search(r"<td>no protection</td><td class=\"number\">–</td>", page)
 
 
@@ -136,7 +136,7 @@ def test_a_stopped_run_without_a_strength_shows_none() -> None:
 
 def test_a_section_holds_what_can_be_compared() -> None:
     rows = made_rows()
-    one, other = sections.sections(summarise(rows))
+    one, other = sections.sections(summarise(records(rows)))
     assert one["title"] == "digits" and other["title"] == HOSTILE
     assert len(one["configurations"]) == 12
     vanilla = one["configurations"][0]
@@ -150,7 +150,7 @@ def test_networks_and_numbers_of_tasks_are_not_mixed() -> None:
     base = RunSpec()
     rows = [made_row(base), made_row(replace(base, network="cnn")), made_row(replace(base, seed=1), tasks=4)]
     rows[2]["spec"]["seed"] = 1
-    found = sections.sections([*summarise(rows[:2]), *summarise(rows[2:])])
+    found = sections.sections([*summarise(records(rows[:2])), *summarise(records(rows[2:]))])
     assert [(section["facts"][1], section["tasks"]) for section in found] == [
         ("network mlp", 3), ("network cnn", 3), ("network mlp", 4)]  # fmt: skip
 
@@ -163,7 +163,7 @@ def test_settings_are_told_where_they_differ() -> None:
     kept = replace(base, method="rwalk", numbers={"lam": 1.0}, memory=MemorySpec(per_class=5))
 
     def told(*runs: RunSpec) -> list[str]:
-        (section,) = sections.sections(summarise([made_row(run) for run in runs]))
+        (section,) = sections.sections(summarise(records([made_row(run) for run in runs])))
         return [each["settings"] for each in section["configurations"]]
 
     assert told(base, default, kept) == ["", "", ""]
@@ -173,8 +173,8 @@ def test_settings_are_told_where_they_differ() -> None:
 
 def test_a_method_has_one_colour_whatever_it_is_shown_with() -> None:
     rows = made_rows()
-    everywhere = {each["id"]: each["colour"] for each in sections.methods(summarise(rows))}
-    alone = sections.methods(summarise([row for row in rows if row["method"] == "rwalk"]))
+    everywhere = {each["id"]: each["colour"] for each in sections.methods(summarise(records(rows)))}
+    alone = sections.methods(summarise(records([row for row in rows if row["method"] == "rwalk"])))
     assert alone == [{"id": "rwalk", "name": "RWalk", "colour": everywhere["rwalk"], "symbol": alone[0]["symbol"]}]
     assert len(set(everywhere.values())) == len(everywhere)
     usual = looks.places(looks.OWNERS)
@@ -199,7 +199,7 @@ def scored(accuracies: dict[str, list[float]], memory: MemorySpec | None = None)
 
 
 def said(rows: list[Row]) -> str:
-    (section,) = sections.sections(summarise(rows))
+    (section,) = sections.sections(summarise(records(rows)))
     verdict = section["verdicts"]["single"]
     return " ".join([verdict["headline"], *verdict["details"]]).replace("\u00a0", " ")
 
@@ -486,7 +486,7 @@ def test_without_its_extra_the_report_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(InputError, match=r"pip install 'rwalk\[report\]'"):
-        render([results.Results(rows)], "title")
+        render([results.Results(records(rows))], "title")
 
 
 def test_the_command_writes_the_page(rows: list[Row], tmp_path: Path) -> None:
