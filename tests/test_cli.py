@@ -24,12 +24,14 @@ from hypothesis import strategies as st
 
 import little
 from command_line import Outcome, Rwalk, refused
+from reports import write_study
 from rwalk import Fleet, MemorySpec, Training, __version__, cli
 from rwalk.catalogue import spelled
 from rwalk.cli import sweep, trust
 from rwalk.files import with_checksum
 from rwalk.parts import parts
-from rwalk.studies.specs import RunSpec, StreamSpec
+from rwalk.studies.rows import Description
+from rwalk.studies.specs import RunSpec, StreamSpec, content_hash
 from rwalk.studies.store import Store
 
 TESTS = os.path.dirname(little.__file__)
@@ -408,8 +410,7 @@ def test_resume_imports_no_method_sampler_or_augmentation_a_file_names_unless_to
         {"memory": {"per_class": 1, "sampler": "harmful:SAMPLER"}},
         {"training": {"steps": 1, "augment": "harmful:Augmentation"}},
     ):
-        forged = {**study, "runs": [{**run, **change} for run in study["runs"]]}
-        Path("study/study.json").write_text(with_checksum(forged))
+        write_study(Path("study"), runs=[{**run.to_json(), **change} for run in study.runs])
         refused(rwalk("resume", "study"), "imports code: add --trust harmful:")
 
 
@@ -540,7 +541,11 @@ def test_without_a_command_there_is_help(rwalk: Rwalk) -> None:
     [
         ("other.txt", "mine", "not empty and holds no study"),
         ("study.json", '{"hash": "x", "runs": []}', "was altered"),
-        ("study.json", with_checksum({"schema": 3, "hash": "x", "runs": []}), "holds another study"),
+        (
+            "study.json",
+            with_checksum(Description(content_hash({"runs": [], "reference": "none"}), (), "none").to_json()),
+            "another study",
+        ),
         ("study.json", "{", "cannot be read"),
         ("study.json", "[]", "is not a study"),
     ],

@@ -144,7 +144,7 @@ def test_a_trained_network_gives_the_features() -> None:
     backbone = nn.Sequential(nn.Linear(5, 32), nn.Tanh(), nn.Linear(32, 3))
     x = x / 10.0 ** np.arange(5)
     clf = IncrementalClassifier(network=backbone).partial_fit(x, y)
-    assert clf.coef_.shape == (4, 32)
+    assert clf.coef_.shape == (4, 32 + 1000)  # its own features and their lift
     with pytest.raises(InputError, match="give a function"):
         IncrementalClassifier(network=backbone, method="rwalk", memory=2).partial_fit(x, y)
     with pytest.raises(InputError, match="not from network='cnn'"):

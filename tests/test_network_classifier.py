@@ -300,7 +300,7 @@ def test_a_call_that_fails_changes_nothing() -> None:
 
 
 def test_it_says_once_that_learning_without_memory_is_hard() -> None:
-    with pytest.warns(UserWarning, match="no batch ever shows old and new classes together"):
+    with pytest.warns(UserWarning, match="no batch shows old and new classes together"):
         classifier = quick(memory=None).partial_fit(*blobs("ab"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

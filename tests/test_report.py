@@ -294,7 +294,7 @@ def test_losses_costs_and_commands_are_kept_and_shown(tmp_path: Path) -> None:
     program = [sys.executable, "-m", "rwalk", "run", *options, "--quiet", "--out"]
     subprocess.run([*program, "one"], cwd=tmp_path, check=True, capture_output=True)
     found = results.read(tmp_path / "one")
-    (vanilla, rwalk) = (row["hash"] for row in found.rows)
+    (vanilla, rwalk) = (row.hash for row in found.rows)
     assert [step for step, _ in found.losses(rwalk)] == list(range(1, 41))  # eight steps, five tasks
     exemplars = 10 * 2 * 64 * 4  # classes, each with two pictures of 64 pixels
     assert found.costs[vanilla].kept == exemplars
@@ -303,8 +303,8 @@ def test_losses_costs_and_commands_are_kept_and_shown(tmp_path: Path) -> None:
     assert found.commands == (f"rwalk run {' '.join(options)} --quiet --out one",)
     page = render([found], "title").replace("&#34;", '"')
     assert found.commands[0] in page and "training time" in page and '"losses":{"step":[1,' in page
-    study = Study(tuple(RunSpec.from_json(row["spec"]) for row in found.rows), reference="none", workers=1)
-    assert [row.to_json() for row in study.execute()] == found.rows
+    study = Study(tuple(row.spec for row in found.rows), reference="none", workers=1)
+    assert study.execute() == found.rows
 
 
 def test_what_an_interrupted_run_cost_is_not_guessed(tmp_path: Path) -> None:
