@@ -1,4 +1,4 @@
-"""`make bench`: every measurement, or those asked for; the table on the screen, the numbers into files."""
+"""`make bench`: every measurement, or those named; the table on the screen, the numbers into files."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def planned(asked: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
-    """What is asked for, by the names of its sections in the files; first what may not be there at all."""
+    """The chosen measurements, by the names of their sections in the files; first those that may be missing."""
     plan: dict[str, Callable[[], dict[str, Any]]] = {}
     if asked.against is not None:
         plan[f"against {asked.against}"] = partial(against.bench, asked.against)

@@ -3,8 +3,8 @@
 The same MLP 784-256-256-10, batches of 64, Adam, one thread, the second of two tasks; ratios to the same minimal
 loop, by interleaved rounds. The peer is fed tensors in memory, as the minimal loop is, and as its users feed it,
 by its dataset and its data loader; its optimizer is torch.optim.Adam as one writes it, and once more the fused
-one, which the minimal loop has. Only the steps of an epoch are timed, without metrics and loggers: what is done
-before and after a task is in nobody's figures.
+one, which the minimal loop has. Only the steps of an epoch are timed, without metrics and loggers: no
+figure includes the work before and after a task.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def bench(name: str, steps: int = STEPS // 2, rounds: int = 7, fuse: bool = True
 
 
 def avalanche(steps: int) -> dict[str, Contender]:
-    """Its strategies nearest to ours, by what they are fed."""
+    """Its strategies nearest to ours, by the way they are fed."""
     strategies = import_module("avalanche.training.supervised")
     plugins = import_module("avalanche.training.plugins")
 

@@ -1,4 +1,4 @@
-"""The table at the end: what was measured beside what was promised."""
+"""The table at the end: measured figures beside promised ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def at_most(what: str, value: float, bar: float | None, unit: str, digits: int =
 
 
 def rows(results: Mapping[str, Any]) -> Iterator[Row]:
-    """Of whatever sections there are."""
+    """The rows of all sections that are present."""
     for name, section in results.items():
         kind = "against" if name.startswith("against ") else name.partition(" on ")[0]
         if kind in ROWS:
@@ -68,7 +68,7 @@ def _fleet(fleet: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def vectors(form: str, largest: float) -> float | None:
-    """What a guard may hold at the peak, in parameters; `largest` is the largest tensor's share of them."""
+    """The most a guard may hold at the peak, in parameters; `largest` is the largest tensor's share of them."""
     return VECTORS[form] + largest if form in VECTORS else ALL_VECTORS.get(form)
 
 

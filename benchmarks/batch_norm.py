@@ -79,7 +79,7 @@ def accuracy(model: nn.Module, task: Task) -> float:
 
 
 def freeze(model: nn.Module) -> None:
-    """From here on the statistics are what they are, in training too."""
+    """Freeze the statistics from here on, in training too."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.register_forward_pre_hook(lambda module, _: module.train(False) and None)

@@ -1,4 +1,4 @@
-"""What learning in closed form is worth, and what it costs: the tables of docs/closed-form.md.
+"""Accuracy and cost of learning in closed form: the tables of docs/closed-form.md.
 
     python -m benchmarks.closed_form digits mnist cifar100 --data PATH      accuracy, class by class
     python -m benchmarks.closed_form speed --threads 2                      seconds, on this machine as it is
@@ -61,7 +61,7 @@ def accuracy(name: str, data: str | None, seeds: int, **params: Any) -> None:
 
 
 def speed() -> None:
-    """What is promised: 60,000 × 784 in at most 10 s, 1,000,000 × 100 in at most 120 s, both on two idle cores."""
+    """The promise: 60,000 × 784 in at most 10 s, 1,000,000 × 100 in at most 120 s, both on two idle cores."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60_000, 784)).astype(np.float32), rng.integers(0, 10, 60_000)
     for dtype in ("float64", "float32"):

@@ -42,7 +42,7 @@ Rows = dict[str, dict[str, float]]  # milliseconds a step by what varies (JSON h
 
 
 class Clock:
-    """Rides along as the fleet's keeper, which is asked after every step, and keeps the time instead."""
+    """Takes the place of the fleet's keeper, which runs after every step, and measures the time."""
 
     def __init__(self, first: int, last: int) -> None:
         self.first, self.last = first, last
@@ -172,7 +172,7 @@ def times(
     rounds: int = ROUNDS,
 ) -> dict[str, Any]:
     """Milliseconds a step of every method: by P and by R with one task consolidated, by k with one run."""
-    # Ten steps an epoch: drawing a new order for every step of every run would be most of what is measured.
+    # Ten steps an epoch: drawing a new order for every step of every run would be most of the measured time.
     lessons = stream(max(tasks) + 1, per_class=320).to(device)
     with few_threads(1):
         rows, growth = by_tasks(methods, lessons, tasks, device, rounds)
@@ -223,7 +223,7 @@ def _beyond(readings: Mapping[str, Reading], k: int, vector: int) -> dict[str, f
 
 
 def memory(device: str = "cpu", tasks: Sequence[int] = MEMORY_TASKS, width: int | None = None) -> dict[str, Any]:
-    """Of every method alone and eager, and of RWalk in one compiled kernel and in a fleet."""
+    """The memory of every method alone and eager, and of RWalk in one compiled kernel and in a fleet."""
     on_cuda = torch.device(device).type == "cuda"
     if width is None:  # on CUDA, libraries' workspaces must be small beside a vector
         width = 8192 if on_cuda else 512

@@ -53,7 +53,7 @@ def mlp() -> nn.Module:
 
 
 def peak(form: str | None) -> tuple[int, list[int]]:
-    """Of a process of its own: the most memory it ever had, and that of each parameter, in bytes."""
+    """In a process of its own: the peak of its memory, and the memory of each parameter, in bytes."""
     torch.set_num_threads(1)
     model = ResNet18((3, 32, 32), 100, 64)
     step = training(model, form, 2, 3, 32, 32)
@@ -121,8 +121,8 @@ def resnet_ratio(form: str = "RWalk") -> float:
 
 
 def bench() -> dict[str, Any]:
-    # Freed memory is kept: whether malloc gives Adam's passing copies back, to be asked for again in the next
-    # step, is chance, and changes the time of a step by half, with a guard or without.
+    # Freed memory is kept: whether malloc returns Adam's temporary copies to the system, to allocate them again in
+    # the next step, is chance, and changes the time of a step by half, with a guard or without.
     with processes(mmap_threshold=2**30, trim_threshold=2**32) as apart:
         found = {
             "ratio": apart(resnet_ratio),

@@ -1,4 +1,4 @@
-"""What a Guard costs around a language model on a GPU: the time of a step, kernels, memory.
+"""The cost of a Guard around a language model on a GPU: the time of a step, kernels, memory.
 
     python -m benchmarks.guard_gpu                  # all of them, in about five minutes
     python -m benchmarks.guard_gpu RWalk EWC        # only these
@@ -6,8 +6,8 @@
 A model of SmolLM2-135M's form, with random weights: 272 tensors, of which the smallest have 576 numbers and the
 largest has 28 million. Steps with and without a guard take turns, in bfloat16 by autocast, on 16 × 512 tokens with
 AdamW. Where the host takes longer to launch kernels than the device takes to run them, that measures the host; the
-device's own time is given beside it. Memory is measured on a few tokens, so that it is that of the parameters and
-what is held for them. Each guard is measured by itself, and printed as soon as it is known.
+device's own time is given beside it. Memory is measured on a few tokens, so that parameters
+and guard state are most of it. Each guard is measured alone, and printed as soon as it is measured.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Made = tuple[Callable[[], None], Guard | None]
 
 @dataclass(frozen=True)
 class Form:
-    """A model of SmolLM2's kind, and what it is trained on."""
+    """A model of SmolLM2's kind, and the size of its training batches."""
 
     layers: int = 30
     width: int = 576
@@ -71,7 +71,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """Outputs are tied to the embedding, as SmolLM2's are; positions are left out, for they have no parameters."""
+    """Outputs are tied to the embedding, as SmolLM2's are; positions have no parameters and are left out."""
 
     def __init__(self, form: Form) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Model(nn.Module):
 
 
 def guards() -> dict[str, dict[str, Any]]:
-    """What is compared: the options of each guard."""
+    """The options of each guard in the comparison."""
     return {
         "RWalk": {"method": RWalk()},
         "EWC": {"method": EWC(lam=1e3)},
@@ -129,7 +129,7 @@ def narrow(device: str) -> AbstractContextManager[object]:
 
 
 def end_task(guard: Guard, form: Form, device: str) -> None:
-    """Whatever the method is, something is held from here on."""
+    """Give every method something to hold from here on."""
     tokens = torch.randint(form.words, (max(2, form.batch // 2), max(2, form.length // 2)), device=device)
     if isinstance(guard.method, Anchor):
         guard.consolidate(probes=tokens)
@@ -242,7 +242,7 @@ def bench(
 ) -> dict[str, Any]:
     """By guard: steps by those without it, before and after something is held; kernels; vectors of memory.
 
-    tell  is given what was found of each guard as soon as it is known
+    `tell` is called with the figures of each guard as soon as they are measured.
     """
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise Missing("guard-gpu cannot be measured: there is no CUDA device here")

@@ -1,4 +1,4 @@
-"""What a model keeps and what it learns, with a guard and in other ways: five small tasks, and a language model.
+"""How much a model keeps and learns, with a guard and in other ways: five small tasks, and a language model.
 
     python -m benchmarks.guard_skills                      five small tasks on a CPU, three seeds
     python -m benchmarks.guard_skills --quick              every task and way for a few steps: does it run?

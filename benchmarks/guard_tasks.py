@@ -31,12 +31,12 @@ Optimizers = Callable[[Any, float], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Task:
-    """A trained model, what it should keep, and what it learns next.
+    """A trained model, the skill it should keep, and the task it learns next.
 
     Attributes:
         model: The model, trained on the old data.
         new: Draws a batch of new data.
-        replayed: Draws old data with labels, as many as asked for, from those that the probes come from.
+        replayed: Draws a number of old examples with labels, from the data that the probes come from.
         loss: The training loss of a batch.
         old_score: How well a model does on the old task.
         new_score: How well a model does on the new task.
@@ -45,7 +45,7 @@ class Task:
         optimizer: Makes an optimizer of parameters, at a multiple of the task's learning rate.
         steps: Training steps on the new task.
         batch: Examples in a batch of new data.
-        outputs: Picks the outputs that should stay from what the model returns.
+        outputs: Picks the outputs that should stay from all outputs of the model.
         loss_is_score: Scores are losses, lower is better; otherwise they are percentages.
         divergence: How drift is measured: "kl" or "cosine".
         schedule: The learning rate as a share of the first, by the share of steps done.

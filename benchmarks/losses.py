@@ -1,4 +1,4 @@
-"""What a step of LwF and of DER++ costs, against bare loops that do the same arithmetic by hand.
+"""The time of a step of LwF and of DER++, against bare loops that do the same arithmetic by hand.
 
 The steps of benchmarks/steps.py, in the second of two tasks: LwF with its teacher, DER++ with 200 examples kept
 with their logits, as many of them in every batch as new ones. The bare loops are plain PyTorch on tensors with
@@ -62,7 +62,7 @@ def bare(name: str, stream: Stream, steps: int, compiled: bool = False) -> Conte
             value.backward()
             optimizer.step()
 
-    train()  # once, for whatever is made on the way
+    train()  # once, to compile and allocate
     return timed(train, steps)
 
 

@@ -1,7 +1,7 @@
-"""How much memory tensors take, by the allocators' own word: what is live, and the peak on the way there.
+"""How much memory tensors take, as the allocators report it: live memory, and its peak so far.
 
-On a CPU the profiler hears of every allocation, inside compiled kernels and backward passes too; CUDA's allocator
-keeps the books by itself. Only what is allocated after the meter began is counted.
+On a CPU the profiler records every allocation, inside compiled kernels and backward passes too; CUDA's allocator
+has counters of its own. Only allocations after the start of the meter are counted.
 """
 
 from __future__ import annotations

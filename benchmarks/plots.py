@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from benchmarks import bars, record
 from benchmarks.peers import PEERS
 
-# Okabe and Ito's colours, told apart by colour-blind eyes too; marks differ as well, for printing in grey.
+# Okabe and Ito's colours, distinct for colour-blind eyes too; marks differ as well, for printing in grey.
 STYLE = {
     "vanilla": ("#000000", "o", "vanilla"),
     "ewc": ("#D55E00", "s", "EWC"),
@@ -42,7 +42,7 @@ def steps(results: Mapping[str, Any]) -> Figure:
             entries += [(peer, tensors, TENSORS)] if tensors is not None else []
             entries += [(peer, dataset, DATASET)] if dataset is not None else []
         for row, (_, value, colour) in enumerate(entries):
-            # Points, not bars: on a logarithmic scale a bar's length says nothing.
+            # Points, not bars: on a logarithmic scale a bar's length has no meaning.
             axes.hlines(row, 0.5, value, color="#cccccc", linewidth=1, zorder=1)
             axes.plot(value, row, "o", color=colour, markersize=9)
             axes.text(

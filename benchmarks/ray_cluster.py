@@ -1,4 +1,4 @@
-"""What Ray costs, and what a second node brings: studies locally and on clusters of this machine.
+"""The cost of Ray and the gain of a second node: studies locally and on clusters of this machine.
 
     python -m benchmarks.ray_cluster overhead     64 runs of a second on two cores: Ray against local processes
     python -m benchmarks.ray_cluster nodes        12 runs of ten seconds: two nodes of one core each against one
@@ -73,7 +73,7 @@ def processes() -> tuple[Timed, Timed]:
 
 
 def main(what: str, rounds: int) -> None:
-    """The two take turns, because a machine's speed may change meanwhile; the ratio is the rounds' median."""
+    """The two take turns, because a machine's speed may change over time; the ratio is the rounds' median."""
     ratios = []
     for _ in range(rounds):
         first, second = {"overhead": overhead, "nodes": nodes, "processes": processes}[what]()

@@ -1,4 +1,4 @@
-"""What was measured, where and when: results.json is the last of every section, history.jsonl is all there was."""
+"""Measurements, with their place and time: results.json has the last of every section, history.jsonl has all."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Of the rwalk that is imported, wherever it lies; with a + where its files are not quite that commit's."""
+    """The commit of the imported rwalk, wherever it lies; with a + if its files differ from that commit."""
 
     def git(*asked: str) -> str:
         package = Path(rwalk.__file__).parent

@@ -1,4 +1,4 @@
-"""Contenders take turns: what the machine does beside them harms all alike, and ratios hold."""
+"""Contenders take turns: other load of the machine slows all alike, and ratios hold."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from time import perf_counter
 
 
 class Missing(Exception):
-    """What is to be measured is not here."""
+    """The object to measure is not installed or not found."""
 
 
-Contender = Callable[[], float]  # works once, and says the seconds of one of its steps
+Contender = Callable[[], float]  # works once, and returns the seconds of one of its steps
 
 
 def timed(work: Callable[[], object], steps: int) -> Contender:

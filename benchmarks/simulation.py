@@ -5,7 +5,7 @@
 Discrete events, in simulated seconds. Workers claim runs, renew their leases, look for the outcomes of the others,
 and fail; a lost run is taken over from its last checkpoint once its lease has run out. Every access to the folder
 waits for one file server, which serves one operation at a time: that is the pessimistic assumption, and the one
-that makes the model worth having. What it does not model: bandwidth, caches, several servers.
+that makes the model worth having. Not modelled: bandwidth, caches, several servers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Setting:
     between_failures: float = 10 * 3600.0  # per worker
     restart: float = 120.0
     checkpoints: float = 10.0
-    everyone_reads: bool = False  # what if nobody gathered the outcomes, and every process read every one?
+    everyone_reads: bool = False  # if no process gathered the outcomes, every process would read every one
 
 
 @dataclass
@@ -72,7 +72,7 @@ class _Model:
             setting.mean_run * self.draw.lognormvariate(mu_shift, setting.spread) for _ in range(setting.runs)
         ]
         self.total = sum(self.left)
-        # Every process begins elsewhere; who is through with its own runs goes on with those of others.
+        # Every process begins elsewhere. A process that has finished its own runs continues with those of others.
         self.own = [list(range(worker, setting.runs, setting.workers)) for worker in range(setting.workers)]
         self.others = list(range(setting.workers))
         self.draw.shuffle(self.others)
@@ -110,7 +110,7 @@ class _Model:
         if self.done == self.s.runs:
             self.ended[worker] = self.look(now, worker)
         elif (run := self.next_run(worker)) is not None:
-            # Claims are listed, one is created, and the outcome is asked for.
+            # Claims are listed, one is created, and the outcome is read.
             begun = self.server.serve(now, 2 * self.s.operation + min(self.s.workers, self.s.runs) * self.s.entry)
             self.train(begun, worker, run)
         else:

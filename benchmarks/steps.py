@@ -1,4 +1,4 @@
-"""What a training step costs, against a minimal hand-written PyTorch loop on tensors with fused Adam.
+"""The time of a training step, against a minimal hand-written PyTorch loop on tensors with fused Adam.
 
 Split-MNIST's step: an MLP 784-256-256-10, batches of 64, Adam, one thread. Contenders take turns; a
 contender's ratio is the median over the rounds of its time by the minimal loop's just before.
@@ -61,7 +61,7 @@ def minimal(x: torch.Tensor, y: torch.Tensor, steps: int = STEPS, compiled: bool
             loss.backward()
             optimizer.step()
 
-    train()  # once, for whatever is made on the way
+    train()  # once, to compile and allocate
     return timed(train, steps)
 
 

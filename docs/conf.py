@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path[:0] = [str(ROOT / "src"), str(HERE / "_extensions")]
 
-import rwalk  # noqa: E402 - from this checkout, whatever is installed
+import rwalk  # noqa: E402 - from this checkout, not from an installed version
 
 project = "rwalk"
 author = "the rwalk authors"
@@ -46,7 +46,7 @@ nitpick_ignore_regex = [("py:.*", ".*")]
 # ── Markdown ──
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_block"]
 myst_heading_anchors = 4
-# Some blocks show what a program prints, or a Slurm script: no lexer can read them.
+# Some blocks show the output of a program, or a Slurm script: no lexer can read them.
 suppress_warnings = ["misc.highlighting_failure", "config.cache"]
 
 # ── Python's docstrings ──
@@ -62,7 +62,7 @@ python_use_unqualified_type_names = True
 maximum_signature_line_length = 90
 add_module_names = False
 
-# ── the gallery: every example is run, and shown with what it printed and drew ──
+# ── the gallery: every example is run, and shown with its output and pictures ──
 EXTRAS = {
     "guard_lightning": "lightning",
     "guard_huggingface": "transformers",

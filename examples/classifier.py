@@ -2,8 +2,8 @@
 New classes, call by call
 =========================
 
-Handwritten digits arrive in five batches of two classes, and each batch is gone when the next one comes. Who
-still knows the first digits at the end?
+Handwritten digits arrive in five batches of two classes, and each batch is gone when the next one comes. Which
+classifier still recognises the first digits at the end?
 
 .. code-block:: console
 
@@ -43,7 +43,7 @@ classifiers = {
 # %%
 # Learn the batches in turn
 # -------------------------
-# After each batch, every classifier is asked about all digits seen so far. rwalk warns that a network without
+# After each batch, every classifier predicts all digits so far. rwalk warns that a network without
 # exemplars will favour the newest classes. Two of the five are here to show exactly that.
 
 warnings.filterwarnings("ignore", "without exemplars no batch shows")
@@ -72,15 +72,15 @@ axes.spines[["top", "right"]].set_visible(False)
 plt.show()
 
 # %%
-# Save it, go on later, take something back
-# -----------------------------------------
-# What was learned fits into one file. And what was learned in closed form can be unlearned, exactly.
+# Save it, load it, forget a class
+# --------------------------------
+# A trained classifier is one file. In closed form, learned examples can be removed again, exactly.
 
 with tempfile.TemporaryDirectory() as folder:
     file = Path(folder) / "digits.safetensors"
     classifiers["the default"].save(file)
     classifier = IncrementalClassifier.load(file)
 
-warnings.filterwarnings("ignore", "what was learned from these examples is gone")
+warnings.filterwarnings("ignore", "these examples were removed, but the feature map")
 classifier.forget(x[y == 7], y[y == 7])
-print(f"without the sevens, it knows {classifier.classes_.tolist()}")
+print(f"without the sevens, its classes are {classifier.classes_.tolist()}")

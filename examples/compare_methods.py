@@ -42,7 +42,7 @@ runs = [
 # Train them
 # ----------
 # ``executor="here"`` trains in this process. ``Study(...)`` alone uses all cores. With a ``Store`` an
-# interrupted study goes on where it stopped.
+# interrupted study continues where it stopped.
 
 rows = Study(tuple(runs), reference="none", executor="here").execute()
 

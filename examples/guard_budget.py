@@ -2,7 +2,7 @@
 A budget for drift
 ==================
 
-A network knows the digits 0 to 4 and learns 5 to 9, told apart by the same ten outputs. How far may its outputs on
+A network trained on the digits 0 to 4 learns 5 to 9, with the same ten outputs. How far may its outputs on
 old digits move? Without a guard, with one, and with three budgets.
 
 .. code-block:: console

@@ -2,7 +2,7 @@
 Guard in the Hugging Face Trainer
 =================================
 
-A network knows the digits 0 to 4 and learns 5 to 9. The callback is all that is new, and a run that was stopped
+A network trained on the digits 0 to 4 learns 5 to 9. The callback is all that is new, and a run that was stopped
 resumes with the same lines.
 
 .. code-block:: console
@@ -27,7 +27,7 @@ from rwalk.integrations.huggingface import GuardCallback
 # %%
 # The data
 # --------
-# The digits 0 to 4 are old, 5 to 9 are new, told apart by the same ten outputs.
+# The digits 0 to 4 are old, 5 to 9 are new. All ten share the same outputs.
 
 data = load_digits()
 shuffled = torch.randperm(len(data.data), generator=torch.Generator().manual_seed(0))
@@ -39,7 +39,7 @@ new = x[~held_out & (y >= 5)], y[~held_out & (y >= 5)]
 
 
 def trained() -> nn.Module:
-    """A network that knows the digits 0 to 4."""
+    """A network trained on the digits 0 to 4."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
@@ -54,7 +54,7 @@ def trained() -> nn.Module:
 
 @torch.no_grad()
 def accuracies(model: nn.Module) -> tuple[float, float]:
-    """The shares of old and of new digits told right, among images held out of training."""
+    """The accuracies on old and on new digits, among images held out of training."""
     right: Tensor = model(x).argmax(-1) == y
     old, later = (right[held_out & chosen].float().mean().item() for chosen in (y < 5, y >= 5))
     return old, later
@@ -71,7 +71,7 @@ def show(name: str, model: nn.Module) -> None:
 
 
 class Module(nn.Module):
-    """Trainer calls a model with the columns of a batch, and takes the loss from what it returns."""
+    """Trainer calls a model with the columns of a batch, and takes the loss from its output."""
 
     def __init__(self) -> None:
         super().__init__()

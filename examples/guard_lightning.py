@@ -2,7 +2,7 @@
 Guard in Lightning
 ==================
 
-A network knows the digits 0 to 4 and learns 5 to 9. The callback is all that is new.
+A network trained on the digits 0 to 4 learns 5 to 9. The callback is all that is new.
 
 .. code-block:: console
 
@@ -26,7 +26,7 @@ from rwalk.integrations.lightning import GuardCallback
 # %%
 # The data
 # --------
-# The digits 0 to 4 are old, 5 to 9 are new, told apart by the same ten outputs.
+# The digits 0 to 4 are old, 5 to 9 are new. All ten share the same outputs.
 
 data = load_digits()
 shuffled = torch.randperm(len(data.data), generator=torch.Generator().manual_seed(0))
@@ -38,7 +38,7 @@ new = x[~held_out & (y >= 5)], y[~held_out & (y >= 5)]
 
 
 def trained() -> nn.Module:
-    """A network that knows the digits 0 to 4."""
+    """A network trained on the digits 0 to 4."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
@@ -53,7 +53,7 @@ def trained() -> nn.Module:
 
 @torch.no_grad()
 def accuracies(model: nn.Module) -> tuple[float, float]:
-    """The shares of old and of new digits told right, among images held out of training."""
+    """The accuracies on old and on new digits, among images held out of training."""
     right: Tensor = model(x).argmax(-1) == y
     old, later = (right[held_out & chosen].float().mean().item() for chosen in (y < 5, y >= 5))
     return old, later

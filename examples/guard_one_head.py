@@ -2,15 +2,15 @@
 One head: a guard alone is not enough
 =====================================
 
-Digits 0 to 4, then 5 to 9, all ten told apart by the same outputs.
+Digits 0 to 4, then 5 to 9, all ten with the same outputs.
 
 .. code-block:: console
 
    $ python examples/guard_one_head.py
 
-What the loss compares matters as much as the guard. If it compares all outputs, examples of the new classes push
-the old classes' outputs down, and no importance of weights can hold them up. If it compares the task's own
-outputs, nothing pushes them. A few old examples in every batch are worth more than either."""
+The choice of outputs in the loss matters as much as the guard. If it compares all outputs, examples of the new
+classes push the old classes' outputs down, and no importance of weights can hold them up. If it compares the
+task's own outputs, nothing pushes them. A few old examples in every batch are worth more than either."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Examples = tuple[Tensor, Tensor]
 
 
 def batches(task: Examples, kept: Examples | None) -> Iterator[Examples]:
-    """Of the task alone or, with exemplars, half and half."""
+    """Batches of the task alone or, with exemplars, half and half."""
     x, y = task
     for batch in torch.randperm(len(x)).split(BATCH if kept is None else BATCH // 2):
         if kept is None:

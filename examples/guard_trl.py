@@ -2,8 +2,8 @@
 Guard in TRL's SFTTrainer, with adapters
 ========================================
 
-A tiny language model knows one kind of text, and its adapter learns another. The probes are texts that the model
-writes itself when training begins: no old data are needed.
+A tiny language model is trained on one kind of text, and its adapter learns another. The probes are texts that the
+model writes itself when training begins: no old data are needed.
 
 .. code-block:: console
 
@@ -26,8 +26,8 @@ from trl import SFTConfig, SFTTrainer
 from rwalk.integrations.huggingface import GuardCallback
 
 # %%
-# A model that knows how to count
-# -------------------------------
+# A model that can count
+# ----------------------
 # One character is one token. The old texts count digits upwards, the new ones count downwards.
 
 words = Tokenizer(models.WordLevel({chr(n): n for n in range(128)}, unk_token=chr(0)))

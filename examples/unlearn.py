@@ -2,7 +2,7 @@
 Delete a customer's data, merge what two sites learned
 ======================================================
 
-In closed form what is known is a sum over examples. So examples can be taken out again, and sums from several
+In closed form all knowledge is a sum over examples. So examples can be taken out again, and sums from several
 places can be added. Both are exact: the model is the one that never saw the deleted examples, or that saw
 everything.
 

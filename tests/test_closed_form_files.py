@@ -185,7 +185,7 @@ def test_load_takes_the_rounding_that_forgetting_leaves(tmp_path, left):
     x, y = table()
     x[:, 0] += 1e4  # a large offset: rounding shows
     clf = ClosedFormClassifier(size=40, warm_up=10).fit(x, y)
-    with pytest.warns(UserWarning, match="what was learned from these examples is gone"):
+    with pytest.warns(UserWarning, match="these examples were removed, but the feature map"):
         clf.forget(x[left:], y[left:])
     clf.save(tmp_path / "c")
     ClosedFormClassifier.load(tmp_path / "c")

@@ -245,7 +245,7 @@ def test_wrong_input_is_one_line() -> None:
     with pytest.raises(InputError, match=r"unknown method 'closedform'.*did you mean 'closed-form'"):
         IncrementalClassifier(method="closedform").partial_fit(x, y)
     x[3, 3] = np.nan
-    with pytest.raises(InputError, match=r"^Input X contains NaN: fill in or leave out what is missing$"):
+    with pytest.raises(InputError, match=r"^Input X contains NaN: fill in or leave out missing values$"):
         IncrementalClassifier().partial_fit(x, y)
 
 

@@ -115,7 +115,7 @@ def test_default_guard_holds_the_old_task_and_learns_the_new_one(kind: Any, lr: 
     ("options", "reason"),
     [
         ({}, "needs something to hold the model by: probes="),
-        ({"method": Anchor()}, "an anchor holds a model's outputs on inputs that it knows: give probes="),
+        ({"method": Anchor()}, "an anchor holds a model's outputs on familiar inputs: give probes="),
         ({"budget": 0.05}, "needs something to hold the model by: probes="),
         ({"method": "anchor", "budget": 0.05}, "give probes="),
         ({"method": "ewc", "budget": 0.05, "probes": task(0)[0]}, "a budget is kept by an anchor"),

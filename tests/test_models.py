@@ -334,7 +334,7 @@ def test_forget_makes_the_model_that_never_learned(rwalk: Rwalk) -> None:
     rwalk("fit", "gone.csv", "--continue=kept.safetensors", "--out=both.safetensors")
     outcome = rwalk("forget", "both.safetensors", "gone.csv", "--out=after.safetensors")
     assert outcome.out.startswith("after.safetensors: 78 examples forgotten")
-    assert outcome.err.startswith("rwalk: what was learned from these examples is gone, but the feature map")
+    assert outcome.err.startswith("rwalk: these examples were removed, but the feature map")
     one, other = (IncrementalClassifier.load(f"{name}.safetensors") for name in ("kept", "after"))
     np.testing.assert_allclose(one.coef_, other.coef_, rtol=1e-8, atol=1e-8)
     before = Path("after.safetensors").read_bytes()
@@ -385,7 +385,7 @@ REFUSED = {
     "fit missing.csv --out=x": "there is no file or folder 'missing.csv'",
     "fit notes.txt --out=x": "no folder of images, no table",
     "fit a.csv images --out=x": "table and images cannot be mixed",
-    "fit images/digit3/3.png --out=x": "of which no folder says the class",
+    "fit images/digit3/3.png --out=x": "without a folder that names its class",
     "fit a.csv --label=kind --out=x": "unknown column 'kind'",
     "fit a.csv --label=alcohol --out=x": "numbers with fractions",
     "fit a.csv --size=3 --out=x": "--size says nothing",

@@ -18,10 +18,10 @@ NAMED = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)+…?(?:\[[^\]]*\])?|[a-z0-9_]*…[a
 @cache
 def known_tests() -> dict[str, set[str]]:
     found = {}
-    for path in TESTS.glob("test_*.py"):
+    for path in TESTS.rglob("test_*.py"):
         nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         names = {node.name.removeprefix("test_") for node in nodes if isinstance(node, ast.FunctionDef)}
-        found[path.name] = names
+        found[path.relative_to(TESTS).as_posix()] = names
     return found
 
 
@@ -32,7 +32,7 @@ def cited() -> Iterator[tuple[str, str]]:
             continue
         file = ""
         for token in re.findall(r"`([^`]+)`", line.rsplit(" | ", 1)[-1]):
-            if re.fullmatch(r"test_\w+\.py", token):
+            if re.fullmatch(r"(?:\w+/)?test_\w+\.py", token):
                 file = token
             elif NAMED.fullmatch(token):
                 yield file, token

@@ -668,9 +668,9 @@ def test_huggingface_features_and_labels(hub: Any) -> None:
     assert Dataset.from_huggingface(rows, inputs="rest", label="y").x.shape == (120, 3)
     with refused("unknown column 'rst': did you mean 'rest'?"):
         Dataset.from_huggingface(rows, inputs="rst")
-    with refused("holds no numbers of one shape"):
+    with refused("is not numbers of one shape"):
         Dataset.from_huggingface(rows, inputs="note")
-    with refused("no column of length, rest, note says that it names classes"):
+    with refused("no column of length, rest, note is declared as class labels"):
         Dataset.from_huggingface(rows.remove_columns("y"))
 
 

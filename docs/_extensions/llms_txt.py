@@ -9,8 +9,8 @@ from typing import Any
 from docutils import nodes
 
 SUMMARY = (
-    "Continual learning in PyTorch: a model learns new classes or new data and keeps what it knew, and what it "
-    "forgot is measured. Three doors: IncrementalClassifier for arrays, Guard for your own model and training "
+    "Continual learning in PyTorch: a model learns new classes or new data without losing the old ones, and "
+    "forgetting is measured. Three doors: IncrementalClassifier for arrays, Guard for your own model and training "
     "loop, `rwalk run` to compare methods."
 )
 

@@ -1,6 +1,6 @@
 """Docstrings here are plain text; this makes reStructuredText of them.
 
-A paragraph of aligned lines, a name and then what it means, becomes a definition list. Asterisks, bars and names
+A paragraph of aligned lines, a name and then its meaning, becomes a definition list. Asterisks, bars and names
 that end in an underscore are themselves, not markup. Backticks stay: they are names or code.
 """
 
@@ -31,7 +31,7 @@ def _paragraph(lines: list[str]) -> list[str]:
 
 
 def _definitions(lines: list[str]) -> list[str]:
-    """``name``, and below it what the aligned lines say."""
+    """``name``, and below it the text of the aligned lines."""
     out: list[str] = []
     for line in lines:
         if (match := NAMED.fullmatch(line)) is not None:

@@ -1,9 +1,9 @@
-"""Fills in what a method's page can take from elsewhere: its settings from the code, its figures from our tables.
+"""Fills in the generated parts of a method's page: its settings from the code, its figures from our tables.
 
     python docs/_tools/method_pages.py
 
 The text of the pages is written by hand. Between `<!-- settings -->` and `<!-- /settings -->`, and likewise for
-`measured` and, on the first page, `methods`, everything is written by this program. A test says when it is out of
+`measured` and, on the first page, `methods`, everything is written by this program. A test fails when it is out of
 date.
 """
 
@@ -80,7 +80,7 @@ def filled(page: str, name: str | None) -> str:
 
 
 def listing() -> str:
-    """All methods by what they are, one line each."""
+    """All methods by kind, one line each."""
     out = []
     for kind, title in KINDS.items():
         rows = [(name, part) for name, part in parts.parts().items() if issubclass(part, kind)]
@@ -116,7 +116,7 @@ def _default(value: Any) -> str:
 
 
 def _meaning(kind: type, setting: str) -> str:
-    """What the docstring of the class, or of one above it, says about a setting."""
+    """The description of a setting in the docstring of the class, or of one above it."""
     for each in kind.__mro__:
         meanings = _explained(each.__doc__ or "")
         if setting in meanings:

@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python docs/_tools/pictures.py [NAME ...]
 
-All of them take a few minutes on one core. What they show is what came out, with the seeds given here.
+All of them take a few minutes on one core. They show real results, with the seeds given here.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def intransigence() -> None:
 
 
 def drift() -> None:
-    """An old digit, as a network sees it before and after it has learned new ones."""
+    """The scores of an old digit before and after a network has learned new ones."""
     x, y, old, new = _digits()
     start = _trained(x[old], y[old])
     probes = x[old][:128]
@@ -121,7 +121,7 @@ def drift() -> None:
 
 
 def single_head() -> None:
-    """One network, asked in two ways; and what it answers when it may name any class."""
+    """One network, scored in two ways; and its answers when it may name any class."""
     stream, training = StreamSpec("digits", classes_per_task=2), rwalk.Training(epochs=20)
     found = rows([RunSpec(stream, method="vanilla", training=training, seed=seed) for seed in SEEDS])
     _, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained", width_ratios=[1.3, 1])
@@ -184,7 +184,7 @@ def _trained(x: torch.Tensor, y: torch.Tensor) -> torch.nn.Module:
 def _learned(
     model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, probes: torch.Tensor, budget: float | None
 ) -> list[float]:
-    """Train on what is new; the drift after every step."""
+    """Train on the new digits; the drift after every step."""
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     before = model(probes).detach().log_softmax(-1)
     guard = None if budget is None else rwalk.Guard(model, optimizer, budget=budget, probes=probes)

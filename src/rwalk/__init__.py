@@ -1,4 +1,4 @@
-"""rwalk: learn new classes without the old data, and measure honestly what was forgotten.
+"""rwalk: learn new classes without the old data, and measure forgetting honestly.
 
 Three entry points: `Guard` around your own model and optimizer, `IncrementalClassifier` in the style of
 scikit-learn, and the command `rwalk`. Behind them, one engine: methods on vectors, and a fleet that trains many
@@ -99,7 +99,7 @@ def __getattr__(name: str) -> Any:
         return import_module("rwalk.metrics")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'rwalk' has no attribute {name!r}")
-    with uncollected():  # what is imported stays: looking for garbage among it takes a good part of the time
+    with uncollected():  # imported modules stay: looking for garbage among them takes a good part of the time
         value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value

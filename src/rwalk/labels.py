@@ -1,4 +1,4 @@
-"""Arrays and labels as users pass them, converted to what the engine takes."""
+"""Arrays and labels as users pass them, converted for the engine."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def one_line() -> Iterator[None]:
         yield
     except ValueError as error:
         message = " ".join(str(error).split())
-        if "contains NaN" in message:  # scikit-learn goes on to recommend other estimators
-            message = f"{message.partition('.')[0]}: fill in or leave out what is missing"
+        if "contains NaN" in message:  # scikit-learn then recommends other estimators
+            message = f"{message.partition('.')[0]}: fill in or leave out missing values"
         raise InputError(message) from error
 
 
@@ -44,7 +44,7 @@ def array(values: Any) -> Any:
 
 
 def inputs(X: Any) -> Any:
-    """Inputs for scikit-learn. Values that are no numbers are refused; the message names a DataFrame's column."""
+    """Inputs for scikit-learn. Values that are not numbers are refused; the message names a DataFrame's column."""
     if hasattr(X, "columns") and hasattr(X, "iloc"):
         for place, name in enumerate(X.columns):
             _check_column(name, X.iloc[:, place])

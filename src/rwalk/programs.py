@@ -54,7 +54,7 @@ def program(function: Function, *example: Tensor) -> Function:
 
     Raises:
         CompilerFailed: If the record cannot be compiled.
-        Exception: Of any kind, if the function cannot be recorded, because its control flow depends on values.
+        Exception: any kind, if the function cannot be recorded, because its control flow depends on values.
     """
     with _compiling:
         use_private_cache()

@@ -89,7 +89,7 @@ class Knowledge:
         return replace(self, last_seen=last_seen, exemplars=exemplars, judges=judges)
 
     def after(self, fleet: Fleet, inputs: Tensor, best: int = 0) -> Knowledge:
-        """What is known once the fleet has learned the last task of its stream, these inputs.
+        """The knowledge after the fleet has learned the last task of its stream, these inputs.
 
         Runs share the exemplars that the best of them has chosen.
         """
@@ -119,13 +119,13 @@ class Knowledge:
         )
 
     def scaled(self, x: Tensor) -> Tensor:
-        """Inputs as the network sees them."""
+        """Inputs, scaled as the network expects them."""
         return (x - self.scale["centre"]) / self.scale["deviation"] if self.scale else x
 
 
 @dataclass(frozen=True)
 class Call:
-    """What one call learns from: its own examples, and what is known, exemplars included."""
+    """The data of one call: its own examples and the knowledge so far, exemplars included."""
 
     x: Tensor
     y: Tensor  # columns of the head
@@ -143,7 +143,7 @@ class Call:
 
 
 class Scaling(nn.Module):
-    """Inputs → what a network was trained on."""
+    """Scales inputs as those that a network was trained on."""
 
     centre: Tensor
     deviation: Tensor
@@ -198,8 +198,8 @@ def take_up(fleet: Fleet, past: Knowledge, layout: Layout, moves: Sequence[int],
     """Put a fresh fleet where the last call ended, before the last task of its stream.
 
     `layout` is that of the network so far. Rows of its head go where their classes went. Rows of new classes stay
-    as they begin, in θ and in the method's vectors; where the method begins without a vector, they are zero, and a
-    spring of importance 0 is none. Where there was one run so far, all runs go on from it.
+    as they begin, in θ and in the method's vectors. If the method begins without a vector, they are zero:
+    importance 0 means no penalty. If there was one run so far, all runs continue from it.
     """
     check_method(fleet.learner.method, past)
     if layout.names != fleet.net.layout.names or past.buffer.keys() != fleet.net.buffers.keys():
@@ -276,7 +276,7 @@ class Place(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """What a call left, and how it went."""
+    """The result of a call: the knowledge after it, and how training went."""
 
     knowledge: Knowledge
     lam: float
@@ -285,7 +285,7 @@ class Learned(NamedTuple):
 
 
 def learned(call: Call, settings: Settings, so_far: Place | None) -> Learned:
-    """What is known after a call."""
+    """Learn a call, and return the knowledge after it."""
     recipe = settings.learner
     held_out: HeldOut | None
     if settings.every_lam:
@@ -336,7 +336,7 @@ def _trained(
 
 
 class HeldOut:
-    """Examples that are not trained on. Asked after every step, it says when training no longer pays."""
+    """Examples that are not trained on: training stops once their loss no longer falls."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x, y

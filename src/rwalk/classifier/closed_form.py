@@ -174,7 +174,7 @@ class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
     def _solver(self) -> str:
         return "ridge"
 
-    # ── what was found ────────────────────────────────────────────────────────────────────────────────────────
+    # ── results ───────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def ridge_(self) -> float:
@@ -302,7 +302,7 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
         x, labels, weight = self._examples(X, y, sample_weight, afresh=False)
         columns = columns_of(labels_of(labels), self.classes_)
         if (columns < 0).any():
-            raise InputError("an example of an unknown class is to be forgotten: give only what was learned")
+            raise InputError("an example of an unknown class is to be forgotten: give only learned examples")
         before = self._model.counts
         self._forgotten(x, columns, weight, labels)
         gone = (before > 0) & (self._model.counts == 0)
@@ -448,7 +448,7 @@ class FirstCall:
     def __call__(self, x: Tensor, y: Tensor) -> nn.Module:
         if y.ndim != 1 or len(y.unique()) < 2:
             raise InputError(
-                "backbone='first call' learns to tell classes apart: give it at least two in the first call"
+                "backbone='first call' learns to separate classes: give it at least two in the first call"
             )
         learner = NetworkClassifier(
             method=None, network=self._factory(), device=self.device, random_state=self.seed

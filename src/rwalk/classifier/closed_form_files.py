@@ -28,7 +28,7 @@ from rwalk.sealed import expect, is_whole, shown
 if TYPE_CHECKING:
     from rwalk.classifier.closed_form import FirstCall
 
-PUBLIC = {"ClosedFormClassifier": "IncrementalClassifier"}  # what users know estimators by
+PUBLIC = {"ClosedFormClassifier": "IncrementalClassifier"}  # the public names of estimators
 FORMAT, FIRST = "rwalk.closed_form/2", "rwalk.closed_form/1"
 
 # Every tensor of a map by its dimensions: equal letters are equal sizes, figures are themselves.
@@ -152,7 +152,7 @@ def without_ledger(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Le
 
 
 def restore(model: Model, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Put what a file holds into a model that has learned nothing."""
+    """Put the contents of a file into a model that has learned nothing."""
     expect(type(record["seed"]) is int and 0 <= record["seed"] < 2**63, "the seed")
     model.recipe = model.recipe.with_seed(record["seed"])
     left = dict(tensors)

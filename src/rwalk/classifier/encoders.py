@@ -75,7 +75,7 @@ def encoded(encoder: Any, X: Any, verbose: bool = False) -> NDArray[Any]:
 
 
 def about(encoder: Any, texts: bool) -> dict[str, Any]:
-    """The name of an encoder, and what tells it from another one: a checksum of weights, or vectors of texts."""
+    """The name of an encoder, and its fingerprint: a checksum of weights, or vectors of fixed texts."""
     name = encoder if isinstance(encoder, str) else getattr(encoder, "__qualname__", type(encoder).__qualname__)
     weights = None
     if isinstance(encoder, nn.Module):

@@ -48,7 +48,7 @@ for _kind in FORMATS.values():
 
 
 class IncrementalClassifier(Summable, Parameters):
-    """Learns classes call by call, and keeps what it learned.
+    """Learns classes call by call without forgetting earlier ones.
 
     Every call of `partial_fit` may bring new classes, repeat old ones, or both. With the defaults there is
     nothing to tune, no examples are kept, and the result is that of one call with everything, in any order.

@@ -31,7 +31,7 @@ class Prequential:
 
     @property
     def accuracy(self) -> float:
-        """Of all examples that were predicted."""
+        """The share of all predicted examples that were right."""
         return float(self.right.sum() / self.examples.sum())
 
     def curve(self, parts: int = 1) -> NDArray[np.float64]:

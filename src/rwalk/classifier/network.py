@@ -320,7 +320,7 @@ class Predictor:
 
 
 def contents(estimator: NetworkClassifier, known: Knowledge) -> Contents:
-    """The record and the tensors of an estimator of these parameters, classes and inputs that knows this."""
+    """The record and the tensors of an estimator with these parameters, classes, inputs and knowledge."""
     inputs = _inputs(known)
     record = {
         **files.about_inputs(estimator),

@@ -178,8 +178,8 @@ class SparseSums:
             sound &= bool((cross >= -slack).all())
         if not sound:
             raise InputError(
-                "these examples are not the ones that were learned: nothing was forgotten; give only what was "
-                "learned"
+                "these examples are not the ones that were learned: nothing was forgotten; give only learned "
+                "examples"
             )
         absent = present <= slack
         for name in ROWS:

@@ -119,13 +119,13 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
             self._sample = drawn if self._sample is None else self._sample.joined(drawn)
 
     def forget(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Become what it would be had it never learned these examples."""
+        """Remove these examples exactly, as if they had never been learned."""
         check_is_fitted(self)
         _, x, labels, weight = self._examples_of(X, y, sample_weight, self._kind)
         self._check_width(X)
         columns = columns_of(labels, self.classes_)
         if (columns < 0).any():
-            raise InputError("an example of an unknown class is to be forgotten: give only what was learned")
+            raise InputError("an example of an unknown class is to be forgotten: give only learned examples")
         sums = self._sums
         measured = self._sharpness()
         for rows, part, some in self._portions(x):
@@ -175,7 +175,7 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
         return torch.from_numpy(scores).masked_fill(torch.from_numpy(self._sums.counts == 0), -torch.inf)
 
     def _sharpness(self) -> float:
-        """Measured when a probability is first asked for: it takes a second solution."""
+        """Measured when a probability is first needed: it takes a second solution."""
         solution = self._solution()
         if self._factor is None:
             drawn = self._sample
@@ -193,7 +193,7 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
         return self._fit
 
     def novelty(self, X: Any) -> NDArray[np.float64]:
-        """Refused: sums of n-grams do not tell how unlike a text is."""
+        """Refused: sums of n-grams cannot measure how unlike a text is."""
         raise InputError("novelty needs vectors of texts: give an encoder=, or leave unknown= out")
 
     @property
@@ -237,7 +237,7 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
             raise InputError("inputs were sparse before: give a sparse matrix again")
         x = X.tocsr().astype(np.float64)
         if not np.isfinite(x.data).all():
-            raise InputError("a sparse input is not finite: fill in or leave out what is missing")
+            raise InputError("a sparse input is not finite: fill in or leave out missing values")
         x.sum_duplicates()
         x.eliminate_zeros()
         return found, x

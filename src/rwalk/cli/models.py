@@ -146,7 +146,7 @@ def forget(
     """Remove examples from a model again.
 
     It becomes the model that never learned them. If it is overwritten, the model as it was is kept in FILE.before:
-    delete that once the new one is what you want.
+    delete that copy once you are content with the new model.
     """
     from rwalk.data.datasets import Reading
     from rwalk.models import load
@@ -267,7 +267,7 @@ def _names(data: list[Path]) -> str:
 
 @contextmanager
 def _working(what: str) -> Iterator[Callable[[str], None]]:
-    """Show on a terminal, from the first second on, what is being done; the function given shows the next step."""
+    """Show on a terminal, from the first second on, the current step; the function given shows the next step."""
     from rich.console import Console
     from rich.text import Text
 

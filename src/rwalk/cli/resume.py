@@ -47,7 +47,7 @@ def resume(
 
     store = Store(folder)
     record = store.study()
-    trust.check(folder, record.runs, trusted or ())  # before the study is made: that imports what it names
+    trust.check(folder, record.runs, trusted or ())  # before the study is made: that imports the parts it names
     trust.let_import(trusted or ())
     where = device or (record.environment or {}).get("device", "auto")
     study = Study.of(

@@ -102,7 +102,7 @@ def run(
     ] = None,
     label: Label = None,
     task_column: Annotated[
-        str | None, typer.Option(help="of a table: the column that says in which task an example arrives")
+        str | None, typer.Option(help="of a table: the column with the task in which an example arrives")
     ] = None,
     drop: Drop = None,
     missing: Missing = "refuse",
@@ -162,8 +162,8 @@ def run(
     """Learn a stream of tasks with several methods and seeds, and compare them.
 
     Without options: a demonstration of what forgetting is and what helps against it, in under a minute. With any
-    option that says what to learn, a study; digits in five tasks of two classes each, five methods and five seeds,
-    as far as the options do not say otherwise.
+    option that chooses the data or the methods, a study; by default digits in five tasks of two classes each, five
+    methods and five seeds.
     """
     from rwalk.cli import sweep
     from rwalk.data.datasets import Reading, is_folder

@@ -1,4 +1,4 @@
-"""How sure to be, and what is unlike all that was learned: measured on a sample, each example left out in turn.
+"""Confidence and novelty: measured on a sample of learned examples, each left out in turn.
 
 Leaving an example out needs no second fit. A regression's score without it follows from its leverage h,
 

@@ -22,14 +22,14 @@ WORTH_LIFTING = 2  # examples per feature of a network, to look at more features
 SEVERAL = 5  # examples, at least, to judge where the inputs of a call lie
 REBASE = 64  # half-lives: then the sums are scaled down, by a power of two, which rounds nothing
 NEVER_LEARNED = (
-    "these examples are not the ones that were learned: nothing was forgotten; give only what was learned"
+    "these examples are not the ones that were learned: nothing was forgotten; give only learned examples"
 )
 
 
 class Counted:
     """The sums of all examples so far, under a map that computes in one precision on one device.
 
-    The map computes in `dtype`. Products are computed in float64, unless the user asks for float32 (`products`):
+    The map computes in `dtype`. Products are computed in float64, unless the user sets float32 (`products`):
     rounded products do not cancel when examples are removed. Features are centred by `shift`, the mean of the
     first ones, before they are multiplied: an offset that is large beside the deviations would cancel all digits.
 
@@ -95,7 +95,7 @@ class Counted:
         """Remove these; refuse, with nothing changed, if no examples could have the remaining sums."""
         if self.half_life is not None:
             raise InputError(
-                "with half_life= every example fades by its age, which forget cannot tell: nothing was forgotten"
+                "with half_life= every example fades by its age, unknown to forget: nothing was forgotten"
             )
         low, high = range_of(examples.x, self.dtype)
         if self.range is not None and ((low < self.range[0]).any() or (high > self.range[1]).any()):

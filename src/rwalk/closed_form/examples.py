@@ -65,7 +65,7 @@ def without(held: list[Examples], gone: Examples) -> list[Examples]:
                 left.remove(place)
                 break
         else:
-            raise InputError("an example is to be forgotten that was not learned: give only what was learned")
+            raise InputError("an example is to be forgotten that was not learned: give only learned examples")
     return [together.rows(torch.tensor(left))] if left else []
 
 

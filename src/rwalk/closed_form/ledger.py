@@ -48,7 +48,7 @@ class Ledger:
             if found is None:
                 raise InputError(
                     f"row {row} (counted from 0) was not learned with this label and weight, or was forgotten "
-                    "before: nothing was forgotten; give only what was learned"
+                    "before: nothing was forgotten; give only learned examples"
                 )
             found[next(each[row] for marks, each in under if marks is found)] -= 1
         return left

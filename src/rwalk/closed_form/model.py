@@ -24,8 +24,8 @@ from rwalk.errors import InputError
 
 FEW = 32  # examples of a call that update a solution one by one
 STILL_KNOWN = (
-    "what was learned from these examples is gone, but the feature map was made from the first examples and stays "
-    "as it is: if they were among them, the map (scales, patches, a network trained on them) still reflects them"
+    "these examples were removed, but the feature map was made from the first examples and stays as it is: if "
+    "they were among them, the map (scales, patches, a network trained on them) still reflects them"
 )
 
 
@@ -110,7 +110,7 @@ class Model:
             self._fit = None
             return
         if (self.counts < examples.counts(self.columns)).any():
-            raise InputError("more examples are to be forgotten than were learned: give only what was learned")
+            raise InputError("more examples are to be forgotten than were learned: give only learned examples")
         measured = self.fit.certainty, self.fit.familiar
         self.counted.forget(examples)
         self._fit, self.measured = None, measured

@@ -385,7 +385,7 @@ def _images(paths: Sequence[Path], labelled: bool) -> tuple[tuple[Path, ...], tu
                 found += images.paths
                 labels = None if labels is None else [*labels, *images.labels]
         elif labelled:
-            raise InputError(f"{str(path)!r} is one image, of which no folder says the class: give a folder")
+            raise InputError(f"{str(path)!r} is one image, without a folder that names its class: give a folder")
         else:
             found += _loose(path) if path.is_dir() else [path]
             labels = None

@@ -24,7 +24,7 @@ def picture(ways: Sequence[Way]) -> str:
     """The text of the SVG."""
     tasks = ways[0].first.shape[1]
     drawn = [way for way in ways if way.is_known]
-    title = f"What is left of the first task while {tasks - 1} more are learned"
+    title = f"Accuracy on the first task while {tasks - 1} more are learned"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
         f'height="{HEIGHT}" role="img" font-family="Helvetica, Arial, sans-serif" font-size="14">',

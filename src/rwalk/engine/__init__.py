@@ -1,1 +1,1 @@
-"""R runs as one program: the loop, how a step is executed, what is measured and what is kept."""
+"""R runs as one program: the loop, the execution of a step, the measurements and the stored state."""

@@ -64,7 +64,7 @@ class Facts(NamedTuple):
 
 
 class ExecutionPlan(NamedTuple):
-    """What is compiled.
+    """The parts of a step that are compiled.
 
     compiled  on a CPU the whole step, as one program; on CUDA the update, as one kernel
     gradient  on CUDA the gradient

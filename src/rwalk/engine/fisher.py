@@ -23,7 +23,7 @@ AT_ONCE = 4096  # examples in a pass on a GPU, over all runs
 def of_task(fleet: Fleet) -> Tensor:
     """The Fisher of the task's data at θ [R, P], eq. (1): the mean squared gradient, in evaluation mode.
 
-    The method chooses the gradients (`Method.fisher`, `Method.of_outputs`) and what it averages (`in_pass`).
+    The method chooses the gradients (`Method.fisher`, `Method.of_outputs`) and their average (`in_pass`).
     Batches are shuffled, as a user's own loader would: gradients of one class add up, those of several classes
     partly cancel.
     """
@@ -83,7 +83,7 @@ def expected(fleet: Fleet, x: Tensor, y: Tensor) -> Tensor:
     classes = trained.reshape(-1, trained.shape[-1]).any(0).nonzero().flatten().tolist()
 
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
-        """Of logits [..., C]; labels [..., 2] are the class c and the label."""
+        """One loss per example, from logits [..., C]; labels [..., 2] are the class c and the label."""
         wanted, own = labels.unbind(-1)
         log_p: Tensor = (logits + head_of(own)).log_softmax(-1).gather(-1, wanted[..., None])[..., 0]
         log_p = log_p.where(log_p > -torch.inf, 0)  # a class of another head has no probability, and no gradient

@@ -317,7 +317,7 @@ def gains_from_recording(module: nn.Module) -> bool:
 
 
 def _own_dropout(module: nn.Module) -> None:
-    """Put our dropout in place of torch's, everywhere in a network."""
+    """Replace torch's dropout by ours, everywhere in a network."""
     for parent, name, child in list(_children(module)):
         if isinstance(child, nn.Dropout):
             setattr(parent, name, Dropout(child.p))

@@ -1,4 +1,4 @@
-"""What a fleet reports while it trains: losses, read without stalling the device, and accuracies."""
+"""Reports of a fleet in training: losses, read without stalling the device, and accuracies."""
 
 from __future__ import annotations
 

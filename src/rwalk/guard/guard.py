@@ -377,7 +377,7 @@ class Guard:
     def _worst_drift(self) -> float:
         """The largest drift of all replicas, whose batch norms differ: all of them must move alike.
 
-        Of probes that were held out, which are few, a standard error is added.
+        Held-out probes are few, so a standard error is added to their drift.
         """
         drifts = [each.drift(self._inner, 1.0 if each.held_out else 0.0) for each in self._sets]
         found = weighted_mean(drifts, [each.examples for each in self._sets])
@@ -594,7 +594,7 @@ def _check_kinds(model: Any, optimizer: Any) -> None:
 
 def _check(method: Method | Anchor, given: options.Given) -> None:
     if isinstance(method, Anchor) and given.probes is None and not given.loading:
-        raise InputError("an anchor holds a model's outputs on inputs that it knows: give probes=")
+        raise InputError("an anchor holds a model's outputs on familiar inputs: give probes=")
     if given.budget is not None and not isinstance(method, Anchor):
         raise InputError(
             f"a budget is kept by an anchor on probes, and {method.name} has a λ of its own: leave method= out, "
@@ -604,4 +604,4 @@ def _check(method: Method | Anchor, given: options.Given) -> None:
         raise InputError("a budget is measured on probes: give probes=, inputs from before")
     if isinstance(method, Method) and method.fisher != "batch" and ("square" in method.wants or method.data_pass):
         hint = " and give consolidate() batches of one example" if method.data_pass else ""
-        raise InputError(f"Guard sees the gradients of batches, not of examples: use fisher='batch'{hint}")
+        raise InputError(f"Guard has the gradients of batches, not of examples: use fisher='batch'{hint}")

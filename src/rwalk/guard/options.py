@@ -134,7 +134,7 @@ def restored(
     for name in given.keys() - names:
         raise InputError(f"Guard.load has no option {name!r}: it has method, probes, {', '.join(sorted(names))}")
     found = dict(_checked(state.get("options")))
-    if isinstance(probes, Probes):  # which say themselves what is compared, and how
+    if isinstance(probes, Probes):  # these hold their divergence and outputs
         found.update(divergence=None, outputs=None)
     found.update(given)
     method = method_in(state) if method is None else method

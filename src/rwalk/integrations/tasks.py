@@ -53,7 +53,7 @@ class TaskGuard:
     ) -> None:
         if method is None and probes is None and load is None:
             raise InputError(
-                "this callback needs something to hold the model by: probes=, inputs that the model knows, or "
+                "this callback needs something to hold the model by: probes=, inputs of its old task, or "
                 "probes='own-samples' for a language model; or method='rwalk'"
             )
         if isinstance(probes, Probes) and (divergence is not None or outputs is not None):

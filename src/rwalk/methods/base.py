@@ -46,7 +46,7 @@ class Default(float):
 
 @dataclass(frozen=True)
 class Method:
-    """Base of all methods; by itself it observes nothing and holds nothing.
+    """Base of all methods. The base observes nothing and holds nothing.
 
     Args:
         lam: λ, the strength of the penalty; each form has a default of its own.

@@ -1,4 +1,4 @@
-"""Trained classifiers with what is known of their data: learned from files, applied to files, kept by studies."""
+"""Trained classifiers with a description of their data: learned from files, applied to files, kept by studies."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Keeper:
 
     @classmethod
     def of(cls, study_folder: Path, which: str) -> Keeper | None:
-        """As asked for now or, if nothing is, as when the study was started."""
+        """The choice given now; without one, the choice recorded when the study was started."""
         folder = study_folder / "models"
         if which:
             return cls(folder, which)
@@ -87,12 +87,12 @@ class Keeper:
             self._write_index([])
 
     def lacking(self, rows: Iterable[Row]) -> tuple[RunSpec, ...]:
-        """The runs whose models are wanted but missing: they were trained before anybody asked for them."""
+        """The runs whose models are wanted but missing: these runs had ended before models were kept."""
         specs = (trained_as(row) for row in self.wanted(rows))
         return tuple(spec for spec in specs if not self.path_of(spec).exists())
 
     def settle(self, rows: Sequence[Row]) -> list[Path]:
-        """The study is complete: delete what is not wanted, and list what is kept."""
+        """The study is complete: delete models that are not wanted, and list the others."""
         wanted = self.wanted(rows)
         kept = {row.hash: self.path_of(trained_as(row)) for row in wanted}
         self._drop(row for row in rows if row.hash not in kept)
@@ -145,14 +145,14 @@ def refusal(spec: RunSpec) -> str | None:
     if learner.solver is not None:
         return f"{spec.method} trains no network"
     if learner.loss.everything:
-        return f"{spec.method} learns from all data together, the classifier only from what is new"
+        return f"{spec.method} learns from all data together, the classifier only from new data"
     if learner.reservoir is not None:
         return "a reservoir keeps examples as they pass, the classifier class by class"
     if learner.loss.keeps:
         stored = ", ".join(learner.loss.keeps)
         return f"{spec.method} stores {stored} beside its exemplars, which the classifier cannot"
     if spec.stream.permuted is not None or spec.stream.rotated is not None:
-        return "permuted and rotated streams show inputs in many ways, the classifier in one"
+        return "permuted and rotated streams show inputs in many ways, a classifier in one"
     return None if spec.dtype == "float32" else "the classifier computes in float32"
 
 

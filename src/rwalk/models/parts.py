@@ -1,7 +1,7 @@
 """Many files learned as map-reduce: sums over each part anywhere, merged here in the order of the parts.
 
-Features are made of the first examples, here; everybody else gets the map. A part's sums depend on nothing but the
-part and the map, so the model is the same, bit for bit, whoever computed them and however many they were.
+This process makes the feature map of the first examples; all workers get it. The sums of a part depend only on the
+part and the map, so the model is the same, bit for bit, for any number of workers.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Learned(NamedTuple):
 def learn(trained: Trained, source: Source, holdout: float | None = None) -> Learned:
     """Learn all examples of a source, portion by portion.
 
-    Of every portion a part may be held out: it is predicted once the rest is learned, and then learned as well.
+    A part of every portion may be held out: it is predicted once the rest is learned, and then learned as well.
     """
     share, examples = holdout or 0.0, 0
     for portion, held in _divided(source, share):

@@ -1,4 +1,4 @@
-"""Checks of a method or a projector by itself: on vectors, without a network."""
+"""Checks of a method or a projector alone: on vectors, without a network."""
 
 from __future__ import annotations
 

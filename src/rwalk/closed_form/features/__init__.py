@@ -18,7 +18,7 @@ from rwalk.errors import InputError, unknown
 KINDS = {kind.kind: kind for kind in (VectorFeatures, PatchFeatures)}  # those a file can hold
 SMALLEST_IMAGE = 16  # pixels along a side; smaller images are taken as vectors
 LOOKED_AT = 20_000  # examples a map is made of, at most
-RANDOM, PATCHES = 2000, 800  # features of vectors, patches of images, unless told otherwise
+RANDOM, PATCHES = 2000, 800  # defaults: features of vectors, patches of images
 
 
 class FeatureMap(Protocol):

@@ -5,8 +5,8 @@ patches, normalised in contrast and whitened; a dictionary of their most common 
 the answer to each direction beyond a threshold, on either side, summed over parts of the image.
 The dictionary is learned without labels, from the images the map is made of.
 
-Photographs are as likely as their mirror images; writing is not. If a classifier cannot tell images from their
-mirror images, the features are the mean over both.
+Photographs are as likely as their mirror images; writing is not. If a classifier cannot separate images from
+their mirror images, the features are the mean over both.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ class PatchFeatures:
 
     @property
     def blocks(self) -> list[int]:
-        """Every feature by itself: a rare patch has the same penalty as a common one."""
+        """Every feature is a block of its own: a rare patch has the same penalty as a common one."""
         return [1] * (2 * len(self.filters) * int(self.grid) ** 2)
 
 
 def looks_mirrored(features: PatchFeatures, x: Tensor) -> bool:
     """Whether these images could as well be their mirror images.
 
-    A linear classifier learns on one half of them to tell which is which, and is tested on the other half.
+    A linear classifier learns on one half of them to separate the two, and is tested on the other half.
     """
     some = x[:: -(-len(x) // LOOKED_AT)]
     if len(some) < FEWEST:

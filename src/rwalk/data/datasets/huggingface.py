@@ -67,7 +67,7 @@ def _label(features: Mapping[str, Any], label: str | None) -> str:
     named = [name for name, kind in features.items() if type(kind).__name__ == "ClassLabel"]
     usual = [name for name in features if name.lower() in USUAL_LABELS]
     if not named and not usual:
-        raise InputError(f"no column of {', '.join(features)} says that it names classes: give label=")
+        raise InputError(f"no column of {', '.join(features)} is declared as class labels: give label=")
     return (named or usual)[0]
 
 
@@ -123,9 +123,7 @@ def _numbers(part: Any, columns: list[str]) -> NDArray[np.float64]:
         try:
             values = np.array([np.asarray(value, dtype=np.float64) for value in part[column]])
         except (TypeError, ValueError):
-            raise InputError(
-                f"column {column!r} holds no numbers of one shape: name others with inputs="
-            ) from None
+            raise InputError(f"column {column!r} is not numbers of one shape: name others with inputs=") from None
         found.append(values[:, None] if values.ndim == 1 else values)
     if len(found) == 1:
         return found[0]

@@ -362,7 +362,7 @@ def _found(
         altered = path.name == name and all(_content(sibling, name, packed) is None for sibling in siblings)
         if altered and not replaceable:
             raise InputError(
-                f"{str(path)!r} is truncated or altered (it does not hold what was published under its name): "
+                f"{str(path)!r} is truncated or altered (its content is not that of the published file): "
                 "delete it or move it away, and download it again"
             )
     return None

@@ -230,7 +230,7 @@ def pulls(
 
 
 def _reading(model: nn.Module, probes: Probes, number: int) -> Tensor:
-    """The drift of a batch that no pull sees: on those that are pulled on, drift is smaller than elsewhere."""
+    """The drift of a held-out batch: on batches that the anchor pulls on, drift is smaller than elsewhere."""
     with eval_mode(model), torch.no_grad():
         return probes.of_batch(unwrapped(model), number).float()
 

@@ -89,7 +89,7 @@ def _first(loader: Iterable[Batch]) -> list[Batch]:
 
 
 def accepted(model: nn.Module, found: list[Batch]) -> list[Batch]:
-    """The batches without what the model does not take: labels beside inputs, and unknown keywords."""
+    """The batches without parts that the model does not take: labels beside inputs, and unknown keywords."""
     if isinstance(found[0], Mapping):
         takes = signature(model.forward).parameters
         if any(each.kind is Parameter.VAR_KEYWORD for each in takes.values()):

@@ -1,4 +1,4 @@
-"""Divergences: how far a model's outputs have moved from what they were.
+"""Divergences: how far a model's outputs have moved from the old outputs.
 
 A divergence compares old outputs with new ones, prediction by prediction. `keep` reduces old outputs to the
 tensors that have to be stored; `between` compares new outputs with them. Both are pure functions, so a new
@@ -28,7 +28,7 @@ class Divergence(NamedTuple):
     """A way to compare outputs.
 
     Args:
-        name: what it is called in files and messages.
+        name: its name in files and messages.
         keep: from old outputs to the tensors that are stored.
         between: from these tensors and new outputs to one number per prediction, or one for all.
         rows: whether outputs are flattened to [predictions, numbers] first, without padding.
@@ -192,7 +192,7 @@ def named(divergence: Any) -> Divergence:
     return Divergence(name, lambda old: {"old": old}, lambda kept, new: own(kept["old"], new), rows=False)
 
 
-# ── what a model returned ────────────────────────────────────────────────────────────────────────────────────
+# ── the outputs of a model ───────────────────────────────────────────────────────────────────────────────────
 
 FEW = 16  # fewer outputs are as likely classes as numbers
 UNDECIDED = 0.75  # of the largest entropy there can be: a classifier prefers some classes to others
@@ -200,10 +200,10 @@ EMBEDDINGS = ("sentence_embedding", "text_embeds", "image_embeds", "embeddings",
 
 
 def picked(output: Any, outputs: Any) -> dict[str, Tensor]:
-    """The tensors to compare, by name, in what a model returned.
+    """The tensors to compare, by name, among the outputs of a model.
 
     Args:
-        output: what the model returned.
+        output: the object that the model returned.
         outputs: the name of a field or several names, a function of the output, or None to look for logits,
             then embeddings, then the output itself.
     """
@@ -223,8 +223,8 @@ def picked(output: Any, outputs: Any) -> dict[str, Tensor]:
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.ndim < 1:
             raise InputError(
                 f"drift is measured on tensors of numbers, and the model returned a {type(output).__name__} "
-                f"without {'one' if name == 'output' else repr(name)}: give outputs=, the name of a field of what "
-                "it returns, or a function of that"
+                f"without {'one' if name == 'output' else repr(name)}: give outputs=, the name of a field of its "
+                "output, or a function of the output"
             )
     return found
 

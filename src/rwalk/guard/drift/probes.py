@@ -28,8 +28,8 @@ class Probes:
         divergence: "kl" (classes, tokens), "binary_kl" (yes-or-no labels), "mse" (numbers, in units of their
             variance), "cosine" or "similarity" (embeddings), a function of old and new outputs, or a dict of
             these by output. Chosen by the outputs where they leave no doubt.
-        outputs: the name of a field of what the model returns, several names, or a function that picks a tensor
-            or a dict of tensors. By default logits, embeddings or the tensor itself.
+        outputs: the name of a field of the model's output, several names, or a function that picks a tensor or a
+            dict of tensors. By default logits, embeddings or the tensor itself.
         call: a function of the model and a batch, if calling the model is not enough.
         tokenizer: for texts, and for own samples.
         collate: makes a batch of a dataset's items.
@@ -59,7 +59,7 @@ class Probes:
         self.tokenizer, self.collate, self.batch = tokenizer, collate, batch
         self.batches: list[Batch] = []
         self.kept: list[dict[str, Kept]] = []  # by batch, by output
-        self.held_out = False  # whether drift is measured on probes that no pull sees
+        self.held_out = False  # whether drift is measured on probes that are not pulled on
         self.loss_before: float | None = None  # of probes with labels, if the model returns a loss
         self.divergences: dict[str, Divergence] = {}  # by output
         self._labels: Tensor | None = None  # of the first batch, if a loader brought some along
@@ -89,7 +89,7 @@ class Probes:
         return batches.fingerprint(self.batches)
 
     def read(self, model: nn.Module) -> None:
-        """Turn what was given into batches on the model's device."""
+        """Turn the inputs into batches on the model's device."""
         if not self.batches:
             given = self.given
             if self.own:
@@ -114,7 +114,7 @@ class Probes:
         self.loss_before = self.loss(model)
 
     def drift(self, model: nn.Module, errors: float = 0.0) -> float:
-        """The mean divergence of the outputs from what they were, on the batches that are watched.
+        """The mean divergence of the outputs from the old ones, on the batches that drift is measured on.
 
         Args:
             model: the model now.
@@ -176,7 +176,7 @@ class Probes:
         return flat
 
     def chosen(self, outputs: Iterable[str]) -> dict[str, Divergence]:
-        """The divergences that were asked for, of outputs with these names."""
+        """The divergences that the user chose for outputs with these names."""
         asked = self.divergence
         found = {name: asked.get(name) if isinstance(asked, Mapping) else asked for name in outputs}
         return {name: divergences.named(each) for name, each in found.items() if each is not None}
@@ -241,7 +241,7 @@ def weighted_mean(values: Sequence[float], weights: Iterable[int]) -> float:
     return sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
 
 
-# ── what a language model writes by itself ───────────────────────────────────────────────────────────────────
+# ── own samples of a language model ──────────────────────────────────────────────────────────────────────────
 
 
 @torch.no_grad()
@@ -250,11 +250,22 @@ def own_samples(
 ) -> dict[str, Tensor]:
     """Sequences drawn from a language model, from its start token on: {"input_ids": [n, tokens]}.
 
-    tokenizer    of whose tokens the first is asked for; or that token's number itself
-    tokens       in each sequence; where the model ends a text, it goes on with another
-    seed         of the draws; torch's own random numbers are left as they were
+    A model of Hugging Face draws with its own `generate`. Any other model is called once per token, with all
+    tokens so far.
 
-    A model of Hugging Face generates by itself; any other is called once per token, with all tokens so far.
+    Args:
+        model: the language model.
+        tokenizer: its start token begins every sequence; or the number of that token.
+        n: sequences to draw.
+        tokens: tokens in each sequence; if the model ends a text, another one follows.
+        seed: seed of the draws; torch's own random numbers stay as they were.
+        temperature: divides the logits before the softmax.
+
+    Returns:
+        One batch of keywords, as `Probes` takes it.
+
+    Raises:
+        InputError: The start token cannot be found, or a count is not a whole number of at least 1.
     """
     for name, number in (("n", n), ("tokens", tokens)):
         if type(number) is not int or number < 1:
@@ -295,4 +306,4 @@ def _first_token(model: Any, tokenizer: Any) -> int:
             found = getattr(holder, name, None)
             if type(found) is int:
                 return found
-    raise InputError("nobody knows the token that a text starts with: give its number in place of the tokenizer")
+    raise InputError("the tokenizer and the model name no start token: give its number as tokenizer=")

@@ -28,7 +28,7 @@ class Reference:
 
     @classmethod
     def of(cls, model: nn.Module, parameters: Iterable[nn.Parameter]) -> Reference:
-        """Of these parameters, and of batch norm's running statistics."""
+        """Copy these parameters and batch norm's running statistics."""
         found = moving(model, set(parameters))
         return cls({name: local(each.detach()).to("cpu", copy=True) for name, each in found.items()})
 
