@@ -108,7 +108,9 @@ def _run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not ended.value.code, command
 
 
-def test_the_commands_on_the_page_about_files_do_what_it_says(folder: Path, capsys, monkeypatch) -> None:
+def test_the_commands_on_the_page_about_files_do_what_it_says(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On real data, in the order of the page: what is forgotten was learned before."""
     from sklearn.datasets import load_iris
 
@@ -134,3 +136,56 @@ def test_the_commands_on_the_page_about_files_do_what_it_says(folder: Path, caps
         assert not ended.value.code
     assert len(commands) == 4 and said[1] == block.splitlines()[2]
     assert said[-1] == "clf.safetensors: 60 examples forgotten; 3 classes: setosa, versicolor, virginica"
+
+
+ROOT = DOCS.parent
+PARTS = ("src/rwalk", "reproduction", "tests", "results", "benchmarks", "examples", "docs")
+PATH = re.compile(r"`((?:\w+/)*\w+(?:\.py|/))(?:: ([\w.]+))?`")
+
+
+def existing() -> set[str]:
+    """Files and folders of the project, relative to its root; folders end with a slash."""
+    files = [each for part in PARTS for each in (ROOT / part).rglob("*") if "__pycache__" not in each.parts]
+    files = [each.relative_to(ROOT) for each in files if each.is_file()]
+    return {each.as_posix() for each in files} | {f"{up.as_posix()}/" for each in files for up in each.parents}
+
+
+def missing(text: str) -> list[str]:
+    """The paths that a text names, but that do not exist.
+
+    In a row of a table whose first cell names a folder of the package, a path may be relative to that folder.
+    Elsewhere it may be the end of any path. A name after a colon must be defined in the file.
+    """
+    known, out = existing(), []
+    for line in text.splitlines():
+        row = re.match(r"\| `(\w+/)` \|", line)
+        for path, name in PATH.findall(line):
+            inside = f"src/rwalk/{row[1]}" if row and path != row[1] else ""
+            found = [each for each in known if f"/{each}".endswith(f"/{path}") and each.startswith(inside)]
+            files = [(ROOT / each).read_text() for each in found] if name else []
+            defined = [
+                all(re.search(rf"^\s*(?:def|class) {part}\b", file, re.M) for part in name.split("."))
+                for file in files
+            ]
+            if not found or (name and not any(defined)):
+                out.append(f"{path}: {name}" if name else path)
+    return out
+
+
+def test_every_path_in_the_design_exists() -> None:
+    text = (DOCS / "design.md").read_text()
+    assert len(PATH.findall(text)) > 60
+    assert missing(text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`engine/gone.py`",
+        "`nowhere/`",
+        "| `engine/` | `splits.py` holds nothing here |",
+        "`guard/hooks.py: OptimizerHooks._gone`",
+    ],
+)
+def test_a_path_that_does_not_exist_is_found(text: str) -> None:
+    assert len(missing(text)) == 1

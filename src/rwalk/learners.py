@@ -27,7 +27,18 @@ LAMS = (0.0, 0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)  # tried where λ is to be c
 
 @dataclass(frozen=True)
 class Learner:
-    """An algorithm, as the training loop uses it."""
+    """An algorithm, as the training loop uses it.
+
+    Args:
+        method: The penalty on parameters.
+        memory: The exemplars kept, if any.
+        projector: Changes the gradient with the gradients of exemplars, if any.
+        loss: The loss of a batch.
+        solver: Learns without gradients, if given.
+
+    Raises:
+        InputError: The projector or the loss needs exemplars, and there is no memory.
+    """
 
     method: Method = Vanilla()  # noqa: RUF009 - frozen, and without state of its own
     memory: MemorySpec | None = None
@@ -42,6 +53,7 @@ class Learner:
 
     @property
     def classifier(self) -> Classifier:
+        """The rule that turns outputs into a class."""
         return self.loss.classifier
 
     def examples(self, stream: Stream, k: int) -> int:
@@ -72,7 +84,19 @@ class Learner:
 
 
 def learner(name: str | Part, memory: MemorySpec | None = None, **settings: Any) -> Learner:
-    """A learner by name, by `package.module:Name`, or from a part; `settings` are hyper-parameters (lam …)."""
+    """A learner by name, by `package.module:Name`, or from a part.
+
+    Args:
+        name: A method, a loss, a projector or a solver, or its name.
+        memory: The exemplars kept, if any; some algorithms prescribe their replay.
+        settings: Hyper-parameters, such as `lam`.
+
+    Returns:
+        The learner.
+
+    Raises:
+        InputError: The name or a setting is unknown.
+    """
     if isinstance(name, str):
         part = parts.made(name, settings)
     elif isinstance(name, Part):

@@ -363,7 +363,7 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
 
 
 class IncrementalRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
-    """The same for numbers: one target or several. Parameters as for `IncrementalClassifier`."""
+    """Predicts numbers, one target or several, by closed form; parameters as for `IncrementalClassifier`."""
 
     _takes = TAKES
     _flat: bool
@@ -391,7 +391,7 @@ class IncrementalRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
         return self
 
     def forget(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> Self:
-        """Become the regressor that never learned these, given with the targets and weights of then."""
+        """Remove examples exactly; give the targets and weights with which they were learned."""
         self._ready()
         x, targets, weight, _ = self._with_targets(X, y, sample_weight, afresh=False)
         self._forgotten(x, targets, weight, targets.tolist())
@@ -407,7 +407,7 @@ class IncrementalRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
         return self
 
     def predict(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
-        """[n], or [n, targets] if targets came so."""
+        """The predicted numbers: [n], or [n, targets] if the targets had two dimensions."""
         model = self._ready()
         values = model.scores(self._inputs(X)).numpy()
         return cast(NDArray[np.float64], values[:, 0] if self._flat else values)

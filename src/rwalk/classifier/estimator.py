@@ -112,7 +112,13 @@ class IncrementalClassifier(Summable, Parameters):
     # ── learning ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def fit(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> Self:
-        """Forget everything, then learn this."""
+        """Forget everything, then learn these examples.
+
+        Args:
+            X: inputs: arrays, a DataFrame, images, or texts.
+            y: their labels, strings or numbers.
+            sample_weight: weights of the examples; all 1 by default.
+        """
         form, X = form_of_table(X, self.encoder)
         inner = _made(self, X)
         inner.fit(X, y, **_weights(inner, sample_weight))
@@ -126,11 +132,13 @@ class IncrementalClassifier(Summable, Parameters):
         classes: ArrayLike | Tensor | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> Self:
-        """Learn some more. `classes` may announce labels that are still to come; it need not.
+        """Learn more examples. A call that fails leaves the classifier as it was before that call.
 
-        An iterator of (X, y) or (X, y, sample_weight) instead of X is a call for each item; `sample_weight` then
-        has one weight for every example of all items, in their order. A call that fails leaves the classifier as
-        it was before that call.
+        Args:
+            X: inputs; or an iterator of (X, y) or (X, y, sample_weight), of which each item is one call.
+            y: their labels; new classes may appear in any call.
+            classes: labels that are still to come, as scikit-learn announces them; not needed.
+            sample_weight: weights of the examples; with an iterator, of all items in their order.
         """
         if isinstance(X, Iterator):
             return self._learn_each(X, classes, sample_weight)
@@ -160,15 +168,24 @@ class IncrementalClassifier(Summable, Parameters):
         return self
 
     def forget(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> Self:
-        """Become the classifier that never learned these examples, given with the labels and weights of then.
+        """Remove examples exactly, as if they had never been learned; closed form only.
 
-        A class none of whose examples are left is gone from `classes_`.
+        A class without examples disappears from `classes_`.
+
+        Args:
+            X: the inputs to remove.
+            y: the labels with which they were learned.
+            sample_weight: the weights with which they were learned.
         """
         self._sums().forget(self._encoded(X), y, sample_weight)
         return self
 
     def merge(self, other: Self) -> Self:
-        """Learn everything that another has learned. Both must have the same feature map: see `fresh`."""
+        """Add all examples that another classifier has learned; closed form only.
+
+        Args:
+            other: a classifier with the same feature map: see `fresh`.
+        """
         mine, theirs = self._sums(), other._sums()
         if type(mine) is not type(theirs):
             raise InputError("one has learned texts and the other has not: only equal kinds can be merged")
@@ -178,7 +195,7 @@ class IncrementalClassifier(Summable, Parameters):
         return self
 
     def fresh(self) -> Self:
-        """One with the same feature map that has learned nothing yet: for another worker, to be merged later."""
+        """A classifier with the same feature map and no examples: for another worker, to be merged later."""
         twin = copy.copy(self)
         twin._inner = self._sums().fresh()
         return twin
@@ -208,6 +225,9 @@ class IncrementalClassifier(Summable, Parameters):
         """How unlike everything learned these inputs are, between 0 and 1.
 
         It is the share of inputs of known classes that are less novel: 0.95 and more is rare among them.
+
+        Args:
+            X: inputs.
         """
         return self._sums().novelty(self._encoded(X))
 
@@ -233,15 +253,23 @@ class IncrementalClassifier(Summable, Parameters):
 
         Closed form writes sums, networks their parameters and exemplars. Code is not written: a network or a
         method of your own has to be given to `load` again. Labels must be strings or numbers.
+
+        Args:
+            path: the file; an old one is replaced.
         """
         self._current().form_ = self.form_
         self._inner.save(path)
 
     @classmethod
     def load(cls, path: str | Path, **params: Any) -> Self:
-        """The classifier in a file; `params` replace the constructor's parameters written there.
+        """The classifier in a file. Nothing in the file is executed, and all of it is checked.
 
-        Nothing in the file is executed, and all of it is checked.
+        Args:
+            path: a file that `save` wrote.
+            params: replace the constructor's parameters that the file holds.
+
+        Raises:
+            InputError: The file is damaged, of another kind, or needs code that was not given.
         """
         with reading(path):
             kind = sealed.header(Path(path)).get("format") or ""

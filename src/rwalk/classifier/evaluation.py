@@ -134,11 +134,19 @@ def stream_search(
 ) -> StreamSearch:
     """Try every setting of a grid over a stream of calls, and take the best one after the last call.
 
-    estimator     anything with `partial_fit` and `score`
-    grid          parameters and their values, as scikit-learn's `GridSearchCV` takes them
-    calls         (X, y) in the order in which they come
-    holdout       the share of every call, class by class, that is predicted instead of learned
-    refit         learn all calls, with nothing held out, by the best setting
+    Args:
+        estimator: anything with `partial_fit` and `score`.
+        grid: parameters and their values, as scikit-learn's `GridSearchCV` takes them.
+        calls: (X, y) in the order in which they come.
+        holdout: the share of every call, class by class, that is predicted instead of learned.
+        random_state: seed of the examples held out.
+        refit: learn all calls, with nothing held out, by the best setting.
+
+    Returns:
+        The settings tried, the best of them, and an estimator that learned all calls with it.
+
+    Raises:
+        InputError: There are no calls, or `holdout` is not between 0 and 1.
 
     >>> from rwalk import IncrementalClassifier
     >>> x = np.arange(40.0)[:, None]; y = np.repeat([0, 1, 2, 3], 10)

@@ -104,7 +104,13 @@ def mean_of_features(features: Tensor, m: int, valid: Tensor | None = None, *, u
 
 @dataclass(frozen=True)
 class Sampler:
-    """A rule for choosing exemplars: a description, the arguments of `select` that it needs, and the function."""
+    """A rule for choosing exemplars.
+
+    Args:
+        description: One line for lists of samplers.
+        needs: The arguments of `select` that it needs, such as "features" or "logits".
+        choose: The function: number of examples, number of exemplars, generators, then the arguments it needs.
+    """
 
     description: str
     needs: tuple[str, ...]

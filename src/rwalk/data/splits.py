@@ -32,12 +32,21 @@ def split(
     order_seed: int | None = None,
     scenario: str | None = None,
 ) -> Stream:
-    """Divide the classes into tasks: `classes_per_task` each (the last may get fewer), or as listed.
+    """Divide the classes into tasks: `classes_per_task` each, or as listed.
 
-    A listed label is a class's name or, if the names are not themselves numbers, its index. Classes that are not
-    listed are left out; the columns of the others stay in the dataset's order. `order_seed` shuffles the classes
-    before `classes_per_task` divides them. `scenario` is one of SCENARIOS; without it, training is as in the
-    paper, and both heads are of interest.
+    Args:
+        dataset: The examples.
+        classes_per_task: Classes in each task; the last task may get fewer.
+        tasks: Instead, the labels of every task. A label is a class's name or, if the names are not numbers, its
+            index. Other classes are left out; the columns of the listed ones stay in the dataset's order.
+        order_seed: Shuffles the classes before `classes_per_task` divides them.
+        scenario: One of SCENARIOS. Without it, training is as in the paper, and both heads are of interest.
+
+    Returns:
+        The stream of these tasks.
+
+    Raises:
+        InputError: Not exactly one of `classes_per_task` and `tasks` is given, or labels are unknown.
 
     >>> x, y = torch.zeros(8, 2), [0, 0, 1, 1, 2, 2, 3, 3]
     >>> [task.classes for task in split(Dataset.from_arrays(x, y), tasks=[[3], [0, 2]]).tasks]
@@ -130,7 +139,16 @@ def as_it_arrives(dataset: Dataset, scenario: str | None = None) -> Stream:
 
 
 def permuted(dataset: Dataset, tasks: int = 10, seed: int = 0) -> Stream:
-    """Every task has all classes and all examples, with its own permutation of the inputs; the first has none."""
+    """Every task has all classes and all examples, with its own permutation of the inputs; the first has none.
+
+    Args:
+        dataset: The examples.
+        tasks: How many tasks.
+        seed: Seed of the permutations.
+
+    Returns:
+        The stream; an index of an example includes its permutation.
+    """
     count = whole(tasks, "tasks", least=1)
     size = dataset.x[0].numel()
     orders = [torch.arange(size), *(torch.tensor(shuffled(size, seed, k)) for k in range(1, count))]
@@ -142,6 +160,17 @@ def rotated(dataset: Dataset, tasks: int = 10, seed: int = 0) -> Stream:
 
     Angles are drawn from 0° to 180°. A place shows the pixel nearest to where it came from, or 0 if it came from
     outside the image.
+
+    Args:
+        dataset: The examples; inputs are images.
+        tasks: How many tasks.
+        seed: Seed of the angles.
+
+    Returns:
+        The stream; an index of an example includes its rotation.
+
+    Raises:
+        InputError: Inputs are not images.
     """
     count = whole(tasks, "tasks", least=1)
     shape = tuple(dataset.x.shape[1:])
@@ -187,6 +216,17 @@ def blurred(stream: Stream, fraction: float, seed: int = 0) -> Stream:
 
     Half of it goes to the task before and half to the one after; the first and the last have one neighbour. Tests
     stay where they are.
+
+    Args:
+        stream: A stream of at least two tasks.
+        fraction: The share of every task's examples that moves, between 0 and 1.
+        seed: Seed of the choice of examples.
+
+    Returns:
+        The same stream with other training examples per task.
+
+    Raises:
+        InputError: The fraction is out of range, or there is only one task.
     """
     if not 0 < fraction < 1:
         raise InputError(
@@ -232,7 +272,23 @@ def from_arrays(
     name: str = "arrays",
     seed: int = 0,
 ) -> Stream:
-    """A stream straight from arrays: `Dataset.from_arrays`, then `split`."""
+    """A stream straight from arrays: `Dataset.from_arrays`, then `split`.
+
+    Args:
+        x: Training inputs.
+        y: Training labels, any integers or strings.
+        x_test: Test inputs. Without them, a fifth of every class is held out.
+        y_test: Test labels.
+        classes_per_task: Classes in each task.
+        tasks: Instead, the labels of every task.
+        order_seed: Shuffles the classes before they are divided.
+        scenario: One of SCENARIOS.
+        name: Its name in results and messages.
+        seed: Seed of the examples held out.
+
+    Returns:
+        The stream of these tasks.
+    """
     dataset = Dataset.from_arrays(x, y, x_test, y_test, name=name, seed=seed)
     return split(dataset, classes_per_task, tasks, order_seed, scenario)
 

@@ -40,11 +40,25 @@ class Arrivals:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Labelled examples, before they are divided into tasks."""
+    """Labelled examples, before they are divided into tasks.
+
+    Args:
+        name: Its name in results and messages.
+        x: Training inputs, float32 [N, *shape].
+        y: Training labels, int64 [N], indices into `class_names`.
+        x_test: Test inputs.
+        y_test: Test labels.
+        class_names: The names of the classes, in the order of their indices.
+        arrivals: The task in which every example arrives, if the data contain it.
+        form: How files became inputs, if they did.
+
+    Raises:
+        InputError: Shapes, types or labels do not fit each other, or a class has no training example.
+    """
 
     name: str
-    x: Tensor = field(repr=False)  # training inputs, float32 [N, *shape]
-    y: Tensor = field(repr=False)  # training labels, int64 [N], indices into class_names
+    x: Tensor = field(repr=False)
+    y: Tensor = field(repr=False)
     x_test: Tensor = field(repr=False)
     y_test: Tensor = field(repr=False)
     class_names: tuple[str, ...]
@@ -72,11 +86,25 @@ class Dataset:
         arrival_test: ArrayLike | Tensor | None = None,
         form: Form | None = None,
     ) -> Dataset:
-        """From arrays or tensors, copied; the labels are any integers or strings.
+        """Copy a dataset from arrays or tensors.
 
-        Inputs of type uint8 are pixels, and become [0, 1]. Without test arrays, a fifth of every class is
-        held out for testing, chosen by `seed`. `arrival` names or numbers the task in which every example arrives;
-        the tasks come in the order of their numbers or names.
+        Args:
+            x: Training inputs; uint8 are pixels, and become [0, 1].
+            y: Training labels, any integers or strings.
+            x_test: Test inputs. Without them, a fifth of every class is held out for testing.
+            y_test: Test labels.
+            name: Its name in results and messages.
+            seed: Seed of the examples held out.
+            arrival: The number or name of the task in which every training example arrives; tasks come in the
+                order of their numbers or names.
+            arrival_test: The same of test examples.
+            form: How files became inputs, if they did.
+
+        Returns:
+            The dataset.
+
+        Raises:
+            InputError: The arrays do not fit each other, or a test label is never trained.
         """
         if (x_test is None) != (y_test is None):
             raise InputError("x_test and y_test belong together: give both or neither")
@@ -182,18 +210,31 @@ class Stream:
     Where inputs are permuted or rotated, an example's index includes its view: v · N + i is example i of N under
     view v. A task, a memory or a batch therefore needs no other record of views.
 
-    `groups` divides the classes into those that compete in the softmax of a training step (`splits.SCENARIOS`).
-    Without it the paper's rule applies: the task's own classes, or with exemplars all classes seen.
+    Args:
+        x: Training inputs, float [N, *shape].
+        y: Training labels, int64 in 0..C-1: columns of the head.
+        x_test: Test inputs.
+        y_test: Test labels.
+        tasks: The classes and the examples of every task.
+        class_names: The names of the C classes.
+        name: Its name in results and messages.
+        views: Which of the D input positions is shown at each place [V, D]; the value D means none.
+        groups: The classes that compete in the softmax of a training step (`splits.SCENARIOS`). By default, as in
+            the paper: the task's own classes, or with exemplars all classes seen.
+        form: How files became inputs, if they did.
+
+    Raises:
+        InputError: The parts do not fit each other, or there is no task.
     """
 
-    x: Tensor = field(repr=False)  # training inputs, float [N, *shape]
-    y: Tensor = field(repr=False)  # training labels, int64 in 0..C-1: columns of the head
+    x: Tensor = field(repr=False)
+    y: Tensor = field(repr=False)
     x_test: Tensor = field(repr=False)
     y_test: Tensor = field(repr=False)
     tasks: tuple[Task, ...]
     class_names: tuple[str, ...]
     name: str
-    views: Tensor | None = field(default=None, repr=False)  # [V, D]: which of D input positions is shown; D: none
+    views: Tensor | None = field(default=None, repr=False)
     groups: tuple[tuple[int, ...], ...] | None = None
     form: Form | None = field(default=None, repr=False)
 

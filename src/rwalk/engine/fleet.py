@@ -130,6 +130,7 @@ class Fleet:
 
     @property
     def runs(self) -> int:
+        """R, the number of runs."""
         return self.net.runs
 
     @property
@@ -185,6 +186,7 @@ class Fleet:
         return torch.backends.cudnn.flags(True, benchmark=not exact, deterministic=exact, allow_tf32=True)
 
     def begin_task(self) -> None:
+        """Prepare the current task: its plan, the optimizer and the loss's teacher; a resumed task has its own."""
         self.task_plan = task_plan(self)
         if self.step == 0:  # else it is resumed
             if not self.training.keep_optimizer or self.loss.afresh:
@@ -198,6 +200,7 @@ class Fleet:
     def train_task(
         self, tell: Tell | None = None, checkpoints: Checkpoints | None = None, enough: Enough | None = None
     ) -> None:
+        """Take the steps of the current task, until its last one, until `enough`, or until all runs diverged."""
         late, steps = LateLosses(self.theta.is_cuda), self.task_plan.steps
         for batch in batches_of(self):  # drawn by names: (seed, task, epoch)
             losses = self.execution.step(*batch)  # gradient → projection → update → observation
@@ -219,6 +222,7 @@ class Fleet:
                 return
 
     def end_task(self, tell: Tell | None = None) -> None:
+        """Consolidate the methods, choose exemplars, and measure the accuracies."""
         self.execution.end_task()
         importance = fisher.of_task(self) if self.learner.method.data_pass else None
         for group in self.method_groups:

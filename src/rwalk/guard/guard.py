@@ -486,7 +486,11 @@ class Guard:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; the model has its weights already, and may have grown since.
 
-        Every value is checked before anything changes.
+        Args:
+            state: from `state_dict`. Every value is checked before anything changes.
+
+        Raises:
+            InputError: The state is damaged, or does not fit this model, method or probes.
         """
         record = io.current(state)
         parameters = {each.name: each for each in self._state.guarded}
@@ -511,6 +515,7 @@ class Guard:
         If a model is spread over processes, all of them call this, and one writes.
 
         Args:
+            path: the file; an old one is replaced.
             probes: whether inputs are included; see `state_dict`.
         """
         state = self.state_dict(probes)
@@ -538,11 +543,18 @@ class Guard:
         """A guard that continues from a file, with all options it had; those given here replace them.
 
         Args:
-            path: what `save` wrote, or a `state_dict` from a checkpoint of your own.
+            path: a file that `save` wrote, or a `state_dict` from a checkpoint of your own.
             model: with the weights it had then.
             optimizer: of its parameters.
             method: to change hyper-parameters, or if it is one of your own, which no file describes.
             probes: the same inputs as before, unless the file holds them.
+            given: other options of `Guard`, which replace those of the file.
+
+        Returns:
+            The guard, attached to the optimizer.
+
+        Raises:
+            InputError: The file is damaged, or does not fit the model, the method or the probes.
         """
         guard = None
         try:

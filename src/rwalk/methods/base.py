@@ -99,6 +99,7 @@ class Method:
         return ()
 
     def start(self, theta: Tensor) -> State:
+        """Allocate the state at the first θ [R, P]."""
         return {}
 
     def begin(self, state: State, fisher: Tensor) -> None:

@@ -50,6 +50,7 @@ class Solver:
         raise NotImplementedError
 
     def recipe(self, seed: int = 0) -> Recipe:
+        """The settings of the feature map."""
         return Recipe(self.features, self.size, seed=seed)
 
     def network(self, shape: tuple[int, ...], classes: int) -> Mapped:

@@ -35,11 +35,20 @@ logger = logging.getLogger(__name__)
 class Study:
     """Runs to compare, on one machine, with the references their intransigence is measured against.
 
-    reference         of which tasks: final, all or none, for all runs or for each.
-    checkpoint_every  steps between checkpoints of a run; by default as often as 2 % of the time allows.
-    executor          where runs are trained: an executor's name, or `package.module:Name`.
-    keep              called with the runs of a fleet, and the fleet, once it has learned all its tasks:
-                      `rwalk.models.Keeper` writes their networks.
+    Args:
+        runs: The runs, each listed once.
+        reference: The tasks with a reference model: "final", "all" or "none", for all runs or for each.
+        data: The folder of a dataset's files, or a file of your own.
+        device: "cpu", "cuda" …
+        workers: Processes that train; by default as many as the executor can use.
+        cache: The folder of references shared by studies.
+        checkpoint_every: Steps between checkpoints of a run; by default as often as 2 % of the time allows.
+        executor: Where runs are trained: an executor's name, or `package.module:Name`.
+        keep: Called with the runs of a fleet, and the fleet, after its last task: `rwalk.models.Keeper` writes
+            their networks.
+
+    Raises:
+        InputError: A run is listed twice, or a setting is unknown.
     """
 
     runs: tuple[RunSpec, ...]
@@ -102,6 +111,7 @@ class Study:
         return content_hash({"runs": [run.hash() for run in self.runs], "reference": self.reference})
 
     def stream(self, spec: StreamSpec) -> Stream:
+        """The stream of a description, built once."""
         if spec not in self._streams:
             self._streams[spec] = spec.build(self.data)
         return self._streams[spec]

@@ -70,6 +70,7 @@ class Probes:
 
     @property
     def examples(self) -> int:
+        """The number of inputs in all batches."""
         return sum(map(batches.length_of, self.batches))
 
     @property
@@ -86,6 +87,7 @@ class Probes:
 
     @property
     def fingerprint(self) -> str:
+        """A hash of the inputs, to recognise them again."""
         return batches.fingerprint(self.batches)
 
     def read(self, model: nn.Module) -> None:
@@ -102,7 +104,11 @@ class Probes:
         self.batches = [batches.to(batch, device_of(model)) for batch in self.batches]
 
     def keep(self, model: nn.Module) -> None:
-        """Store the outputs that the model has now; drift is measured from them."""
+        """Store the outputs that the model has now; drift is measured from them.
+
+        Args:
+            model: the model with its old weights.
+        """
         self.read(model)
         with eval_mode(model), torch.no_grad():
             self.kept = []
@@ -119,6 +125,12 @@ class Probes:
         Args:
             model: the model now.
             errors: how many standard errors of this mean are added, because few probes measure roughly.
+
+        Returns:
+            The drift, in the units of the divergence.
+
+        Raises:
+            InputError: There are no old outputs yet: `keep` comes first.
         """
         if not self.kept:
             raise InputError("there are no old outputs to measure drift from: call keep(model) first")
@@ -153,7 +165,7 @@ class Probes:
         return weighted_mean(told, [batches.length_of(batch) for batch in self.batches])
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        """[predictions, classes] of any batch, for measures that need class probabilities."""
+        """Logits [predictions, classes] of any batch, for measures that need class probabilities."""
         found = divergences.picked(self._call(model, batch), self.outputs)
         if len(found) != 1:
             raise InputError("importance is measured from the logits of one output: pick it by outputs=")
