@@ -78,11 +78,11 @@ def stream(tasks: int, per_class: int) -> streams.Stream:
 
 
 def fleet_at(
-    name: str, k: int, width: int, runs: int, lessons: streams.Stream, device: str, fuse: bool | None = None
+    name: str, k: int, width: int, runs: int, examples: streams.Stream, device: str, fuse: bool | None = None
 ) -> Fleet:
     """A fleet with k tasks behind it, learned in one step each."""
     fleet = Fleet(
-        lessons,
+        examples,
         partial(mlp, width),
         [learner(name)] * runs,
         list(range(runs)),
@@ -127,22 +127,22 @@ def milliseconds(seconds: Mapping[str, list[float]]) -> dict[str, float]:
 
 
 def by_parameters(
-    methods: Sequence[str], lessons: streams.Stream, widths: Sequence[int], device: str, rounds: int
+    methods: Sequence[str], examples: streams.Stream, widths: Sequence[int], device: str, rounds: int
 ) -> Rows:
     rows = {}
     for width in widths:
-        fleets = {name: fleet_at(name, 1, width, 1, lessons, device) for name in methods}
+        fleets = {name: fleet_at(name, 1, width, 1, examples, device) for name in methods}
         size = fleets[methods[0]].theta.shape[1]
         rows[str(size)] = milliseconds(race(fleets, WINDOW, rounds))
     return rows
 
 
 def by_runs(
-    methods: Sequence[str], lessons: streams.Stream, runs: Sequence[int], device: str, rounds: int
+    methods: Sequence[str], examples: streams.Stream, runs: Sequence[int], device: str, rounds: int
 ) -> Rows:
     rows: Rows = {str(count): {} for count in runs}
     for name in methods:
-        fleets = {str(count): fleet_at(name, 1, WIDTH, count, lessons, device) for count in runs}
+        fleets = {str(count): fleet_at(name, 1, WIDTH, count, examples, device) for count in runs}
         # All widths take turns: whether a fleet pays is a question between them.
         for count, spent in milliseconds(race(fleets, WINDOW, rounds)).items():
             rows[count][name] = spent
@@ -150,11 +150,11 @@ def by_runs(
 
 
 def by_tasks(
-    methods: Sequence[str], lessons: streams.Stream, tasks: Sequence[int], device: str, rounds: int
+    methods: Sequence[str], examples: streams.Stream, tasks: Sequence[int], device: str, rounds: int
 ) -> tuple[Rows, dict[str, float]]:
     """Also how many times as long a step takes after the most tasks as after the fewest, round by round."""
     names = {(name, k): f"{name} after {k}" for k in tasks for name in methods}
-    fleets = {title: fleet_at(name, k, WIDTH, 1, lessons, device) for (name, k), title in names.items()}
+    fleets = {title: fleet_at(name, k, WIDTH, 1, examples, device) for (name, k), title in names.items()}
     seconds = race(fleets, 2 * WINDOW, 7 * rounds)  # all k take turns: flat or not is a question between them
     spent = milliseconds(seconds)
     rows = {str(k): {name: spent[names[name, k]] for name in methods} for k in tasks}
@@ -173,12 +173,12 @@ def times(
 ) -> dict[str, Any]:
     """Milliseconds a step of every method: by P and by R with one task consolidated, by k with one run."""
     # Ten steps an epoch: drawing a new order for every step of every run would be most of the measured time.
-    lessons = stream(max(tasks) + 1, per_class=320).to(device)
+    examples = stream(max(tasks) + 1, per_class=320).to(device)
     with few_threads(1):
-        rows, growth = by_tasks(methods, lessons, tasks, device, rounds)
+        rows, growth = by_tasks(methods, examples, tasks, device, rounds)
         return {
-            "by_parameters": by_parameters(methods, lessons, widths, device, rounds),
-            "by_runs": by_runs(methods, lessons, runs, device, rounds),
+            "by_parameters": by_parameters(methods, examples, widths, device, rounds),
+            "by_runs": by_runs(methods, examples, runs, device, rounds),
             "by_tasks": rows,
             "most_by_fewest_tasks": growth,
         }
@@ -196,9 +196,9 @@ def buffers(
 
     held  between two steps      step  at the peak inside a step      end  at the peak of ending the task
     """
-    lessons = stream(max(tasks) + 1, per_class=1).to(device)  # tiny batches: next to nothing but vectors is left
+    examples = stream(max(tasks) + 1, per_class=1).to(device)  # tiny batches: next to nothing but vectors is left
     with meter(device) as readings:
-        fleet = fleet_at(name, 0, width, runs, lessons, device, fuse)
+        fleet = fleet_at(name, 0, width, runs, examples, device, fuse)
         fleet.training = replace(fleet.training, steps=WINDOW + 1)
         for k in range(max(tasks) + 1):
             fleet.begin_task()

@@ -131,7 +131,7 @@ def test_forgetting_says_that_the_network_still_knows() -> None:
         (lambda x, y: IncrementalClassifier(backbone="frist call").fit(x, y), "did you mean 'first call'"),
         (lambda x, y: IncrementalClassifier(network="mlp").fit(x, y), "set backbone='first call'"),
         (lambda x, y: IncrementalClassifier(**FIRST).fit(x, y * 0), "at least two in the first call"),
-        (lambda x, y: IncrementalRegressor(**FIRST).fit(x, x[:, 0]), "learns to tell classes apart"),
+        (lambda x, y: IncrementalRegressor(**FIRST).fit(x, x[:, 0]), "learns to separate classes"),
     ],
 )
 def test_what_cannot_be_trained_is_said(act: Any, match: str) -> None:

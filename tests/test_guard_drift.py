@@ -862,5 +862,5 @@ def test_own_samples_are_drawn_from_the_model_itself() -> None:
     samples = own_samples(Chain(), 0, n=5, tokens=7)["input_ids"]
     assert torch.equal(drawn, torch.get_rng_state())
     assert samples.tolist() == [[0, 1, 2, 0, 1, 2, 0]] * 5
-    with pytest.raises(InputError, match="the token that a text starts with"):
+    with pytest.raises(InputError, match="name no start token: give its number as tokenizer="):
         own_samples(Chain(), None, n=5)

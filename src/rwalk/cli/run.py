@@ -102,7 +102,7 @@ def run(
     ] = None,
     label: Label = None,
     task_column: Annotated[
-        str | None, typer.Option(help="of a table: the column with the task in which an example arrives")
+        str | None, typer.Option(help="of a table: the column that says in which task an example arrives")
     ] = None,
     drop: Drop = None,
     missing: Missing = "refuse",

@@ -56,7 +56,7 @@ class Reading:
         for each in fields(self):
             if each.name not in allowed and getattr(self, each.name) != each.default:
                 option = each.name.replace("_", "-")
-                raise InputError(f"{name!r} is {kind}, of which --{option} is empty: leave it out")
+                raise InputError(f"{name!r} is {kind}, of which --{option} says nothing: leave it out")
 
 
 def optional(module: str, package: str) -> Any:
