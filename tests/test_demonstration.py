@@ -200,7 +200,7 @@ def test_options_about_how_a_study_runs_do_not_end_the_demonstration() -> None:
     commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
     resumed = {each.name for each in commands["resume"].params}
     seen = 0
-    for each in commands["run"].params:
+    for each in context_of(commands["run"], []).command.params:
         words = [each.opts[-1]] if each.is_flag else [each.opts[-1], "1"]
         says = says_what_to_learn(context_of(commands["run"], words))
         assert says == (each.name not in {*resumed, "join", "out"}), each.name

@@ -13,7 +13,7 @@ ROOT = Path(rwalk.__file__).parent
 # From the bottom up. A module imports from lower lines only, never from its own line or above.
 LAYERS = """
 garbage showing
-errors
+errors fields
 catalogue files metrics private_torch registry seeds threads training
 sealed closed_form programs
 methods data augmentations classifiers

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rwalk.errors import InputError, unknown
+from rwalk.fields import option
 
 OPTIMIZERS = ("adam", "sgd")
 ONLINE_BATCH = 10
@@ -21,13 +22,13 @@ class Training:
     on, the first steps are several times longer.
     """
 
-    epochs: int = 1
-    steps: int | None = None
-    batch: int = 64
-    lr: float = 1e-3
-    optimizer: str = "adam"
-    augment: str = ""
-    keep_optimizer: bool = False
+    epochs: int = option(1, "passes over a task's data (default 1; 20 for digits)", depends=True)
+    steps: int | None = option(None, "steps per task, instead of epochs")
+    batch: int = option(64, "examples per step (default 64)", depends=True)
+    lr: float = option(1e-3, "learning rate")
+    optimizer: str = option("adam", "adam or sgd")
+    augment: str = option("", "change training inputs at random: an augmentation's name, or package.module:Name")
+    keep_optimizer: bool = option(False, "keep its moments from task to task instead of starting afresh")
     keep_debias: bool = False
 
     @classmethod

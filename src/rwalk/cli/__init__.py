@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from rwalk.cli import check, export, listing, models, reading, resume, run, status
-from rwalk.cli.options import to_stderr
+from rwalk.cli.options import add_command, to_stderr
 from rwalk.cli.run import DEFAULT_METHODS
 
 __all__ = ["DEFAULT_METHODS", "app", "main"]
@@ -28,11 +28,11 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command()(models.fit)
+add_command(app, models.fit, "rwalk.data.datasets:Reading", but="task_column")
 app.command()(models.predict)
 app.command()(models.forget)
 app.command()(models.merge)
-app.command()(run.run)
+add_command(app, run.run, "rwalk.studies.specs:RunSpec")
 app.command()(resume.resume)
 app.command()(status.status)
 app.command()(reading.diff)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rwalk.cli.options import Drop, Label, Missing, Size, Workers, to_stderr
+from rwalk.cli.options import Given, Workers, to_stderr
 from rwalk.showing import cell, shown
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ Model = Annotated[Path, typer.Argument(help="a model that `rwalk fit` wrote")]
 
 def fit(
     data: Files,
+    *,
     out: Annotated[Path | None, typer.Option(help="the model to write, such as clf.safetensors")] = None,
     go_on: Annotated[
         Path | None, typer.Option("--continue", help="a model to continue; overwritten, unless --out is given")
@@ -38,10 +39,7 @@ def fit(
     like: Annotated[
         Path | None, typer.Option(help="read inputs as this model does, so that the two can be merged later")
     ] = None,
-    label: Label = None,
-    drop: Drop = None,
-    missing: Missing = "refuse",
-    size: Size = None,
+    given: Given,
     text: Annotated[
         str | None, typer.Option(help="of a table: learn the texts in this column, and nothing else")
     ] = None,
@@ -82,7 +80,7 @@ def fit(
         from rwalk.data.datasets import Reading  # torch takes seconds to import
         from rwalk.models import learn
 
-        reading = Reading(label, None, tuple(drop or ()), missing, size)
+        reading = Reading(**given[Reading])
         trained, source = _begun(data, reading, go_on, like, text)
         for note in source.notes:
             to_stderr(note)

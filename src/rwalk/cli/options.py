@@ -1,21 +1,28 @@
-"""Options that several commands share, and how their values are read."""
+"""Options that several commands share, those that fields of records are, and how their values are read."""
 
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
+from inspect import Parameter, getdoc, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
+from rwalk.fields import Option, options_of
+from rwalk.registry import imported
 from rwalk.showing import shown
 
 if TYPE_CHECKING:
     from rwalk.data.datasets import Reading
 
 HOW = "where and how"
+Given = dict[type[Any], dict[str, Any]]  # by record, the values of its fields
 
 
 def how(*names: str, **settings: Any) -> Any:
@@ -43,16 +50,6 @@ Join = Annotated[bool, how("--join", help="share the work with other processes t
 Track = Annotated[
     str, how(help="show the study in trackers too: tensorboard, mlflow, wandb, or package.module:Name")
 ]
-Label = Annotated[
-    str | None,
-    typer.Option(help="of a table: the column of classes (default: label, target or class, or the last)"),
-]
-Drop = Annotated[list[str] | None, typer.Option(help="of a table: a column to leave out; repeatable")]
-Missing = Annotated[
-    str,
-    typer.Option(help="of a table, missing values: refuse, fill (with the column's mean), or drop the row"),
-]
-Size = Annotated[int | None, typer.Option(help="of images: resize and crop to squares of N pixels")]
 Keep = Annotated[
     str,
     how(
@@ -62,6 +59,63 @@ Keep = Annotated[
 ]
 Quiet = Annotated[bool, how("--quiet", help="no live display")]
 AsJson = Annotated[bool, how("--json", help="print one JSON object for scripts instead of tables")]
+
+
+def add_command(app: typer.Typer, command: Callable[..., None], record: str, but: str = "") -> None:
+    """Add a command whose parameter `given` stands for the options that fields of a record are.
+
+    Records need torch, which takes seconds to import: it is not imported until this command is called.
+
+    Args:
+        app: Where it is added.
+        command: Its parameter `given` gets the values, by record.
+        record: The record, as `package.module:Name`.
+        but: A field that is no option here.
+    """
+
+    class FromRecord(TyperCommand):
+        def make_context(self, *call: Any, **others: Any) -> Any:
+            alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+            alone.command()(_complete(command, imported(record, "record"), but))
+            return typer.main.get_command(alone).make_context(*call, **others)
+
+    app.command(command.__name__, cls=FromRecord, help=getdoc(command))(lambda: None)
+
+
+def _complete(command: Callable[..., None], record: type[Any], but: str) -> Callable[..., None]:
+    """A command with options for fields of a record in the place of its parameter `given`."""
+    found = [_parameter(*each) for each in options_of(record) if each[1].name != but]
+    types, parameters = get_type_hints(command, include_extras=True), []
+    for each in signature(command).parameters.values():
+        own = each.replace(annotation=types[each.name], kind=Parameter.KEYWORD_ONLY)
+        parameters += [parameter for parameter, _ in found] if each.name == "given" else [own]
+
+    @wraps(command)
+    def complete(**values: Any) -> None:
+        given: Given = defaultdict(dict)
+        for parameter, (kind, name, read) in found:
+            value = values.pop(parameter.name)
+            if parameter.default is not None or value not in (None, "", []):
+                given[kind][name] = read(value) if read else value
+        command(**values, given=given)
+
+    complete.__signature__ = signature(command).replace(parameters=parameters)  # type: ignore[attr-defined]
+    complete.__annotations__ = {each.name: each.annotation for each in parameters}
+    return complete
+
+
+def _parameter(record: type[Any], field: Any, kind: Any) -> tuple[Parameter, tuple[type[Any], str, Any]]:
+    """The parameter for a field that is an option; None, or an empty text, is not given."""
+    option: Option = field.metadata["option"]
+    name = option.name or field.name
+    plain = next((each for each in (kind, *get_args(kind)) if each in (bool, int, float, str)), str)
+    several = get_origin(kind) is tuple
+    default = None if option.depends or several else field.default
+    names = [f"--{name.replace('_', '-')}"] if plain is bool else []
+    known: Any = list[str] | None if several else plain if default is not None else plain | None
+    annotation = Annotated[known, typer.Option(*names, help=option.help)]
+    parameter = Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return parameter, (record, field.name, option.read)
 
 
 def chosen_device(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,14 +13,11 @@ from rwalk.cli.options import (
     CheckpointEvery,
     Data,
     Device,
-    Drop,
     ExecutorName,
+    Given,
     Join,
     Keep,
-    Label,
-    Missing,
     Quiet,
-    Size,
     Track,
     Workers,
     check_join,
@@ -41,13 +38,7 @@ DEFAULT_EPOCHS = {"digits": 20}  # small data needs several passes; 1 everywhere
 
 def run(
     context: typer.Context,
-    dataset: Annotated[
-        str,
-        typer.Option(
-            help="digits, mnist, mnist-32, fashion-mnist, cifar10, cifar100, cifar100-pixels, a folder of images, "
-            "a table (.csv, .tsv, .parquet), or a FILE.npz"
-        ),
-    ] = "digits",
+    *,
     methods: Annotated[
         str, typer.Option(help="comma-separated: what `rwalk methods` lists, or package.module:Name")
     ] = DEFAULT_METHODS,
@@ -59,75 +50,6 @@ def run(
             "its own, by trials on its training data"
         ),
     ] = "",
-    epochs: Annotated[
-        int | None, typer.Option(help="passes over a task's data (default 1; 20 for digits)")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="steps per task, instead of epochs")] = None,
-    batch: Annotated[int | None, typer.Option(help="examples per step (default 64)")] = None,
-    online: Annotated[
-        bool, typer.Option("--online", help="see every example once, ten per step: --epochs 1 --batch 10")
-    ] = False,
-    lr: Annotated[float, typer.Option(help="learning rate")] = 1e-3,
-    optimizer: Annotated[str, typer.Option(help="adam or sgd")] = "adam",
-    keep_optimizer: Annotated[
-        bool,
-        typer.Option("--keep-optimizer", help="keep its moments from task to task instead of starting afresh"),
-    ] = False,
-    augment: Annotated[
-        str, typer.Option(help="change training inputs at random: an augmentation's name, or package.module:Name")
-    ] = "",
-    network: Annotated[
-        str, typer.Option(help="mlp, cnn, resnet18, resnet18-full, or package.module:factory")
-    ] = "",
-    classes_per_task: Annotated[
-        int | None, typer.Option(help="classes per task (default 2; 10 for cifar100)")
-    ] = None,
-    tasks: Annotated[str, typer.Option(help="explicit tasks: labels by comma, tasks by slash: 0,1/2,3,4/5")] = "",
-    permuted: Annotated[
-        int | None, typer.Option(help="number of permuted-pixels tasks, instead of a split")
-    ] = None,
-    rotated: Annotated[int | None, typer.Option(help="number of rotated-images tasks, instead of a split")] = None,
-    scenario: Annotated[
-        str,
-        typer.Option(
-            help="which classes compete in training: task (those of a task), domain (all tasks have the same "
-            "labels) or class (all); by default, as in the paper"
-        ),
-    ] = "",
-    blurry: Annotated[
-        float | None, typer.Option(help="this fraction of every task's examples is taught by its neighbours")
-    ] = None,
-    order_seed: Annotated[
-        int | None, typer.Option(help="shuffle the classes (or draw the permutations) with this seed")
-    ] = None,
-    label: Label = None,
-    task_column: Annotated[
-        str | None, typer.Option(help="of a table: the column that says in which task an example arrives")
-    ] = None,
-    drop: Drop = None,
-    missing: Missing = "refuse",
-    size: Size = None,
-    memory: Annotated[int | None, typer.Option(help="exemplars kept per class")] = None,
-    memory_total: Annotated[
-        int | None, typer.Option(help="exemplars kept in total, shared by the classes seen")
-    ] = None,
-    sampler: Annotated[
-        str,
-        typer.Option(
-            help="uniform, plane, entropy, mof, mof-plain, plane-top, entropy-top, reservoir, or "
-            "package.module:NAME"
-        ),
-    ] = "mof",
-    replay: Annotated[
-        str,
-        typer.Option(
-            help="how exemplars are replayed: balanced (default), concat, half, beside (a reservoir's); some "
-            "methods prescribe it"
-        ),
-    ] = "",
-    beside: Annotated[
-        int | None, typer.Option(help="exemplars added to every batch (default: as many as new examples)")
-    ] = None,
     penalty: Annotated[str, typer.Option(help="gradient (the paper) or proximal (stable for any λ)")] = "gradient",
     settings: Annotated[
         list[str] | None,
@@ -136,21 +58,14 @@ def run(
     reference: Annotated[
         str, typer.Option(help="reference models for intransigence: final, all or none")
     ] = "final",
-    validation: Annotated[
-        float | None, typer.Option(help="test on this fraction of the training data instead")
-    ] = None,
-    measure_every: Annotated[
-        int | None,
-        typer.Option(help="measure accuracy within tasks too, every N steps: shows the stability gap"),
-    ] = None,
-    calibration: Annotated[
-        bool, typer.Option("--calibration", help="also measure expected calibration errors")
+    online: Annotated[
+        bool, typer.Option("--online", help="see every example once, ten per step: --epochs 1 --batch 10")
     ] = False,
+    given: Given,
     data: Data = None,
     device: Device = "auto",
     workers: Workers = None,
     checkpoint_every: CheckpointEvery = None,
-    bf16: Annotated[bool, typer.Option("--bf16", help="bfloat16 autocast")] = False,
     out: Annotated[Path | None, how(help="study folder (default: rwalk-studies/NAME-HASH)")] = None,
     keep: Keep = "",
     join: Join = False,
@@ -167,56 +82,39 @@ def run(
     """
     from rwalk.cli import sweep
     from rwalk.data.datasets import Reading, is_folder
+    from rwalk.data.memory import MemorySpec
     from rwalk.errors import InputError
     from rwalk.files import at_home
     from rwalk.studies import Study
     from rwalk.studies.specs import NETWORK, RunSpec, StreamSpec
-    from rwalk.training import ONLINE_BATCH, Training
+    from rwalk.training import Training
 
     check_seeds(seeds)
     check_join(join, workers=workers, executor=executor, track=track, keep=keep)
     names = sweep.method_names(methods)
-    trust.let_import([network, sampler, augment, *names])
-    if steps is not None and epochs is not None:
+    stream, memory, training = given[StreamSpec], given[MemorySpec], given[Training]
+    dataset, replay, beside = stream["dataset"], memory.get("replay"), memory.get("beside")
+    own: dict[str, Any] = {"network": NETWORK.get(dataset, "mlp")} | given[RunSpec]
+    trust.let_import([own["network"], memory["sampler"], training["augment"], *names])
+    if "steps" in training and "epochs" in training:
         raise InputError("give --epochs or --steps, not both")
-    if online and (epochs, steps, batch) != (None, None, None):
+    if online and training.keys() & {"epochs", "steps", "batch"}:
         raise InputError("--online is one epoch in batches of ten: drop --epochs, --steps and --batch")
+    usual: dict[str, Any] = {} if online else {"epochs": DEFAULT_EPOCHS.get(dataset, 1)}
     remarks: list[str] = []
-    reading = Reading(label, task_column, tuple(drop or ()), missing, size)
+    reading = with_label(dataset, Reading(**given[Reading]), remarks.append)
     base = RunSpec(
-        stream=StreamSpec(
-            dataset=dataset,
-            classes_per_task=classes_per_task,
-            tasks=tuple(tuple(task.split(",")) for task in tasks.split("/")) if tasks else None,
-            order_seed=order_seed,
-            permuted=permuted,
-            validation=validation,
-            reading=with_label(dataset, reading, remarks.append),
-            scenario=scenario or None,
-            rotated=rotated,
-            blurry=blurry,
-        ),
-        network=network or NETWORK.get(dataset, "mlp"),
-        memory=_memory(memory, memory_total, sampler, replay or USUAL_REPLAY.get(sampler, "balanced"), beside),
-        training=Training(
-            epochs=epochs if epochs is not None else 1 if online else DEFAULT_EPOCHS.get(dataset, 1),
-            steps=steps,
-            batch=batch if batch is not None else ONLINE_BATCH if online else 64,
-            lr=lr,
-            optimizer=optimizer,
-            augment=augment,
-            keep_optimizer=keep_optimizer,
-        ),
-        autocast=bf16,
-        measure_every=measure_every,
-        calibration=calibration,
+        stream=StreamSpec(**stream, reading=reading),
+        memory=_memory(memory),
+        training=(Training.online if online else Training)(**usual | training),
+        **own,
     )
     if replay and base.memory is None:
         raise InputError("--replay needs exemplars: give --memory or --memory-total too")
-    if beside is not None and base.memory is None:
+    if beside and base.memory is None:
         raise InputError("--beside counts the exemplars added to a batch: give --memory or --memory-total too")
     runs = sweep.runs(base, names, seeds, lam, penalty, settings or ())
-    if beside is not None and not any(each.memory.replay in ("beside", "none") for each in runs if each.memory):
+    if beside and not any(each.memory.replay in ("beside", "none") for each in runs if each.memory):
         raise InputError("no method here adds exemplars to its batches: drop --beside, or give --replay beside")
     if replay:
         for name in dict.fromkeys(each.method for each in runs if each.memory != base.memory):
@@ -241,11 +139,10 @@ def run(
     execute.run_and_show(study, store, quiet, as_json, track, remarks, keep, go_on)
 
 
-def _memory(
-    per_class: int | None, total: int | None, sampler: str, replay: str, beside: int | None
-) -> MemorySpec | None:
+def _memory(given: dict[str, Any]) -> MemorySpec | None:
     from rwalk.data.memory import MemorySpec
 
-    absent = per_class is None and total is None
-    spec = MemorySpec(1 if absent else per_class, total, sampler, replay, beside)  # type: ignore[arg-type]
+    absent = not given.keys() & {"per_class", "total"}
+    usual = {"per_class": 1 if absent else None, "replay": USUAL_REPLAY.get(given["sampler"], "balanced")}
+    spec = MemorySpec(**usual | given)
     return None if absent else spec  # made in any case, to refuse a wrong sampler even without a memory

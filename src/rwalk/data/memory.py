@@ -10,6 +10,7 @@ from torch import Tensor
 from rwalk.data import samplers
 from rwalk.data.batches import REPLAYS, Replay
 from rwalk.errors import InputError, unknown
+from rwalk.fields import option
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,19 @@ class MemorySpec:
             (A-GEM); by default as many as the task's own.
     """
 
-    per_class: int | None = None
-    total: int | None = None
-    sampler: str = "mof"
-    replay: Replay = "balanced"
-    beside: int | None = None
+    per_class: int | None = option(None, "exemplars kept per class", name="memory")
+    total: int | None = option(None, "exemplars kept in total, shared by the classes seen", name="memory_total")
+    sampler: str = option(
+        "mof",
+        "uniform, plane, entropy, mof, mof-plain, plane-top, entropy-top, reservoir, or package.module:NAME",
+    )
+    replay: Replay = option(  # noqa: RUF009 - a field
+        "balanced",
+        "how exemplars are replayed: balanced (default), concat, half, beside (a reservoir's); some methods "
+        "prescribe it",
+        depends=True,
+    )
+    beside: int | None = option(None, "exemplars added to every batch (default: as many as new examples)")
 
     def __post_init__(self) -> None:
         if (self.per_class is None) == (self.total is None):

@@ -20,6 +20,7 @@ from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Dataset, Stream
 from rwalk.engine.method_groups import can_be_mixed
 from rwalk.errors import InputError, first_line
+from rwalk.fields import option
 from rwalk.learners import Learner, learner
 from rwalk.methods import Method
 from rwalk.training import Training
@@ -91,12 +92,12 @@ def _field(kind: Any, value: Any, what: str) -> Any:
     options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if value is None and NoneType in options:
         return None
-    for option in options:
-        origin, inner = get_origin(option), get_args(option)
-        if option is Any or (origin is Literal and value in inner):
+    for one in options:
+        origin, inner = get_origin(one), get_args(one)
+        if one is Any or (origin is Literal and value in inner):
             return value
-        if is_dataclass(option):
-            return from_json(option, value, what)  # type: ignore[arg-type]
+        if is_dataclass(one):
+            return from_json(one, value, what)  # type: ignore[arg-type]
         if origin is tuple and isinstance(value, list | tuple):
             return tuple(_field(inner[0], each, what) for each in value)
         if origin in (Mapping, dict) and isinstance(value, Mapping):
@@ -151,16 +152,28 @@ class StreamSpec:
     accordingly, unless a split is given.
     """
 
-    dataset: str = "digits"
-    classes_per_task: int | None = None
-    tasks: tuple[tuple[str | int, ...], ...] | None = None
-    order_seed: int | None = None
-    permuted: int | None = None
-    validation: float | None = None
+    dataset: str = option(
+        "digits",
+        "digits, mnist, mnist-32, fashion-mnist, cifar10, cifar100, cifar100-pixels, a folder of images, a table "
+        "(.csv, .tsv, .parquet), or a FILE.npz",
+    )
+    classes_per_task: int | None = option(None, "classes per task (default 2; 10 for cifar100)")
+    tasks: tuple[tuple[str | int, ...], ...] | None = option(
+        None,
+        "explicit tasks: labels by comma, tasks by slash: 0,1/2,3,4/5",
+        read=lambda text: tuple(tuple(task.split(",")) for task in text.split("/")),
+    )
+    order_seed: int | None = option(None, "shuffle the classes (or draw the permutations) with this seed")
+    permuted: int | None = option(None, "number of permuted-pixels tasks, instead of a split")
+    validation: float | None = option(None, "test on this fraction of the training data instead")
     reading: Reading | None = None
-    scenario: str | None = None
-    rotated: int | None = None
-    blurry: float | None = None
+    scenario: str | None = option(
+        None,
+        "which classes compete in training: task (those of a task), domain (all tasks have the same labels) or "
+        "class (all); by default, as in the paper",
+    )
+    rotated: int | None = option(None, "number of rotated-images tasks, instead of a split")
+    blurry: float | None = option(None, "this fraction of every task's examples is taught by its neighbours")
     trial: Trial | None = None
 
     def __post_init__(self) -> None:
@@ -220,17 +233,19 @@ class RunSpec:
     """
 
     stream: StreamSpec = field(default_factory=StreamSpec)
-    network: str = "mlp"
+    network: str = option("mlp", "mlp, cnn, resnet18, resnet18-full, or package.module:factory", depends=True)
     method: str = "vanilla"
     numbers: Mapping[str, Any] = field(default_factory=dict)
     memory: MemorySpec | None = None
     training: Training = field(default_factory=Training)
     seed: int = 0
     dtype: str = "float32"
-    autocast: bool = False
+    autocast: bool = option(False, "bfloat16 autocast", name="bf16")
     reference: int | None = None
-    measure_every: int | None = None
-    calibration: bool = False
+    measure_every: int | None = option(
+        None, "measure accuracy within tasks too, every N steps: shows the stability gap"
+    )
+    calibration: bool = option(False, "also measure expected calibration errors")
 
     def __post_init__(self) -> None:
         """Record what will really be done: plain values, and the replay that the learner prescribes."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rwalk.data.arrays import whole
 from rwalk.data.streams import Dataset
 from rwalk.errors import InputError, unknown
+from rwalk.fields import option
 
 MISSING = ("refuse", "fill", "drop")
 LARGEST_SIDE = 4096
@@ -38,11 +39,15 @@ class Reading:
         size: Images are resized and cropped to squares of this many pixels.
     """
 
-    label: str | None = None
-    task_column: str | None = None
-    drop: tuple[str, ...] = ()
-    missing: str = "refuse"
-    size: int | None = None
+    label: str | None = option(
+        None, "of a table: the column of classes (default: label, target or class, or the last)"
+    )
+    task_column: str | None = option(None, "of a table: the column that says in which task an example arrives")
+    drop: tuple[str, ...] = option((), "of a table: a column to leave out; repeatable")
+    missing: str = option(
+        "refuse", "of a table, missing values: refuse, fill (with the column's mean), or drop the row"
+    )
+    size: int | None = option(None, "of images: resize and crop to squares of N pixels")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "drop", tuple(self.drop))

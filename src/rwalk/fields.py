@@ -1,0 +1,49 @@
+"""Fields of records that are options of the command line too: an option is declared once, at its field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from typing import Any, get_args, get_type_hints
+
+
+@dataclass(frozen=True)
+class Option:
+    """What the command line has to know of a field, beside its type and default."""
+
+    help: str
+    name: str
+    depends: bool
+    read: Callable[[str], Any] | None
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    name: str = "",
+    depends: bool = False,
+    read: Callable[[str], Any] | None = None,
+) -> Any:
+    """A field of a record, and the option that sets it.
+
+    Args:
+        default: The field's default.
+        help: The option's line of help.
+        name: The option's name, if it is not the field's.
+        depends: Whether the default on the command line depends on other options; then `help` names it.
+        read: Reads the option's text, if the field is no plain value.
+    """
+    return field(default=default, metadata={"option": Option(help, name, depends, read)})
+
+
+def options_of(record: type[Any]) -> Iterator[tuple[type[Any], Field[Any], Any]]:
+    """The fields of a record that are options, and those of the records in it: the record, the field, its type."""
+    types = get_type_hints(record)
+    for each in fields(record):
+        kind = types[each.name]
+        if "option" in each.metadata:
+            yield record, each, kind
+        for inner in (kind, *get_args(kind)):
+            if is_dataclass(inner):
+                yield from options_of(inner)  # type: ignore[arg-type]
