@@ -743,6 +743,16 @@ def test_code_is_not_in_the_file(tmp_path: Path) -> None:
         NetworkClassifier.load(path, network=wide, method="pi")
 
 
+def test_a_parameter_that_is_newer_than_a_file_has_its_default(tmp_path: Path) -> None:
+    path = tmp_path / "classifier"
+    NetworkClassifier(memory=1, epochs=1, verbose=False).fit([[0.0], [1.0]], [0, 1]).save(path)
+    metadata, tensors = sealed.read(path)
+    record = json.loads(metadata["record"])
+    del record["params"]["learning_rate"]
+    sealed.write(path, classifier_files.FORMAT, record, tensors)
+    assert NetworkClassifier.load(path).learning_rate == 1e-3
+
+
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     classifier = quick(epochs=1).fit(*blobs("ab"))

@@ -30,6 +30,7 @@ from rwalk.threads import few_threads
 Contents = tuple[dict[str, Any], dict[str, Tensor]]  # the record, and the tensors
 LABEL_TYPES = ("str", "object", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
                "float16", "float32", "float64")  # fmt: skip
+CODE = ("network", "method", "sampler")  # parameters that may be code
 LARGEST_INPUT = 1 << 22  # numbers in one input; the parameters of a convolutional network set no limit
 
 
@@ -116,9 +117,9 @@ def checked_params(stored: Any, names: Sequence[str], given: Mapping[str, Any]) 
 
 
 def check_complete(params: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Refuse to continue without the code that no file holds."""
-    for name in names:
-        if name not in params:
+    """Refuse to continue without the code that no file holds; a parameter newer than the file has its default."""
+    for name in CODE:
+        if name in names and name not in params:
             raise InputError(f"its {name} is code, which no file holds: pass it again, load(path, {name}=…)")
 
 
