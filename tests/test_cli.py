@@ -12,22 +12,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import typer
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import little
 from command_line import Outcome, Rwalk, refused
 from reports import write_study
 from rwalk import Fleet, MemorySpec, Training, __version__, cli
 from rwalk.catalogue import spelled
-from rwalk.cli import sweep, trust
+from rwalk.cli import options, sweep, trust
+from rwalk.fields import option
 from rwalk.files import with_checksum
 from rwalk.parts import parts
 from rwalk.studies.rows import Description
@@ -688,3 +691,50 @@ def test_help_names_every_command() -> None:
     done = subprocess.run([*PROGRAM, "--help"], capture_output=True, text=True)
     assert done.returncode == 0
     assert all(command in done.stdout for command in ("run", "resume", "diff", "methods", "datasets"))
+
+
+@pytest.mark.parametrize("command", ["", "fit"])
+def test_help_does_not_wait_for_torch(command: str) -> None:
+    words = [sys.executable, "-X", "importtime", "-m", "rwalk", *command.split(), "--help"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0 and not re.search(r"\|\s+torch$", done.stderr, re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Pace:
+    steps: int = option(10, "how many (default: 10)", depends=True)
+    rate: float = option(0.5, "how fast")
+    loud: bool = option(False, "whether it is heard")
+    skip: tuple[str, ...] = option((), "left out; repeatable")
+
+
+@dataclass(frozen=True)
+class Walk:
+    pace: Pace | None = None
+    start: str | None = option(None, "where from", name="from_where")
+    parts: tuple[int, ...] | None = option(None, "by comma", read=lambda text: tuple(map(int, text.split(","))))
+    hidden: int = 3
+
+
+def test_fields_of_a_record_are_options() -> None:
+    seen: list[options.Given] = []
+
+    def walk(*, seeds: int = 5, given: options.Given, quiet: bool = False) -> None:
+        """Walk."""
+        seen.append(given)
+
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    options.add_command(app, walk, f"{__name__}:Walk", but="rate")
+    shown = CliRunner().invoke(app, ["walk", "--help"]).output
+    assert [each for each in re.findall(r"--[a-z-]+", shown) if each != "--help"] == [
+        *("--seeds", "--steps", "--loud", "--skip", "--from-where", "--parts", "--quiet", "--no-quiet")
+    ]
+    words = ["--steps=3", "--skip=a", "--skip=b", "--from-where=here", "--parts=1,2", "--loud"]
+    for each in ([], words):
+        assert CliRunner().invoke(app, ["walk", *each]).exit_code == 0
+    assert seen[0] == {Pace: {"loud": False}}
+    assert seen[1] == {
+        Pace: {"steps": 3, "loud": True, "skip": ["a", "b"]},
+        Walk: {"start": "here", "parts": (1, 2)},
+    }

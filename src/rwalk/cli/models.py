@@ -77,8 +77,8 @@ def fit(
         raise InputError(f"{target} exists already: continue it (--continue), or choose another --out")
     _check_writable(target)
     with _working(f"reading {_names(data)}") as working, _told_warnings():
-        from rwalk.data.datasets import Reading  # torch takes seconds to import
-        from rwalk.models import learn
+        from rwalk.data.reading import Reading
+        from rwalk.models import learn  # torch takes seconds to import
 
         reading = Reading(**given[Reading])
         trained, source = _begun(data, reading, go_on, like, text)

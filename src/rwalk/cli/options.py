@@ -64,7 +64,7 @@ AsJson = Annotated[bool, how("--json", help="print one JSON object for scripts i
 def add_command(app: typer.Typer, command: Callable[..., None], record: str, but: str = "") -> None:
     """Add a command whose parameter `given` stands for the options that fields of a record are.
 
-    Records need torch, which takes seconds to import: it is not imported until this command is called.
+    The record is not imported until the command is called: torch, which many records need, takes seconds.
 
     Args:
         app: Where it is added.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rwalk.data.arrays import as_labels, shuffled
 from rwalk.data.datasets.columns import IDENTIFIER, MOST_CLASSES, ColumnScan, absent_in, as_texts
 from rwalk.data.datasets.encoder import USUAL_LABELS, TableEncoder
-from rwalk.data.datasets.files import OF_IMAGES, OF_TABLES, Reading, arrays_of
+from rwalk.data.datasets.files import arrays_of
 from rwalk.data.datasets.images import (
     ImageForm,
     check_inside,
@@ -25,6 +25,7 @@ from rwalk.data.datasets.images import (
     unit_pixels,
 )
 from rwalk.data.datasets.tables import as_table, is_table
+from rwalk.data.reading import OF_IMAGES, OF_TABLES, Reading
 from rwalk.data.streams import Form
 from rwalk.errors import InputError, unknown
 from rwalk.files import at_home

@@ -28,8 +28,8 @@ from rwalk.data.datasets.columns import (
     no_value,
     read_numbers,
 )
-from rwalk.data.datasets.files import MISSING, Reading
 from rwalk.data.datasets.tables import Chunk, Table, as_table
+from rwalk.data.reading import MISSING, Reading
 from rwalk.data.streams import Dataset
 from rwalk.errors import InputError, unknown
 

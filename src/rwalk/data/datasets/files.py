@@ -1,67 +1,22 @@
-"""The user's own files: how they are to be read, and arrays in .npz files."""
+"""Arrays in .npz files, and what reading any file of the user needs."""
 
 from __future__ import annotations
 
 import importlib
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rwalk.data.arrays import whole
 from rwalk.data.streams import Dataset
-from rwalk.errors import InputError, unknown
-from rwalk.fields import option
+from rwalk.errors import InputError
 
-MISSING = ("refuse", "fill", "drop")
-LARGEST_SIDE = 4096
-OF_TABLES = ("label", "task_column", "drop", "missing")
-OF_IMAGES = ("size",)
 # An archive that would unpack to more than this many times its size, and to more than this many bytes, is refused.
 LARGEST_RATIO = 100
 SUSPICIOUS = 1 << 28
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How a file or folder of the user is read.
-
-    Args:
-        label: The table's column of classes; by default one called label, target or class, else the last.
-        task_column: The table's column of tasks: in which one an example arrives.
-        drop: Columns of the table to leave out.
-        missing: What happens to a row of a table without a value: "refuse", "fill" (with the column's mean; text
-            gets none of its values) or "drop".
-        size: Images are resized and cropped to squares of this many pixels.
-    """
-
-    label: str | None = option(
-        None, "of a table: the column of classes (default: label, target or class, or the last)"
-    )
-    task_column: str | None = option(None, "of a table: the column that says in which task an example arrives")
-    drop: tuple[str, ...] = option((), "of a table: a column to leave out; repeatable")
-    missing: str = option(
-        "refuse", "of a table, missing values: refuse, fill (with the column's mean), or drop the row"
-    )
-    size: int | None = option(None, "of images: resize and crop to squares of N pixels")
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "drop", tuple(self.drop))
-        if self.missing not in MISSING:
-            raise unknown("way with missing values", str(self.missing), MISSING)
-        if self.size is not None and whole(self.size, "size", least=1) > LARGEST_SIDE:
-            raise InputError(f"size is {self.size}: give at most {LARGEST_SIDE} pixels")
-
-    def only(self, allowed: tuple[str, ...], name: str, kind: str) -> None:
-        """Refuse settings that have no meaning for this kind of data."""
-        for each in fields(self):
-            if each.name not in allowed and getattr(self, each.name) != each.default:
-                option = each.name.replace("_", "-")
-                raise InputError(f"{name!r} is {kind}, of which --{option} says nothing: leave it out")
 
 
 def optional(module: str, package: str) -> Any:

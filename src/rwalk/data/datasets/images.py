@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rwalk.data.datasets.files import LARGEST_SIDE, optional
+from rwalk.data.datasets.files import optional
+from rwalk.data.reading import LARGEST_SIDE
 from rwalk.data.streams import Dataset
 from rwalk.errors import InputError
 
