@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 @dataclass(frozen=True)
 class Option:
-    """What the command line has to know of a field, beside its type and default."""
+    """The description of a field for the command line, beside its type and default."""
 
     help: str
     name: str
