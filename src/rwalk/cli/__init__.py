@@ -28,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-add_command(app, models.fit, "rwalk.data.reading:Reading", but="task_column")
+add_command(app, models.fit, "rwalk.data.own_files:Reading", but="task_column")
 app.command()(models.predict)
 app.command()(models.forget)
 app.command()(models.merge)

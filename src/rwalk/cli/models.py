@@ -77,7 +77,7 @@ def fit(
         raise InputError(f"{target} exists already: continue it (--continue), or choose another --out")
     _check_writable(target)
     with _working(f"reading {_names(data)}") as working, _told_warnings():
-        from rwalk.data.reading import Reading
+        from rwalk.data.own_files import Reading
         from rwalk.models import learn  # torch takes seconds to import
 
         reading = Reading(**given[Reading])

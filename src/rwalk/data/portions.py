@@ -25,7 +25,7 @@ from rwalk.data.datasets.images import (
     unit_pixels,
 )
 from rwalk.data.datasets.tables import as_table, is_table
-from rwalk.data.reading import OF_IMAGES, OF_TABLES, Reading
+from rwalk.data.own_files import OF_IMAGES, OF_TABLES, Reading
 from rwalk.data.streams import Form
 from rwalk.errors import InputError, unknown
 from rwalk.files import at_home

@@ -15,7 +15,7 @@ from rwalk.data.datasets.files import optional, read_npz
 from rwalk.data.datasets.images import read_folder
 from rwalk.data.datasets.official import OFFICIAL, contents
 from rwalk.data.datasets.tables import is_table
-from rwalk.data.reading import OF_IMAGES, OF_TABLES, Reading
+from rwalk.data.own_files import OF_IMAGES, OF_TABLES, Reading
 from rwalk.data.streams import Dataset
 from rwalk.errors import unknown
 from rwalk.files import at_home

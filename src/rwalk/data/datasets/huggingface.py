@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rwalk.data.datasets.encoder import USUAL_LABELS
 from rwalk.data.datasets.images import GREY, TESTS, ImageForm, pixels_of, unit_pixels
-from rwalk.data.reading import Reading
+from rwalk.data.own_files import Reading
 from rwalk.data.streams import Dataset
 from rwalk.errors import InputError, unknown
 

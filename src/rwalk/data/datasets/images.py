@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rwalk.data.datasets.files import optional
-from rwalk.data.reading import LARGEST_SIDE
+from rwalk.data.own_files import LARGEST_SIDE
 from rwalk.data.streams import Dataset
 from rwalk.errors import InputError
 
