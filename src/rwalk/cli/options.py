@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
-from inspect import Parameter, getdoc, signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -79,7 +79,11 @@ def add_command(app: typer.Typer, command: Callable[..., None], record: str, but
             alone.command()(_complete(command, imported(record, "record"), but))
             return typer.main.get_command(alone).make_context(*call, **others)
 
-    app.command(command.__name__, cls=FromRecord, help=getdoc(command))(lambda: None)
+    def named() -> None:
+        """Only its name and help are used."""
+
+    named.__name__, named.__doc__ = command.__name__, command.__doc__
+    app.command(cls=FromRecord)(named)
 
 
 def _complete(command: Callable[..., None], record: type[Any], but: str) -> Callable[..., None]:
