@@ -71,8 +71,8 @@ class IncrementalClassifier(Summable, Parameters):
     Closed form:
 
     features       "auto", "vectors" or "images": how inputs become features
-    size           random features of vectors, patches of images, or columns of texts that all others are
-                   multiplied with; None for a good number
+    size           random features of vectors or of a network's features (its lift), patches of images, or columns
+                   of texts that all others are multiplied with; None for a good number
     ridge          how strongly weights are held back, relative to a feature's variance; None to have it chosen
     class_weight   factors of the classes' probabilities, by label, or "balanced" for the inverse of their shares
     half_life      examples after which a learned example counts half; None to keep all alike
