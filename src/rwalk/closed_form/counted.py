@@ -225,7 +225,7 @@ class Counted:
             centred.gram[constant] = 0
             centred.gram[:, constant] = 0
             centred.cross[constant] = 0
-        return centred
+        return centred._replace(root=self.statistics.low_rank(centred.gram))
 
     def outside(self, x: Tensor) -> int | None:
         """The column (or channel) of these inputs that mostly lies far outside the learned range, if any."""

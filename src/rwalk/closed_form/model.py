@@ -22,6 +22,7 @@ from rwalk.closed_form.fit import Fit, Rule
 from rwalk.closed_form.ridge import Solution, Updates
 from rwalk.errors import InputError
 
+STORED = "solution", "certainty", "familiar"  # what a file has of a fit
 FEW = 32  # examples of a call that update a solution one by one
 STILL_KNOWN = (
     "these examples were removed, but the feature map was made from the first examples and stays as it is: if "
@@ -219,9 +220,13 @@ class Model:
     def novelty(self, x: Tensor) -> Tensor:
         """[n] on the CPU: the share of known inputs that are less novel than these."""
         fit = self.fit
-        if fit.counted is not self.counted and self.counted is None and not fit.counted.statistics.counts.any():
-            self._fit = None  # a file has no sums of examples that are still held: make them
-            fit = self.fit
+        if self.counted is None and not fit.counted.statistics.counts.any():  # a file has no sums of held examples
+            counted = self._empty(fit.counted.map)
+            counted.learn(joined(self.held))
+            found = {name: each for name, each in fit.__dict__.items() if name in STORED and each is not None}
+            fit = Fit(counted, fit.rule)
+            fit.__dict__ |= found
+            self._fit = counted, fit
         return torch.cat([fit.novelty(rows) for rows in self.features(x)])
 
     def use_ridge(self, ridge: float | None) -> None:
@@ -280,7 +285,7 @@ class Model:
             counted = self._empty(features)
             counted.shift = shift
         fit = Fit(counted, rule)
-        fit.__dict__ |= {"solution": solution, "certainty": measured[0], "familiar": measured[1]}
+        fit.__dict__ |= dict(zip(STORED, (solution, *measured), strict=True))
         self._fit = counted, fit
 
     def _now(self) -> tuple[Counted, Fit]:
