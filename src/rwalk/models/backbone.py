@@ -1,7 +1,7 @@
 """The user's own pre-trained network: a factory `package.module:name` makes it, with its preprocessing of images.
 
 A factory is code, so it is imported only if the user names it. A model file has its name, the fingerprint of the
-network, and numbers that tell another preprocessing apart.
+network, and numbers by which another preprocessing is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rwalk.registry import imported
 from rwalk.showing import shown
 
 COLOUR = ImageForm(3, 1, 1)  # images are read in colour, in their own sizes
-PROBE = 96, 128  # height and width of the image that tells preprocessings apart
+PROBE = 96, 128  # height and width of a fixed image, by which preprocessings are compared
 TOLERANCE = 0.02  # of the probe's deviation: other versions of a library resize a little differently
 
 
@@ -63,7 +63,7 @@ class Preparation:
 
     @classmethod
     def of(cls, name: str, function: Any) -> Preparation:
-        """Find out, on a fixed image, what the function takes and gives."""
+        """Determine the types of the function on a fixed image."""
         if not callable(function):
             raise InputError(f"the preprocessing of {name!r} cannot be called: give a function of an image")
         image, errors = _probe(), []
