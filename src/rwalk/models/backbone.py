@@ -159,7 +159,14 @@ def load_with(path: Path, name: str | None) -> tuple[Trained, Backbone | None]:
         if needed is not None:
             needed = shown(needed)
             raise InputError(f"{path} needs its network, which is code: add --network {needed} if you trust it")
-        return load(path), None
+        try:
+            return load(path), None
+        except InputError as error:
+            if "network=" not in str(error):
+                raise
+            raise InputError(
+                f"{path} needs its network, which no file holds: name it, --network module:factory"
+            ) from error
     if kind in NetworkClassifier._formats:  # the factory makes the network that was trained
         return load(path, network=name), None
     own = backbone(name)
