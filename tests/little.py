@@ -64,6 +64,48 @@ class Sum(nn.Module):
         return x.flatten(1).sum(1, keepdim=True) * self.weight
 
 
+def eyes(seed: int = 0) -> nn.Module:
+    """A backbone of grey images, as it would come with weights of its own."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layers = (nn.Conv2d(1, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten())
+        return nn.Sequential(*layers).eval()
+
+
+def grey(image: Any) -> Tensor:
+    """Preprocessing of Pillow's images."""
+    pixels = image.convert("L").resize((12, 12))
+    return torch.tensor(list(pixels.tobytes()), dtype=torch.float32).reshape(1, 12, 12) / 255 - 0.5
+
+
+def prepared_eyes() -> tuple[nn.Module, Callable[[Any], Tensor]]:
+    return eyes(), grey
+
+
+def array_eyes() -> tuple[nn.Module, Callable[[Any], Tensor]]:
+    return eyes(), lambda array: torch.from_numpy(array).float().mean(2)[None, :14, :14] / 255
+
+
+def other_eyes() -> tuple[nn.Module, Callable[[Any], Tensor]]:
+    return eyes(1), grey
+
+
+def brighter_eyes() -> tuple[nn.Module, Callable[[Any], Tensor]]:
+    return eyes(), lambda image: grey(image) + 0.5
+
+
+def random_eyes() -> tuple[nn.Module, Callable[[Any], Tensor]]:
+    return eyes(), lambda image: grey(image) + torch.rand(1)
+
+
+def uneven_eyes() -> tuple[nn.Module, Callable[[Any], Tensor]]:
+    return eyes(), lambda image: torch.zeros(1, image.height, image.width)
+
+
+def no_eyes() -> str:
+    return "no network"
+
+
 def stream(classes: int = 6, examples: int = 30) -> Stream:
     """Three tasks of two classes each, easy but not trivial."""
     draw = torch.Generator().manual_seed(0)

@@ -15,6 +15,7 @@ from torch import nn
 from rwalk import IncrementalClassifier, IncrementalRegressor, InputError
 from rwalk.closed_form import ridge
 from rwalk.closed_form.features.patches import PatchFeatures
+from rwalk.closed_form.statistics import Statistics
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 
@@ -215,6 +216,52 @@ def test_predict_from_a_file_solves_nothing(n: int, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(PatchFeatures, "make", fail)
     again = IncrementalClassifier.load(tmp_path / "clf")
     np.testing.assert_array_equal(again.predict_proba(x), clf.predict_proba(x))
+
+
+@pytest.mark.parametrize("method", ["closed-form", "lda"])
+@pytest.mark.parametrize("n", [60, 240])
+def test_few_examples_are_solved_in_their_span(n: int, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fewer examples than a third of the features, and with the same result as of all features."""
+    x, y = images(n + 40)
+    new = x[n:].astype(np.float64)
+    new[:10] = new[:10].transpose(0, 1, 3, 2)[:, :, ::-1]  # unlike the others
+    sizes, factor = [0], ridge._factor
+
+    def measured(gram: torch.Tensor, lam: float) -> Any:
+        sizes.append(len(gram))
+        return factor(gram, lam)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ridge, "_factor", measured)
+        span = IncrementalClassifier(size=120, method=method, dtype="float64").fit(x[:n], y[:n])
+        found = span.coef_, span.predict_proba(new), span.novelty(new), span.ridge_
+    assert 0 < max(sizes) < n and len(span.coef_.T) >= 3 * n
+    monkeypatch.setattr(Statistics, "low_rank", lambda self, gram: None)
+    whole = IncrementalClassifier(size=120, method=method, dtype="float64").fit(x[:n], y[:n])
+    assert whole.ridge_ == pytest.approx(found[3])
+    np.testing.assert_allclose(found[0], whole.coef_, rtol=0, atol=1e-7 * np.abs(whole.coef_).max())
+    np.testing.assert_allclose(found[1], whole.predict_proba(new), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(found[2], whole.novelty(new), rtol=0, atol=1e-6)
+    for each in (span, whole):  # by updates of the solution
+        each.partial_fit(x[n : n + 2], y[n : n + 2])
+    np.testing.assert_allclose(span.predict_proba(new), whole.predict_proba(new), rtol=0, atol=1e-6)
+
+
+def test_novelty_from_a_file_of_few_images_makes_no_features_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = images(80)
+    clf = IncrementalClassifier(size=20).fit(x, y)
+    clf.save(tmp_path / "clf")
+    expected = clf.novelty(x)
+
+    def fail(*_: Any) -> Any:
+        raise AssertionError("made again")
+
+    monkeypatch.setattr(PatchFeatures, "make", fail)
+    monkeypatch.setattr(ridge, "_chosen", fail)
+    again = IncrementalClassifier.load(tmp_path / "clf")
+    np.testing.assert_allclose(again.novelty(x), expected, atol=1e-9)
 
 
 def test_a_file_with_a_solution_goes_on_exactly_and_takes_another_ridge(tmp_path: Path) -> None:

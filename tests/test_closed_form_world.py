@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits, make_classification
+from sklearn.datasets import load_digits, load_iris, make_classification
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 from sklearn.metrics import f1_score, roc_auc_score
 
-from rwalk import IncrementalClassifier, InputError, prequential
+from rwalk import IncrementalClassifier, IncrementalRegressor, InputError, prequential
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 
@@ -229,6 +229,31 @@ def test_a_column_in_another_unit_is_named_in_a_warning() -> None:
         clf.partial_fit(frame[200:], y[200:])
     with pytest.warns(UserWarning, match="column 'celsius' was between .* convert it"):
         clf.partial_fit(frame[200:].assign(celsius=frame[200:]["celsius"] + 273.15), y[200:])
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_another_unit_in_the_second_small_call_is_a_warning(kind: str) -> None:
+    """Fewer examples than `warm_up`, of which no features are made yet."""
+    x, y = load_iris(return_X_y=True)
+    order = np.random.default_rng(0).permutation(150)
+    x, y = x[order], y[order]
+    make: Any = IncrementalClassifier if kind == "classes" else IncrementalRegressor
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(size=50).partial_fit(x[:75], y[:75]).partial_fit(x[75:], y[75:])
+        make(size=50).partial_fit(x[:6], y[:6]).partial_fit(x[6:20], y[6:20])
+    estimator = make(size=50).partial_fit(x[:75], y[:75])
+    with pytest.warns(UserWarning, match="column 0 was between .* convert it"):
+        estimator.partial_fit(x[75:] + np.array([273.15, 0, 0, 0]), y[75:])
+
+
+def test_new_classes_in_small_calls_are_no_other_unit() -> None:
+    x, y = load_iris(return_X_y=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        clf = IncrementalClassifier(size=50).partial_fit(x[:40], y[:40])
+        clf.partial_fit(x[60:100], y[60:100])
+        assert clf.classes_.tolist() == [0, 1]
 
 
 def test_prequential_takes_other_estimators_and_counts_before_learning() -> None:

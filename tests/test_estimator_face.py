@@ -133,6 +133,37 @@ def test_images_with_channels_last_are_read_as_images(channels: int) -> None:
             np.testing.assert_array_equal(clf.decision_function(x), first.decision_function(images))
 
 
+def test_regressor_reads_data_frames_as_the_classifier_does(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    draw = np.random.default_rng(0)
+    y = draw.normal(size=200)
+    frame = pd.DataFrame(
+        {"id": range(200), "price": draw.normal(size=200), "city": np.where(y > 0, "Rome", "Oslo")}
+    )
+    with pytest.warns(UserWarning, match="column 'id' is not learned"):
+        model = IncrementalRegressor(size=50).partial_fit(frame[:100], y[:100])
+    model.partial_fit(frame[100:150], y[100:150])
+    assert model.score(frame[150:], y[150:]) > 0.5
+    model.save(tmp_path / "model")
+    loaded = IncrementalRegressor.load(tmp_path / "model")
+    swapped = frame[["city", "price"]]
+    np.testing.assert_array_equal(loaded.predict(swapped), model.predict(frame))
+    more = loaded.fresh().partial_fit(frame[:50], y[:50]).merge(loaded)
+    with pytest.warns(UserWarning, match="feature map"):
+        more.forget(frame[:50], y[:50])
+    np.testing.assert_allclose(more.predict(swapped), model.predict(swapped), atol=1e-6)
+    with pytest.raises(InputError, match="row 3 has no value in column 'price': fill it in"):
+        model.predict(swapped.mask(pd.DataFrame({"price": [False, False, True] + [False] * 197, "city": False})))
+    with pytest.raises(InputError, match="other columns"):
+        model.merge(IncrementalRegressor(size=50).partial_fit(frame[["price"]], y))
+    with pytest.raises(InputError, match="texts alone: give vectors"):
+        IncrementalRegressor().fit(list(frame["city"]), y)
+    gaps = frame[["price"]].mask(frame[["price"]] > 1.5)
+    for make in (IncrementalClassifier, IncrementalRegressor):
+        with pytest.raises(InputError, match="has no value in column 'price': fill it in"):
+            make(size=50).fit(gaps, y > 0)
+
+
 def test_data_frame_with_text_is_learned_as_from_a_file(tmp_path: Path) -> None:
     pd = pytest.importorskip("pandas")
     draw = np.random.default_rng(0)

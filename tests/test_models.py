@@ -634,6 +634,10 @@ def test_networks_of_ones_own_are_given_to_load(rwalk: Rwalk, quiet: None) -> No
     with pytest.raises(InputError, match="pass it again"):
         IncrementalClassifier.load(path)
     assert_measures_as_its_row(path, row, network=little.Network)
+    loaded = IncrementalClassifier.load(path, network=little.Network)
+    np.savez("x.npz", x=np.zeros((2, *loaded.input_shape_), np.float32))
+    assert rwalk("predict", path, "x.npz", "--network=little:Network").code == 0
+    refused(rwalk("predict", path, "x.npz"), "--network module:factory")
 
 
 def test_a_kept_model_of_a_table_predicts_more_of_it(rwalk: Rwalk, quiet: None) -> None:

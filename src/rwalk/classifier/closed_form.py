@@ -26,6 +26,7 @@ from rwalk.classifier.base import ArrayClassifier, ArrayEstimator, Summable, Tak
 from rwalk.classifier.calls import Scaling
 from rwalk.classifier.encoders import texts_of
 from rwalk.classifier.files import Contents, Stored
+from rwalk.classifier.frames import form_of_table, rows_of
 from rwalk.classifier.network import NetworkClassifier
 from rwalk.closed_form.examples import Examples
 from rwalk.closed_form.features import Recipe
@@ -69,6 +70,7 @@ class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
         return super()._examples(self._encoded(X), y, sample_weight, afresh, **checks)
 
     def _encoded(self, X: Any) -> Any:
+        X = rows_of(self.form_, X)
         if self.encoder is None:
             return X
         self._encodes_texts = texts_of(X) is not None
@@ -78,9 +80,10 @@ class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
 
     def _learned(self, model: Model, x: Tensor, y: Tensor, weight: Tensor, afresh: bool, labels: Any) -> None:
         """Learn these examples with a model, and take it over; `labels` are those of the ledger."""
+        examples = Examples(x, y, weight)
         if not afresh:
-            model.warn_outside(x, self._names())
-        model.learn(Examples(x, y, weight))
+            model.warn_outside(examples, self._names())
+        model.learn(examples)
         self._model, self.input_shape_ = model, model.shape
         if afresh:
             self._fix()
@@ -384,10 +387,11 @@ class IncrementalRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
         return self._learn(X, y, sample_weight, afresh=not self.__sklearn_is_fitted__())
 
     def _learn(self, X: Any, y: Any, sample_weight: Any, afresh: bool) -> Self:
+        form, X = form_of_table(X, self.encoder, depth=4) if afresh else (self.form_, X)
         x, targets, weight, flat = self._with_targets(X, y, sample_weight, afresh)
         model = self._made(tuple(x.shape[1:]), targets.shape[1]) if afresh else copy.copy(self._ready())
         self._learned(model, x, targets, weight, afresh, targets.tolist())
-        self._flat = flat
+        self._flat, self.form_ = flat, form
         return self
 
     def forget(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> Self:
@@ -401,6 +405,8 @@ class IncrementalRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
         """Learn everything that another has learned. Both must have the same feature map: see `fresh`."""
         if hasattr(self, "_model") and hasattr(other, "_model") and self._model.columns != other._model.columns:
             raise InputError(f"{self._model.columns} and {other._model.columns} targets cannot be merged")
+        if self.form_ != other.form_:
+            raise InputError("its inputs are made of other columns: learn the same columns with both")
         self._check_mergeable(other)
         self._merge_ledgers(other)
         self._model.merge(other._model)
@@ -415,6 +421,8 @@ class IncrementalRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
     def _with_targets(
         self, X: Any, y: Any, sample_weight: Any, afresh: bool
     ) -> tuple[Tensor, Tensor, Tensor, bool]:
+        if self.encoder is None and texts_of(X) is not None:
+            raise InputError("numbers cannot be learned from texts alone: give vectors, or an encoder=")
         x, y, weight = self._examples(X, y, sample_weight, afresh, multi_output=True, y_numeric=True)
         targets = torch.from_numpy(np.array(y, dtype=np.float64, ndmin=1))
         flat = targets.ndim == 1

@@ -115,8 +115,9 @@ def checked_params(
     params = files.checked_params(record["params"], names, given)
     for name, value in given.items():
         if name in fixed and name in record["params"] and record["params"][name] != value:
+            now = type(value).__name__ if isinstance(value, nn.Module) else repr(value)
             raise InputError(
-                f"its features were made with {name}={record['params'][name]!r}, so {name}={value!r} cannot be "
+                f"its features were made with {name}={record['params'][name]!r}, so {name}={now} cannot be "
                 "given: leave it out"
             )
     if "network" not in params:

@@ -26,12 +26,10 @@ from rwalk.classifier.choice import AutoClassifier
 from rwalk.classifier.closed_form import METHODS, ClosedFormClassifier
 from rwalk.classifier.encoders import texts_of
 from rwalk.classifier.files import reading
+from rwalk.classifier.frames import form_of_table, names_of, rows_of
 from rwalk.classifier.network import AUTO, NetworkClassifier
 from rwalk.classifier.texts import TextClassifier, is_sparse
 from rwalk.data import samplers
-from rwalk.data.datasets import TableEncoder
-from rwalk.data.datasets.columns import IDENTIFIER
-from rwalk.data.portions import form_from_json
 from rwalk.data.streams import Form
 from rwalk.errors import InputError, unknown
 from rwalk.labels import array
@@ -71,8 +69,8 @@ class IncrementalClassifier(Summable, Parameters):
     Closed form:
 
     features       "auto", "vectors" or "images": how inputs become features
-    size           random features of vectors, patches of images, or columns of texts that all others are
-                   multiplied with; None for a good number
+    size           random features of vectors or of a network's features (its lift), patches of images, or columns
+                   of texts that all others are multiplied with; None for a good number
     ridge          how strongly weights are held back, relative to a feature's variance; None to have it chosen
     class_weight   factors of the classes' probabilities, by label, or "balanced" for the inverse of their shares
     half_life      examples after which a learned example counts half; None to keep all alike
@@ -144,7 +142,7 @@ class IncrementalClassifier(Summable, Parameters):
             return self._learn_each(X, classes, sample_weight)
         inputs: Any = X
         if self.__sklearn_is_fitted__():
-            inner, form, inputs = self._current(), self.form_, self._encoded(X)
+            inner, form, inputs = self._current(), self.form_, rows_of(self.form_, X)
         else:
             form, inputs = (self.form_, X) if self.form_ else form_of_table(X, self.encoder)
             inner = _made(self, inputs)
@@ -177,7 +175,7 @@ class IncrementalClassifier(Summable, Parameters):
             y: the labels with which they were learned.
             sample_weight: the weights with which they were learned.
         """
-        self._sums().forget(self._encoded(X), y, sample_weight)
+        self._sums().forget(rows_of(self.form_, X), y, sample_weight)
         return self
 
     def merge(self, other: Self) -> Self:
@@ -229,10 +227,10 @@ class IncrementalClassifier(Summable, Parameters):
         Args:
             X: inputs.
         """
-        return self._sums().novelty(self._encoded(X))
+        return self._sums().novelty(rows_of(self.form_, X))
 
     def _scores(self, X: Any) -> Tensor:
-        return self._current()._scores(self._encoded(X))
+        return self._current()._scores(rows_of(self.form_, X))
 
     def _sharpness(self) -> float:
         return self._current()._sharpness()
@@ -273,29 +271,20 @@ class IncrementalClassifier(Summable, Parameters):
         """
         with reading(path):
             kind = sealed.header(Path(path)).get("format") or ""
-            note = sealed.note_of(Path(path))
-            form = None if note is None else form_from_json(note["form"])
         # An unknown format is refused by any family.
         inner = FORMATS.get(kind, ClosedFormClassifier).load(path, **params)
         self = cls(**inner.get_params(deep=False))
-        self._inner, self.form_ = inner, form
+        self._inner, self.form_ = inner, inner.form_
         return self
 
     # ── tables ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _encoded(self, X: Any) -> Any:
-        """The inputs of a DataFrame's rows, if the first inputs were one with text; else X as it is."""
-        if not isinstance(self.form_, TableEncoder) or not is_frame(X):
-            return X
-        _check_values(X, [column.name for column in self.form_.columns])
-        return self.form_.transform(X)
 
     def features_of(self, X: ArrayLike | Tensor) -> NDArray[Any]:
         """The features of these inputs in closed form: `coef_` and `intercept_` apply to them."""
         inner = self._sums()
         if not isinstance(inner, ClosedFormClassifier):
             raise InputError("texts have no features but hashed n-grams: give vectors, or an encoder=")
-        return inner.features_of(self._encoded(X))
+        return inner.features_of(rows_of(self.form_, X))
 
     # ── the family behind it ──────────────────────────────────────────────────────────────────────────────────
 
@@ -380,46 +369,3 @@ def _given(estimator: Parameters) -> list[str]:
         if not (value is default or (type(value) is type(default) and value == default)):
             given.append(name)
     return given
-
-
-# ── DataFrames ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def is_frame(X: Any) -> bool:
-    """Whether inputs are a table with named columns."""
-    return hasattr(X, "columns") and hasattr(X, "iloc")
-
-
-def form_of_table(X: Any, encoder: Any) -> tuple[TableEncoder | None, Any]:
-    """How rows of a DataFrame become inputs, and these inputs; None for plain numbers, and for texts to encode.
-
-    Columns of text and columns that number the rows are read as `rwalk fit` reads those of a file.
-    """
-    if encoder is not None or not is_frame(X) or not len(X) or texts_of(X) is not None:
-        return None, X
-    kinds = [getattr(kind, "kind", "O") for kind in X.dtypes]
-    named = [name for name in X.columns if isinstance(name, str) and IDENTIFIER.fullmatch(name)]
-    if not named and all(kind in "biufMmcV" for kind in kinds):
-        return None, X  # dates and complex numbers are refused there
-    _check_values(X, [str(name) for name in X.columns])
-    form = TableEncoder.fit(X, labelled=False)
-    if form.id is None and all(column.values is None for column in form.columns):
-        return None, X
-    if form.id is not None:
-        warnings.warn(f"column {form.id!r} is not learned: it numbers or names the rows", stacklevel=3)
-    return form, form.transform(X)
-
-
-def names_of(form: Form) -> Any:
-    """The columns of a table that are learned; None for other inputs."""
-    return np.array([each.name for each in form.columns], dtype=object) if isinstance(form, TableEncoder) else None
-
-
-def _check_values(X: Any, names: list[str]) -> None:
-    """Refuse a DataFrame with gaps in these columns."""
-    for place, name in enumerate(X.columns):
-        if str(name) in names and (missing := np.asarray(X.iloc[:, place].isna())).any():
-            row = int(missing.argmax()) + 1
-            raise InputError(
-                f"row {row} has no value in column {name!r}: fill it in, or leave the row or column out"
-            )

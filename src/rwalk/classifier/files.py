@@ -21,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from rwalk import sealed
+from rwalk.data.portions import form_from_json
 from rwalk.data.streams import Form
 from rwalk.engine.networks import NETWORKS
 from rwalk.errors import InputError, unknown
@@ -64,7 +65,10 @@ class Stored:
                 raise InputError(
                     f"it is not an estimator that this version can read: its format is not {cls._formats[0]}"
                 )
-            return cls._restored(sealed.unsealed(metadata, tensors), tensors, params)
+            self = cls._restored(sealed.unsealed(metadata, tensors), tensors, params)
+            if (note := sealed.note_of(Path(path))) is not None:
+                self.form_ = form_from_json(note["form"])
+            return self
 
     def _contents(self) -> Contents:
         raise NotImplementedError

@@ -15,16 +15,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rwalk.cli.options import Given, Workers, to_stderr
+from rwalk.cli.trust import let_import
 from rwalk.showing import cell, shown
 
 if TYPE_CHECKING:
     from rwalk.data.datasets import Reading
     from rwalk.data.portions import Source
-    from rwalk.models import Trained
+    from rwalk.models import Backbone, Trained
     from rwalk.models.trained import Learned
 
 Files = Annotated[
     list[Path], typer.Argument(help="tables (.csv, .tsv, .parquet), folders of images by class, or .npz files")
+]
+Network = Annotated[
+    str | None,
+    typer.Option(
+        help="of images: your own pre-trained network, module:factory; a model learned with one needs it again"
+    ),
 ]
 Model = Annotated[Path, typer.Argument(help="a model that `rwalk fit` wrote")]
 
@@ -43,6 +50,7 @@ def fit(
     text: Annotated[
         str | None, typer.Option(help="of a table: learn the texts in this column, and nothing else")
     ] = None,
+    network: Network = None,
     holdout: Annotated[
         float | None,
         typer.Option(help="measure the accuracy on this fraction, such as 0.2, then learn it too"),
@@ -81,7 +89,7 @@ def fit(
         from rwalk.models import learn  # torch takes seconds to import
 
         reading = Reading(**given[Reading])
-        trained, source = _begun(data, reading, go_on, like, text)
+        trained, source = _begun(data, reading, go_on, like, text, network)
         for note in source.notes:
             to_stderr(note)
         working(f"learning {_names(data)}")
@@ -115,14 +123,15 @@ def predict(
         str | None, typer.Option(help="a label for inputs unlike everything learned, such as other")
     ] = None,
     at: Annotated[float, typer.Option(help="the share of known inputs that --unknown may reject")] = 0.05,
+    network: Network = None,
 ) -> None:
     """Predict the class of every row or image, with its probability."""
     with _working(f"reading {_names(data)}"), _told_warnings():
         from rwalk.data.datasets import Reading  # torch takes seconds to import
-        from rwalk.models import load, predictions
+        from rwalk.models import predictions
 
-        trained = load(model)
-        source = _source(data, Reading(), trained, model, score, id_column)
+        trained, own = _loaded(model, network)
+        source = _source(data, Reading(), trained, model, score, own, id_column)
         total = right = 0
         found = predictions(trained, source, score, unknown, at)
         with _table(out) as write:
@@ -140,6 +149,7 @@ def forget(
     model: Model,
     data: Files,
     out: Annotated[Path | None, typer.Option(help="where to write it (default: overwrite the model)")] = None,
+    network: Network = None,
 ) -> None:
     """Remove examples from a model again.
 
@@ -147,12 +157,11 @@ def forget(
     delete that copy once you are content with the new model.
     """
     from rwalk.data.datasets import Reading
-    from rwalk.models import load
 
     forgotten = 0
     with _told_warnings():
-        trained = load(model)
-        for portion in _source(data, Reading(), trained, model, labelled=True).portions():
+        trained, own = _loaded(model, network)
+        for portion in _source(data, Reading(), trained, model, True, own).portions():
             trained.forget(portion)
             forgotten += len(portion.x)
         _write(trained, out or model)
@@ -162,18 +171,18 @@ def forget(
 def merge(
     models: Annotated[list[Path], typer.Argument(help="models created like the first (rwalk fit --like)")],
     out: Annotated[Path, typer.Option(help="the model to write")],
+    network: Network = None,
 ) -> None:
     """Merge several models into one.
 
     It is the one that would have learned from all their files.
     """
     from rwalk.errors import InputError
-    from rwalk.models import load
 
     if len(models) < 2:
         raise InputError("give two models or more to merge")
     with _told_warnings():
-        first, *others = (load(path) for path in models)
+        first, *others = (_loaded(path, network)[0] for path in models)
         for path, other in zip(models[1:], others, strict=True):
             try:
                 first.merge(other)
@@ -197,36 +206,66 @@ def _in_parts(trained: Trained, source: Source, executor: str, workers: int | No
 
 
 def _begun(
-    data: list[Path], reading: Reading, go_on: Path | None, like: Path | None, text: str | None
+    data: list[Path],
+    reading: Reading,
+    go_on: Path | None,
+    like: Path | None,
+    text: str | None,
+    network: str | None,
 ) -> tuple[Trained, Source]:
     """The model that learns, and its source: new, continued, or created like another."""
     from rwalk.data.portions import source
     from rwalk.errors import InputError
-    from rwalk.models import Trained, load
+    from rwalk.models import Trained, backbone, through
 
     if earlier := go_on or like:
         if text is not None:
             raise InputError(f"{earlier} determines how files are read: drop --text")
-        known = load(earlier)
-        return known if go_on else known.fresh(), _source(data, reading, known, earlier, labelled=True)
-    found = source(data, reading, text=text)
-    return Trained.begun(found.form), found
+        known, own = _loaded(earlier, network)
+        found = _source(data, reading, known, earlier, True, own)
+        return known if go_on else known.fresh(), found
+    if network is None:
+        found = source(data, reading, text=text)
+        return Trained.begun(found.form), found
+    if text is not None or any(path.is_file() for path in data):
+        raise InputError("--network takes images: give a folder of images")
+    let_import([network])
+    own = backbone(network)
+    if own.prepare is not None and reading.size is not None:
+        raise InputError(f"the preprocessing of {network} determines the size of images: drop --size")
+    found = through(source(data, reading, own.form()), own)
+    return Trained.begun(found.form, network=own.network), found
+
+
+def _loaded(model: Path, network: str | None) -> tuple[Trained, Backbone | None]:
+    """The model in a file, and the network that the user names for it."""
+    from rwalk.models import load_with
+
+    let_import([network or ""])
+    return load_with(model, network)
 
 
 def _source(
-    data: list[Path], reading: Reading, known: Trained, model: Path, labelled: bool, id_column: str | None = None
+    data: list[Path],
+    reading: Reading,
+    known: Trained,
+    model: Path,
+    labelled: bool,
+    own: Backbone | None,
+    id_column: str | None = None,
 ) -> Source:
     """Files in the form that a model expects."""
     from rwalk.data.datasets import Reading as Usual
     from rwalk.data.portions import ArrayForm, source
     from rwalk.errors import InputError
+    from rwalk.models import through
 
     if reading != Usual():
         raise InputError(f"{model} determines how files are read: drop --label, --drop, --missing and --size")
     found = source(data, reading, known.form, labelled, id_column)
     if known.form is None and not isinstance(found.form, ArrayForm):
         raise InputError(f"{model} does not say how files become its inputs: give an .npz file of inputs")
-    return found
+    return found if own is None or known.form is None else through(found, own)
 
 
 def _check_writable(target: Path) -> None:

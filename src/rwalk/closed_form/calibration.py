@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rwalk.closed_form.ridge import Solution, factored, penalties
+from rwalk.closed_form.ridge import Coordinates, Solution, equations, factored
 from rwalk.closed_form.statistics import Centred
 from rwalk.seeds import generator
 
@@ -78,11 +78,11 @@ class Distances:
 
     def __init__(self, centred: Centred, sums: Tensor, weights: Tensor, blocks: Sequence[int]) -> None:
         self.mean, self.count, self.weights = centred.mean, centred.weight, weights
-        self.scale = penalties(centred, blocks).rsqrt()[:, None]
-        centres = (sums / weights - self.mean[:, None]) * self.scale
-        within = centred.gram * self.scale * self.scale.T - (centres * weights) @ centres.T
-        self.root, _ = factored(within, HOLDBACK)
-        self.centres = torch.linalg.solve_triangular(self.root, centres, upper=False)
+        gram, _, self.coordinates = equations(centred, blocks)
+        centres = self.coordinates.of(sums / weights - self.mean[:, None])
+        self.root, self.ridge = factored(gram - (centres * weights) @ centres.T, HOLDBACK)
+        whitened = torch.linalg.solve_triangular(self.root, centres, upper=False)
+        self.centres = torch.cat([whitened, whitened.new_zeros(1, len(weights))])  # they lie in the span
 
     def of(self, features: Tensor) -> Tensor:
         """[n], of inputs that were not learned."""
@@ -103,16 +103,23 @@ class Distances:
         return self.count * nearest
 
     def _whitened(self, features: Tensor) -> Tensor:
-        from_mean = (features.double().T - self.mean[:, None]) * self.scale
-        whitened: Tensor = torch.linalg.solve_triangular(self.root, from_mean, upper=False)
-        return whitened
+        from_mean = features.double().T - self.mean[:, None]
+        inside = self.coordinates.of(from_mean)
+        outside = (self.coordinates.outside(from_mean, inside) / self.ridge).sqrt()
+        return torch.cat([torch.linalg.solve_triangular(self.root, inside, upper=False), outside[None]])
 
 
 def left_out_scores(
-    centred: Centred, root: Tensor, scale: Tensor, scores: Tensor, features: Tensor, y: Tensor, weight: Tensor
+    centred: Centred,
+    root: Tensor,
+    coordinates: Coordinates,
+    scores: Tensor,
+    features: Tensor,
+    y: Tensor,
+    weight: Tensor,
 ) -> Tensor:
-    """Scores [n, C] of a regression on indicators without the example itself; `root` factors G + λ, scaled."""
-    from_mean = (features.double().T - centred.mean[:, None]) * scale[:, None]
+    """Scores [n, C] of a regression on indicators without the example itself; `root` factors G + λ."""
+    from_mean = coordinates.of(features.double().T - centred.mean[:, None])
     leverage = torch.linalg.solve_triangular(root, from_mean, upper=False).square().sum(0) + 1 / centred.weight
     rest = (1 - (weight * leverage).clamp(max=0.999))[:, None]
     target = torch.zeros_like(scores).scatter_(1, y[:, None], 1.0)

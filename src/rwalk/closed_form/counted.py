@@ -225,20 +225,11 @@ class Counted:
             centred.gram[constant] = 0
             centred.gram[:, constant] = 0
             centred.cross[constant] = 0
-        return centred
+        return centred._replace(root=self.statistics.low_rank(centred.gram))
 
     def outside(self, x: Tensor) -> int | None:
         """The column (or channel) of these inputs that mostly lies far outside the learned range, if any."""
-        if self.range is None or len(x) < SEVERAL:
-            return None
-        low, high = (each.to(torch.float64) for each in self.range)
-        middle = columns_of(x).to(torch.float64).median(dim=0).values.cpu()
-        scale = getattr(self.map, "scale", None)
-        unit, far = high - low, 1.0
-        if scale is not None and scale.shape == middle.shape:  # it has others if images are learned as columns
-            unit, far = scale.double().cpu(), 4.0
-        beyond = torch.maximum(middle - high, low - middle) / unit.clamp(min=1e-300)
-        return int(beyond.argmax()) if float(beyond.max()) > far else None
+        return None if self.range is None else outside(x, self.range, getattr(self.map, "scale", None))
 
     def _drift(self, phi: Tensor, y: Tensor) -> dict[int, float]:
         if y.ndim != 1 or not bool((torch.bincount(y) >= SEVERAL).any()):
@@ -370,6 +361,19 @@ def range_of(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Least and largest value of every column, or channel, as a map of this precision reads them."""
     low, high = columns_of(x).aminmax(dim=0)
     return low.to(dtype).double().cpu(), high.to(dtype).double().cpu()
+
+
+def outside(x: Tensor, known: tuple[Tensor, Tensor], scale: Tensor | None) -> int | None:
+    """The column (or channel) whose median lies furthest outside a range, if by 4 deviations or a whole range."""
+    if len(x) < SEVERAL:
+        return None
+    low, high = (each.to(torch.float64) for each in known)
+    middle = columns_of(x).to(torch.float64).median(dim=0).values.cpu()
+    unit, far = high - low, 1.0
+    if scale is not None and scale.shape == middle.shape:  # it has others if images are learned as columns
+        unit, far = scale.double().cpu(), 4.0
+    beyond = torch.maximum(middle - high, low - middle) / unit.clamp(min=1e-300)
+    return int(beyond.argmax()) if float(beyond.max()) > far else None
 
 
 def joint_range(one: tuple[Tensor, Tensor] | None, other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,17 @@ from rwalk.closed_form.calibration import (
 )
 from rwalk.closed_form.counted import Counted
 from rwalk.closed_form.examples import Sample
-from rwalk.closed_form.ridge import SHARE, Solution, Updates, discriminants, evidence, freedom, root_of, solve
+from rwalk.closed_form.ridge import (
+    SHARE,
+    Coordinates,
+    Solution,
+    Updates,
+    discriminants,
+    evidence,
+    freedom,
+    root_of,
+    solve,
+)
 from rwalk.closed_form.statistics import Centred
 from rwalk.errors import InputError
 
@@ -198,8 +208,8 @@ class Fit:
         return self.solution._replace(weights=self.solution.weights[: self.used])
 
     @cached_property
-    def root(self) -> tuple[Tensor, Tensor]:
-        """Cholesky factor of G + λ of a regression, and the scale of its features."""
+    def root(self) -> tuple[Tensor, Coordinates]:
+        """Cholesky factor of G + λ of a regression, and the coordinates that it is in."""
         return root_of(self.centred, self.blocks, self.solution.ridge)
 
     def updates(self, classes: bool) -> Updates | None:

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from rwalk.closed_form.calibration import Certainty, Familiar
-from rwalk.closed_form.counted import ROWS, Counted, check_inputs, range_of
+from rwalk.closed_form.counted import ROWS, SEVERAL, Counted, check_inputs, outside, range_of
 from rwalk.closed_form.examples import Examples, Sample, joined, without
 from rwalk.closed_form.features import LOOKED_AT, FeatureMap, Recipe, fingerprint
 from rwalk.closed_form.fit import Fit, Rule
 from rwalk.closed_form.ridge import Solution, Updates
 from rwalk.errors import InputError
 
+STORED = "solution", "certainty", "familiar"  # what a file has of a fit
 FEW = 32  # examples of a call that update a solution one by one
 STILL_KNOWN = (
     "these examples were removed, but the feature map was made from the first examples and stays as it is: if "
@@ -167,21 +168,40 @@ class Model:
                 weight.index_add_(0, each.y, each.weight)
         return (weight.clamp(min=0) / weight.sum()).clamp(min=1e-12).log()
 
-    def warn_outside(self, x: Tensor, names: Sequence[str]) -> None:
+    def warn_outside(self, examples: Examples, names: Sequence[str]) -> None:
         """Warn if a column of these inputs lies far outside its learned range: its unit may have changed."""
-        if self.counted is None or (column := self.counted.outside(x)) is None:
+        column, ends = self._outside(examples)
+        if column is None or ends is None:
             return
-        assert self.counted.range is not None
-        known = [float(end[column]) for end in self.counted.range]
+        x = examples.x
+        known = [float(end[column]) for end in ends]
         now = [float(end[column]) for end in range_of(x, self.dtype)]
         name = repr(names[column]) if len(names) > column else str(column)
         kind = "channel" if x.ndim > 2 else "column"
         warnings.warn(
             f"{kind} {name} was between {known[0]:g} and {known[1]:g} so far and now is between {now[0]:g} and "
             f"{now[1]:g}: if its unit has changed, convert it; if the data have moved, fit again with examples of "
-            "both, because the features were made for the first range",
+            "both, because the features are made for the first range",
             stacklevel=5,
         )
+
+    def _outside(self, examples: Examples) -> tuple[int | None, tuple[Tensor, Tensor] | None]:
+        """The column outside its range, if any, and the ranges."""
+        if self.counted is not None:
+            return self.counted.outside(examples.x), self.counted.range
+        if not self.held:
+            return None, None
+        held, x = joined(self.held), examples.x
+        if held.y.ndim == 1:
+            x = x[torch.isin(examples.y, held.y)]  # a new class may lie anywhere, and few examples were seen yet
+        ends = range_of(held.x, self.dtype)
+        if len(held) < SEVERAL or not len(x):
+            return None, None
+        scale = None
+        if held.x.ndim == 2:
+            scale = held.x.double().std(0)
+            scale = torch.where(scale > 1e-9 * ends[1].abs(), scale, torch.inf)  # it may just not have varied yet
+        return outside(x, ends, scale), ends
 
     # ── using ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -200,9 +220,13 @@ class Model:
     def novelty(self, x: Tensor) -> Tensor:
         """[n] on the CPU: the share of known inputs that are less novel than these."""
         fit = self.fit
-        if fit.counted is not self.counted and self.counted is None and not fit.counted.statistics.counts.any():
-            self._fit = None  # a file has no sums of examples that are still held: make them
-            fit = self.fit
+        if self.counted is None and not fit.counted.statistics.counts.any():  # a file has no sums of held examples
+            counted = self._empty(fit.counted.map)
+            counted.learn(joined(self.held))
+            found = {name: each for name, each in fit.__dict__.items() if name in STORED and each is not None}
+            fit = Fit(counted, fit.rule)
+            fit.__dict__ |= found
+            self._fit = counted, fit
         return torch.cat([fit.novelty(rows) for rows in self.features(x)])
 
     def use_ridge(self, ridge: float | None) -> None:
@@ -261,7 +285,7 @@ class Model:
             counted = self._empty(features)
             counted.shift = shift
         fit = Fit(counted, rule)
-        fit.__dict__ |= {"solution": solution, "certainty": measured[0], "familiar": measured[1]}
+        fit.__dict__ |= dict(zip(STORED, (solution, *measured), strict=True))
         self._fit = counted, fit
 
     def _now(self) -> tuple[Counted, Fit]:

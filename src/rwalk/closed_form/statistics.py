@@ -35,6 +35,7 @@ class Centred(NamedTuple):
     mean: Tensor  # [D], of the features
     target: Tensor  # [C], mean of the targets
     weight: float
+    root: Tensor | None = None  # [rank, D], a factor of the first, if its rank is low
 
 
 @dataclass
@@ -176,14 +177,19 @@ class Statistics:
         """
         tensors = self.tensors()
         tensors["gram"] = tensors["gram"].triu()
-        if int(self.counts.sum()) <= LOW_RANK * self.size and self.gram.device.type == "cpu":
-            root = _factor(self.gram)
-            if len(root) <= LOW_RANK * self.size:
-                self.gram = root.T @ root
-                del tensors["gram"]
-                return {**tensors, "root": root}
+        if (root := self.low_rank(self.gram)) is not None:
+            self.gram = root.T @ root
+            del tensors["gram"]
+            return {**tensors, "root": root}
         rows, columns = torch.triu_indices(self.size, self.size, device=self.gram.device)
         return {**tensors, "gram": tensors["gram"][rows, columns]}
+
+    def low_rank(self, gram: Tensor) -> Tensor | None:
+        """R [rank, D] of this matrix RᵀR of the features, if few examples leave it a low rank."""
+        if int(self.counts.sum()) > LOW_RANK * len(gram) or gram.device.type != "cpu":
+            return None
+        root = _factor(gram)
+        return root if 0 < len(root) <= LOW_RANK * len(gram) else None
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], device: torch.device) -> Self:

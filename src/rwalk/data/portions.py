@@ -227,9 +227,12 @@ class Pictures(Source):
         order = shuffled(len(self.paths), 0) if mixed else [*range(len(self.paths))]
         for start in range(0, len(order), rows):
             chosen = order[start : start + rows]
-            pixels = read_images([self.paths[place] for place in chosen], self.form)
+            x = self._read([self.paths[place] for place in chosen])
             y = np.array([self.labels[place] for place in chosen]) if labelled and self.labels else None
-            yield Portion(unit_pixels(pixels), y, [(str(self.paths[place]),) for place in chosen])
+            yield Portion(x, y, [(str(self.paths[place]),) for place in chosen])
+
+    def _read(self, paths: list[Path]) -> NDArray[np.float32]:
+        return unit_pixels(read_images(paths, self.form))
 
     def parts(self) -> list[Source]:
         """Mixed, so that each shows many classes."""

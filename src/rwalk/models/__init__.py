@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from rwalk.models.backbone import Backbone, backbone, load_with, through
 from rwalk.models.kept import Keeper
 from rwalk.models.parts import learn_in_parts
 from rwalk.models.trained import Trained, learn, load, predictions
 
-__all__ = ["Keeper", "Trained", "learn", "learn_in_parts", "load", "predictions"]
+__all__ = [
+    "Backbone",
+    "Keeper",
+    "Trained",
+    "backbone",
+    "learn",
+    "learn_in_parts",
+    "load",
+    "load_with",
+    "predictions",
+    "through",
+]

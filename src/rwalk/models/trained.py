@@ -36,14 +36,14 @@ class Trained:
         return self.classifier.form_
 
     @classmethod
-    def begun(cls, form: Form) -> Trained:
-        """A new one, which has learned nothing."""
+    def begun(cls, form: Form, **params: Any) -> Trained:
+        """A new one, which has learned nothing; the parameters are the classifier's."""
         if isinstance(form, TableEncoder) and form.shape[0] > MOST_INPUTS:
             raise InputError(
                 f"the table makes {form.shape[0]:,} inputs, whose products would fill the memory: keep at most "
                 f"{MOST_INPUTS:,}, and leave columns out with --drop"
             )
-        classifier = IncrementalClassifier()
+        classifier = IncrementalClassifier(**params)
         classifier.form_ = form
         return cls(classifier)
 

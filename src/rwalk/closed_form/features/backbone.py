@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rwalk.errors import InputError
+from rwalk.errors import InputError, first_line
 from rwalk.seeds import generator
 
 LIFT = 1000, 4000  # random projections: four per feature of the network, at least, and at most
@@ -62,7 +63,7 @@ class BackboneFeatures:
         if self._head is not None:
             hook = self._head.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
         try:
-            out = self.network(x.to(self._dtype))
+            out = self._run(x)
         finally:
             if hook is not None:
                 hook.remove()
@@ -70,6 +71,15 @@ class BackboneFeatures:
         if not isinstance(features, Tensor) or features.ndim < 2 or len(features) != len(x):
             raise InputError("the network gives no row of features per example: return a tensor [n, …]")
         return features.flatten(1)
+
+    def _run(self, x: Tensor) -> Any:
+        try:
+            return self.network(x.to(self._dtype))
+        except (RuntimeError, ValueError) as error:
+            raise InputError(
+                f"the network does not take inputs of shape {list(x.shape[1:])} ({first_line(error)}): give them "
+                "as it expects them"
+            ) from error
 
     @property
     def lift(self) -> int:
@@ -99,7 +109,7 @@ class BackboneFeatures:
             for module in linears
         ]
         try:
-            final = self.network(example.to(self._dtype))
+            final = self._run(example)
         finally:
             for hook in hooks:
                 hook.remove()

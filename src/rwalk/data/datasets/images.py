@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,27 +53,45 @@ UPRIGHT = {
 
 @dataclass(frozen=True)
 class ImageForm:
-    """The form that all images are converted to: grey or colour, and squares of `size` pixels if it is set."""
+    """The form that all images are converted to: grey or colour, and squares of `size` pixels if it is set.
+
+    network   the factory of the network that takes them, `package.module:name`; None for none
+    prepared  what that network's own preprocessing makes of a fixed image, in numbers; None if it has none
+    """
 
     channels: int
     height: int
     width: int
     size: int | None = None
+    network: str | None = field(default=None, compare=False)
+    prepared: tuple[float, ...] | None = field(default=None, compare=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.channels, self.height, self.width
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": "images", "shape": list(self.shape), "size": self.size}
+        record = {"kind": "images", "shape": list(self.shape), "size": self.size}
+        if self.network is None:
+            return record
+        return {**record, "network": self.network, "prepared": self.prepared and list(self.prepared)}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> ImageForm:
         channels, height, width = record["shape"]
+        network, prepared = record.get("network"), record.get("prepared")
         sides = [height, width] if record["size"] is None else [height, width, record["size"]]
-        if channels not in (1, 3) or not all(type(side) is int and 0 < side <= LARGEST_SIDE for side in sides):
+        if prepared is not None:
+            sides.append(channels)
+            if not prepared or not all(type(each) is float and math.isfinite(each) for each in prepared):
+                raise ValueError("an impossible preprocessing")
+        elif channels not in (1, 3):
             raise ValueError("images of an impossible form")
-        return cls(channels, height, width, record["size"])
+        if not isinstance(network, str | None) or not all(
+            type(side) is int and 0 < side <= LARGEST_SIDE for side in sides
+        ):
+            raise ValueError("images of an impossible form")
+        return cls(channels, height, width, record["size"], network, None if prepared is None else tuple(prepared))
 
 
 def is_image(path: Path) -> bool:
