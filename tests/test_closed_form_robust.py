@@ -103,7 +103,7 @@ def test_forget_is_exact_with_a_network_by_default() -> None:
 
 
 @pytest.mark.parametrize("kind", ["twice", "foreign", "another label"])
-@pytest.mark.filterwarnings("ignore:what was learned:UserWarning")
+@pytest.mark.filterwarnings("ignore:these examples were removed:UserWarning")
 def test_forget_refuses_what_was_not_learned_and_changes_nothing(kind: str) -> None:
     x, y = rows()
     clf = IncrementalClassifier(size=300).fit(x, y)
@@ -127,7 +127,7 @@ def test_forget_refuses_rows_outside_the_range_that_was_learned() -> None:
         clf.forget(x[:1] + 100, y[:1])
 
 
-@pytest.mark.filterwarnings("ignore:what was learned:UserWarning")
+@pytest.mark.filterwarnings("ignore:these examples were removed:UserWarning")
 def test_forget_twice_is_refused_for_numbers_too() -> None:
     x, _ = rows()
     regressor = IncrementalRegressor(size=300).fit(x, x @ np.arange(5.0))
@@ -136,7 +136,7 @@ def test_forget_twice_is_refused_for_numbers_too() -> None:
         regressor.forget(x[:20], x[:20] @ np.arange(5.0))
 
 
-@pytest.mark.filterwarnings("ignore:what was learned:UserWarning")
+@pytest.mark.filterwarnings("ignore:these examples were removed:UserWarning")
 @pytest.mark.parametrize("saved", [False, True])
 def test_ledger_recognises_rows_that_the_sums_cannot(tmp_path: Path, saved: bool) -> None:
     x, y = rows(400)
@@ -154,7 +154,7 @@ def test_ledger_recognises_rows_that_the_sums_cannot(tmp_path: Path, saved: bool
     clf.forget(x[:1], y[:1])
 
 
-@pytest.mark.filterwarnings("ignore:what was learned:UserWarning")
+@pytest.mark.filterwarnings("ignore:these examples were removed:UserWarning")
 def test_ledger_merges_ledgers_with_other_salts() -> None:
     x, y = rows(400)
     params: dict[str, Any] = {"size": 10, "standardize": False, "ledger": True}
@@ -168,7 +168,7 @@ def test_ledger_merges_ledgers_with_other_salts() -> None:
         a.merge(IncrementalClassifier(size=10, standardize=False).fit(x, y))
 
 
-@pytest.mark.filterwarnings("ignore:what was learned:UserWarning")
+@pytest.mark.filterwarnings("ignore:these examples were removed:UserWarning")
 def test_learn_forget_learn_returns_to_the_same_weights() -> None:
     x, y = rows(300)
     clf = IncrementalClassifier(size=100).fit(x, y)
