@@ -89,22 +89,28 @@ def from_json(kind: type[Record], content: Any, what: str) -> Record:
 
 
 def _field(kind: Any, value: Any, what: str) -> Any:
-    options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    if value is None and NoneType in options:
+    options = _options_of(kind)
+    if value is None and any(wanted is NoneType for wanted, *_ in options):
         return None
-    for one in options:
-        origin, inner = get_origin(one), get_args(one)
-        if one is Any or (origin is Literal and value in inner):
+    for wanted, origin, inner, is_record in options:
+        if type(value) is wanted or wanted is Any or (origin is Literal and value in inner):
             return value
-        if is_dataclass(one):
-            return from_json(one, value, what)  # type: ignore[arg-type]
+        if is_record:
+            return from_json(wanted, value, what)
         if origin is tuple and isinstance(value, list | tuple):
             return tuple(_field(inner[0], each, what) for each in value)
         if origin in (Mapping, dict) and isinstance(value, Mapping):
             return {str(name): _field(inner[1], each, what) for name, each in value.items()}
-    if type(value) in options or (type(value) is int and float in options):
-        return value
+        if wanted is float and type(value) is int:
+            return value
     raise InputError(f"{what} cannot be {value!r}: the file was altered")
+
+
+@cache
+def _options_of(kind: Any) -> tuple[tuple[Any, Any, tuple[Any, ...], bool], ...]:
+    """The types that a field may have, each with its origin, its arguments, and whether it is a record."""
+    types = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return tuple((each, get_origin(each), get_args(each), is_dataclass(each)) for each in types)
 
 
 @cache
