@@ -24,7 +24,8 @@ paper: $(READY)
 	$(BIN)/python -m reproduction $(WHAT)
 
 # Types are checked beside the tests; the output of mypy is printed after theirs. One test process per core, of one thread.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=25 --durations-min=1
+# Python keeps what it compiles, even where PYTHONDONTWRITEBYTECODE is set: the tests start it many times.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=25 --durations-min=1
 test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

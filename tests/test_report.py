@@ -23,6 +23,7 @@ import pytest
 from scipy import stats
 
 import little
+from command_line import Rwalk
 from reports import HOSTILE, Row, hostile_page, made_row, made_rows, records, write_rows, write_study
 from rwalk.cli import app
 from rwalk.data.memory import MemorySpec
@@ -281,7 +282,9 @@ def test_chance_is_welchs_and_the_correction_is_holms() -> None:
 # ── files beside the rows ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_losses_costs_and_commands_are_kept_and_shown(tmp_path: Path) -> None:
+def test_losses_costs_and_commands_are_kept_and_shown(
+    tmp_path: Path, rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows do not contain them, and are the same without them."""
     options = [
         "--methods=vanilla,rwalk",
@@ -291,15 +294,15 @@ def test_losses_costs_and_commands_are_kept_and_shown(tmp_path: Path) -> None:
         "--reference=none",
         "--workers=1",
     ]
-    program = [sys.executable, "-m", "rwalk", "run", *options, "--quiet", "--out"]
-    subprocess.run([*program, "one"], cwd=tmp_path, check=True, capture_output=True)
+    monkeypatch.chdir(tmp_path)
+    assert rwalk("run", *options, "--quiet", "--out", "one").code == 0
     found = results.read(tmp_path / "one")
-    (vanilla, rwalk) = (row.hash for row in found.rows)
-    assert [step for step, _ in found.losses(rwalk)] == list(range(1, 41))  # eight steps, five tasks
+    vanilla, walked = (row.hash for row in found.rows)
+    assert [step for step, _ in found.losses(walked)] == list(range(1, 41))  # eight steps, five tasks
     exemplars = 10 * 2 * 64 * 4  # classes, each with two pictures of 64 pixels
     assert found.costs[vanilla].kept == exemplars
-    parameters = found.costs[rwalk].kept - exemplars
-    assert parameters > 0 and parameters % 4 == 0 and found.costs[rwalk].seconds > 0
+    parameters = found.costs[walked].kept - exemplars
+    assert parameters > 0 and parameters % 4 == 0 and found.costs[walked].seconds > 0
     assert found.commands == (f"rwalk run {' '.join(options)} --quiet --out one",)
     page = render([found], "title").replace("&#34;", '"')
     assert found.commands[0] in page and "training time" in page and '"losses":{"step":[1,' in page

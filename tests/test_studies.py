@@ -536,11 +536,14 @@ def test_a_copy_without_version_control_may_say_its_commit(tmp_path: Path) -> No
     """A copy of the sources, in a process of its own: what it says is cached."""
     source = Path(rwalk.__file__).parent
     shutil.copytree(source, tmp_path / "rwalk", ignore=shutil.ignore_patterns("__pycache__"))
-    command = "from rwalk.studies.provenance import commit; print(commit())"
-
-    def said(**more: str) -> str:
-        environ = {**os.environ, "PYTHONPATH": str(tmp_path), **more}
-        return subprocess.run([sys.executable, "-c", command], env=environ, capture_output=True, text=True).stdout
-
-    assert said() == "None\n"
-    assert said(RWALK_COMMIT="0123456789") == "0123456789\n"
+    command = """
+import os
+from rwalk.studies.provenance import commit
+print(commit())
+commit.cache_clear()
+os.environ["RWALK_COMMIT"] = "0123456789"
+print(commit())
+"""
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", command], env=environ, capture_output=True, text=True)
+    assert done.stdout == "None\n0123456789\n"

@@ -29,7 +29,7 @@ from rwalk.studies.store import Store
 from rwalk.studies.study import Study
 from rwalk.studies.trackers import Subject, Tracking, base
 
-OPTIONS = ["--methods=vanilla,rwalk", "--seeds=2", "--steps=5", "--workers=2", "--quiet", "--out=study"]
+OPTIONS = ["--methods=vanilla,rwalk", "--seeds=2", "--steps=5", "--workers=1", "--quiet", "--out=study"]
 Rwalk = Callable[..., tuple[int, str, str]]
 
 
@@ -151,7 +151,7 @@ def losses(shown: readers.Study) -> dict[str, list[tuple[int, Any]]]:
 @pytest.mark.parametrize("tool", TOOLS, indirect=True)
 def test_a_tracked_study_is_read_back_and_an_export_adds_nothing(tool: str, rwalk: Rwalk, tmp_path: Path) -> None:
     folder, read = tmp_path / "study", readers.READERS[tool]
-    code, out, err = rwalk("run", *OPTIONS, f"--track={tool}", "--json")
+    code, out, err = rwalk("run", *OPTIONS, "--workers=2", f"--track={tool}", "--json")
     assert code == 0 and len(json.loads(out)["rows"]) == 4 and err == ""
     rows, shown = Store(folder).rows(), read(folder)
     compare(shown, rows)
