@@ -78,7 +78,7 @@ for folder in sys.argv[1:]:
 
 
 def test_command_line_escapes_names_in_its_one_line(tmp_path: Path) -> None:
-    """In one process whose terminal knows ASCII alone: it takes longer to start than to refuse."""
+    """In one process with an ASCII terminal, because starting Python takes longer than the refusals."""
     folders = [os.fsencode(tmp_path / name) for name in ("\x1b]0;owned\x07", "caf\udce9", "λ")]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", REPORTS, *folders], capture_output=True, env=environment)

@@ -100,7 +100,7 @@ def setting(ways: Sequence[Way]) -> str:
     plural = "s; ± is their standard deviation" if seeds > 1 else ""
     return (
         f"{_number(tasks).capitalize()} tasks, one after the other: handwritten digits, with the pixels "
-        f"shuffled in a\nnew way for each task. No old data are kept. Means over {_number(seeds)} seed{plural}."
+        f"shuffled in a new way for each task. No old data are kept. Means over {_number(seeds)} seed{plural}."
     )
 
 
