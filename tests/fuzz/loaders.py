@@ -26,7 +26,7 @@ with atheris.instrument_imports(include=["rwalk"]):
     import little
     from rwalk import Fleet, InputError, MemorySpec, Training, learner, sealed
     from rwalk.classifier import IncrementalClassifier, closed_form_files
-    from rwalk.classifier import network_files as classifier_files
+    from rwalk.classifier import network as classifier_network
     from rwalk.data import datasets
     from rwalk.data.datasets.images import FORMATS, form_of, read_image
     from rwalk.data.datasets.official import read_idx, unpickled
@@ -121,7 +121,7 @@ def guard(data: bytes) -> None:
 
 def classifier(data: bytes) -> None:
     """A classifier."""
-    IncrementalClassifier.load(sealed_again(classifier_files.FORMAT, data), network=little.Network)
+    IncrementalClassifier.load(sealed_again(classifier_network.FORMAT, data), network=little.Network)
 
 
 def little_model() -> nn.Module:
