@@ -256,6 +256,18 @@ def test_new_classes_in_small_calls_are_no_other_unit() -> None:
         assert clf.classes_.tolist() == [0, 1]
 
 
+def test_new_classes_in_later_calls_are_no_other_unit() -> None:
+    """A pixel that was nearly constant in the classes so far may be bright in a new one."""
+    x, y = load_digits(return_X_y=True)
+    clf = IncrementalClassifier(size=50)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for digit in range(10):
+            clf.partial_fit(x[y == digit], y[y == digit])
+    with pytest.warns(UserWarning, match="convert it"):
+        clf.partial_fit(x + 273.15, y)
+
+
 def test_prequential_takes_other_estimators_and_counts_before_learning() -> None:
     stream = weeks(6, swapped=99)
     done = prequential(SGDClassifier(random_state=0), stream, classes=[0, 1])

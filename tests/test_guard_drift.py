@@ -864,3 +864,15 @@ def test_own_samples_are_drawn_from_the_model_itself() -> None:
     assert samples.tolist() == [[0, 1, 2, 0, 1, 2, 0]] * 5
     with pytest.raises(InputError, match="name no start token: give its number as tokenizer="):
         own_samples(Chain(), None, n=5)
+
+
+@pytest.mark.parametrize("divergence", [None, "mse"])
+def test_outputs_that_are_not_finite_are_refused(divergence: str | None) -> None:
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    probes = torch.zeros(200, 4)
+    probes[199] = torch.nan  # in a later batch
+    for each in (probes, probes[199:]):
+        with pytest.raises(InputError, match="on the probes are not finite"):
+            Guard(model, optimizer, probes=each, divergence=divergence)
+    assert not optimizer._optimizer_step_pre_hooks

@@ -350,7 +350,7 @@ def test_a_temporary_file_that_a_killed_writer_left_is_removed_by_the_next(tmp_p
 def test_folder_that_a_killed_save_of_tensors_left_is_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """safetensors has a temporary file of its own, whose name nobody else can tell."""
+    """The temporary file of safetensors has a random name, so it lies in a folder with a known one."""
     left = tmp_path / ".model.12.0123abcd.d"
     left.mkdir()
     (left / ".tmpAbCdEf").write_text("half")
@@ -361,7 +361,7 @@ def test_folder_that_a_killed_save_of_tensors_left_is_removed_by_the_next(
         sealed, "save_file", lambda tensors, path, about: places.append(path) or save(tensors, path, about)
     )
     sealed.write(tmp_path / "model", "kind", {}, {"a": torch.zeros(3)})
-    assert [path.parent.parent for path in places] == [tmp_path], "in a folder that the next writer can tell"
+    assert [path.parent.parent for path in places] == [tmp_path], "in a folder that the next writer recognises"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 

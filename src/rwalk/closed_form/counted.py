@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rwalk.closed_form.examples import SIZE, Examples, Sample, keys_of
-from rwalk.closed_form.features import FeatureMap, fingerprint, placed
+from rwalk.closed_form.features import FeatureMap, placed
 from rwalk.closed_form.statistics import Centred, Statistics, rows_at_once
 from rwalk.errors import InputError
 
@@ -161,9 +161,6 @@ class Counted:
             if self.half_life is not None:
                 self._scale(2.0 ** ((self.origin - self.clock) / self.half_life))
             self.half_life, self.origin = half_life, float(self.clock)
-
-    def same_map(self, other: Counted) -> bool:
-        return self.map is other.map or fingerprint(self.map) == fingerprint(other.map)
 
     # ── features ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -186,14 +186,17 @@ class Model:
         )
 
     def _outside(self, examples: Examples) -> tuple[int | None, tuple[Tensor, Tensor] | None]:
-        """The column outside its range, if any, and the ranges."""
+        """The column outside its range, if any, and the ranges; a new class may lie anywhere."""
+        x = examples.x
         if self.counted is not None:
-            return self.counted.outside(examples.x), self.counted.range
+            if examples.y.ndim == 1:
+                x = x[(self.counts > 0)[examples.y.cpu()].to(x.device)]
+            return self.counted.outside(x), self.counted.range
         if not self.held:
             return None, None
-        held, x = joined(self.held), examples.x
+        held = joined(self.held)
         if held.y.ndim == 1:
-            x = x[torch.isin(examples.y, held.y)]  # a new class may lie anywhere, and few examples were seen yet
+            x = x[torch.isin(examples.y, held.y)]
         ends = range_of(held.x, self.dtype)
         if len(held) < SEVERAL or not len(x):
             return None, None

@@ -26,13 +26,6 @@ def selected(model: nn.Module, params: Params | None) -> dict[str, nn.Parameter]
     return chosen
 
 
-def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """All that training moves, under plain names: parameters that are trained, and buffers."""
-    named = unwrapped(model).named_parameters()
-    trained = {plain(name): parameter for name, parameter in named if parameter.requires_grad}
-    return {**trained, **named_buffers(model)}
-
-
 def named_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {plain(name): buffer for name, buffer in unwrapped(model).named_buffers()}
 

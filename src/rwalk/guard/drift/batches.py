@@ -114,32 +114,6 @@ def labels_in(given: list[Batch], taken: list[Batch]) -> Tensor | None:
     return left_out if isinstance(left_out, Tensor) else None
 
 
-def joined(found_batches: Iterable[Batch]) -> list[Batch]:
-    """Neighbours that differ in nothing but their rows, as one batch.
-
-    >>> [len(batch) for batch in joined([torch.zeros(2, 3), torch.ones(4, 3), torch.ones(1, 5)])]
-    [6, 1]
-    """
-    found: list[list[Batch]] = []
-    for batch in found_batches:
-        if found and _form(found[-1][0]) == _form(batch):
-            found[-1].append(batch)
-        else:
-            found.append([batch])
-    return [
-        alike[0] if len(alike) == 1 else filled(alike[0], map(torch.cat, zip(*map(tensors, alike), strict=True)))
-        for alike in found
-    ]
-
-
-def _form(batch: Batch) -> object:
-    """What batches must have in common to be joined; unique for a batch with more in it than rows of tensors."""
-    outline = mapped(
-        batch, lambda tensor: (tensor.shape[1:], tensor.dtype, tensor.device) if tensor.ndim else tensor
-    )
-    return outline if all(tensor.ndim for tensor in tensors(batch)) else object()
-
-
 def length_of(batch: Batch) -> int:
     """The number of examples, which all its tensors must have."""
     lengths = {len(tensor) for tensor in tensors(batch) if tensor.ndim}
@@ -190,12 +164,6 @@ def mapped(batch: Batch, function: Callable[[Tensor], Any]) -> Batch:
     if isinstance(batch, tuple | list):
         return type(batch)(mapped(value, function) for value in batch)
     return batch
-
-
-def filled(batch: Batch, values: Iterable[Tensor]) -> Batch:
-    """The same structure with other tensors."""
-    rest = iter(values)
-    return mapped(batch, lambda _: next(rest))
 
 
 def fingerprint(found: Iterable[Batch]) -> str:

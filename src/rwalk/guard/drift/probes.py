@@ -114,6 +114,8 @@ class Probes:
             self.kept = []
             for number in range(len(self.batches)):
                 found = self._outputs(model, number)
+                for each in found.values():
+                    _check_finite(each)
                 if not self.divergences:
                     self.divergences = self._chosen(found)
                 self.kept.append({name: self.divergences[name].keep(each) for name, each in found.items()})
@@ -202,6 +204,7 @@ class Probes:
         return {name: self._kind(name, output, self.batches[0]) for name, output in found.items()}
 
     def _kind(self, name: str, output: Tensor, batch: Batch) -> Divergence:
+        _check_finite(output)
         asked = self.divergence.get(name) if isinstance(self.divergence, Mapping) else self.divergence
         if asked is None:
             return divergences.fitting(name, output, batches.are_tokens(batch), self._labels)
@@ -223,6 +226,11 @@ class Probes:
 
 def _call(model: nn.Module, batch: Batch) -> Any:
     return batches.call(model, batch)
+
+
+def _check_finite(output: Tensor) -> None:
+    if not bool(output.isfinite().all()):
+        raise InputError("the model's outputs on the probes are not finite: check the model and the probes")
 
 
 def _total(found: Sequence[Tensor]) -> Tensor:
