@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from rwalk.cli import main
-from rwalk.cli.execute import SAME_COMMAND, execute, placed
 from rwalk.cli.options import (
     Data,
     Device,
@@ -23,6 +22,7 @@ from rwalk.cli.options import (
     say,
     to_stderr,
 )
+from rwalk.cli.run_study import SAME_COMMAND, execute, placed
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 

@@ -18,8 +18,8 @@ from filelock import FileLock
 
 from reproduction import race
 from reproduction.settings import SETTINGS, TUNED_AS, Setting, base
+from rwalk.atomic_files import parse_json, write_atomically
 from rwalk.errors import InputError
-from rwalk.files import parse_json, write_atomically
 from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec
 from rwalk.training import Training

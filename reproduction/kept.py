@@ -16,8 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from rwalk.atomic_files import write_atomically
 from rwalk.errors import InputError
-from rwalk.files import write_atomically
 from rwalk.studies.rows import Row
 from rwalk.studies.store import Store
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from reproduction import kept
 from reproduction.experiments import EXPERIMENTS, Entry
 from reproduction.questions import QUESTIONS
-from rwalk.report.results import Summary, summarise
 from rwalk.report.statistics import Mean
+from rwalk.report.study_results import Summary, summarise
 from rwalk.studies import provenance
 from rwalk.studies.rows import Row
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from rwalk import metrics
+from rwalk.atomic_files import with_checksum
 from rwalk.data.memory import MemorySpec
-from rwalk.files import with_checksum
 from rwalk.parts import defaults
 from rwalk.report.html import write_report
 from rwalk.studies import rows as rows_of_studies

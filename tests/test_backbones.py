@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rwalk import IncrementalClassifier, IncrementalRegressor, InputError, sealed
+from rwalk import IncrementalClassifier, IncrementalRegressor, InputError, model_file
 from rwalk.classifier import closed_form_files
 
 FIRST: dict[str, Any] = {"backbone": "first call", "network": "mlp"}
@@ -100,7 +100,7 @@ def test_it_is_saved_whole_and_goes_on_exactly(network: Any, tmp_path: Path) -> 
 def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "model"
     IncrementalClassifier(**FIRST).fit(*products(200)).save(path)
-    metadata, tensors = sealed.read(path)
+    metadata, tensors = model_file.read(path)
     record = json.loads(metadata["record"])
     name = next(key for key in tensors if key.startswith("map.1") and key.endswith("weight"))
     wrong = {
@@ -110,7 +110,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
         "the features are others": (record, {**tensors, name: tensors[name] + 1}),
     }
     for what, contents in wrong.items():
-        sealed.write(path, closed_form_files.FORMAT, *contents)
+        model_file.write(path, closed_form_files.FORMAT, *contents)
         with pytest.raises(InputError, match=what):
             IncrementalClassifier.load(path)
 

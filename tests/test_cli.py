@@ -28,10 +28,10 @@ import little
 from command_line import Outcome, Rwalk, refused
 from reports import write_study
 from rwalk import Fleet, MemorySpec, Training, __version__, cli
-from rwalk.catalogue import spelled
+from rwalk.atomic_files import with_checksum
 from rwalk.cli import options, sweep, trust
 from rwalk.fields import option
-from rwalk.files import with_checksum
+from rwalk.part_names import spelled
 from rwalk.parts import parts
 from rwalk.studies.rows import Description
 from rwalk.studies.specs import RunSpec, StreamSpec, content_hash
@@ -596,7 +596,7 @@ def harmless(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         study.prepare()
         begun.append(study)
 
-    monkeypatch.setattr(cli.execute, "run_and_show", prepare_only)
+    monkeypatch.setattr(cli.run_study, "run_and_show", prepare_only)
     yield begun
 
 

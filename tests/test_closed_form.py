@@ -19,8 +19,8 @@ from rwalk.classifier.closed_form import ClosedFormClassifier
 from rwalk.closed_form.features import Recipe
 from rwalk.closed_form.features.patches import SIDE, PatchFeatures
 from rwalk.closed_form.features.vectors import VectorFeatures
-from rwalk.closed_form.ridge import solve
-from rwalk.closed_form.statistics import Statistics
+from rwalk.closed_form.solve import solve
+from rwalk.closed_form.sums import Statistics
 from rwalk.errors import InputError
 
 Array = NDArray[np.float64]

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from rwalk import sealed
+from rwalk import model_file
 from rwalk.classifier import IncrementalRegressor
 from rwalk.classifier import closed_form_files as files
 from rwalk.classifier.closed_form import ClosedFormClassifier
@@ -119,7 +119,7 @@ def rewritten(path: Path, record: dict[str, object], tensors: dict[str, torch.Te
         old = json.loads(file.metadata()["record"])
         kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     text, every = json.dumps({**old, **record}), {**kept, **tensors}
-    metadata = sealed.metadata(files.FORMAT, text, every)
+    metadata = model_file.metadata(files.FORMAT, text, every)
     path.write_bytes(safetensors.torch.save(every, metadata))
 
 

@@ -13,9 +13,9 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from rwalk import IncrementalClassifier, IncrementalRegressor, InputError
-from rwalk.closed_form import ridge
+from rwalk.closed_form import solve
 from rwalk.closed_form.features.patches import PatchFeatures
-from rwalk.closed_form.statistics import Statistics
+from rwalk.closed_form.sums import Statistics
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 
@@ -212,7 +212,7 @@ def test_predict_from_a_file_solves_nothing(n: int, tmp_path: Path, monkeypatch:
     def fail(*_: Any) -> Any:
         raise AssertionError("solved again")
 
-    monkeypatch.setattr(ridge, "_factor", fail)
+    monkeypatch.setattr(solve, "_factor", fail)
     monkeypatch.setattr(PatchFeatures, "make", fail)
     again = IncrementalClassifier.load(tmp_path / "clf")
     np.testing.assert_array_equal(again.predict_proba(x), clf.predict_proba(x))
@@ -225,14 +225,14 @@ def test_few_examples_are_solved_in_their_span(n: int, method: str, monkeypatch:
     x, y = images(n + 40)
     new = x[n:].astype(np.float64)
     new[:10] = new[:10].transpose(0, 1, 3, 2)[:, :, ::-1]  # unlike the others
-    sizes, factor = [0], ridge._factor
+    sizes, factor = [0], solve._factor
 
     def measured(gram: torch.Tensor, lam: float) -> Any:
         sizes.append(len(gram))
         return factor(gram, lam)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ridge, "_factor", measured)
+        patch.setattr(solve, "_factor", measured)
         span = IncrementalClassifier(size=120, method=method, dtype="float64").fit(x[:n], y[:n])
         found = span.coef_, span.predict_proba(new), span.novelty(new), span.ridge_
     assert 0 < max(sizes) < n and len(span.coef_.T) >= 3 * n
@@ -259,7 +259,7 @@ def test_novelty_from_a_file_of_few_images_makes_no_features_again(
         raise AssertionError("made again")
 
     monkeypatch.setattr(PatchFeatures, "make", fail)
-    monkeypatch.setattr(ridge, "_chosen", fail)
+    monkeypatch.setattr(solve, "_chosen", fail)
     again = IncrementalClassifier.load(tmp_path / "clf")
     np.testing.assert_allclose(again.novelty(x), expected, atol=1e-9)
 

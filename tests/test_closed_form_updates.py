@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from rwalk import IncrementalClassifier, IncrementalRegressor
-from rwalk.closed_form import ridge
+from rwalk.closed_form import solve
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 
@@ -34,7 +34,7 @@ def test_single_examples_are_learned_without_solving(monkeypatch: pytest.MonkeyP
     def fail(*_: Any) -> Any:
         raise AssertionError("solved again")
 
-    monkeypatch.setattr(ridge, "_factor", fail)
+    monkeypatch.setattr(solve, "_factor", fail)
     for at in range(1001, 1030):
         clf.partial_fit(x[at : at + 1], y[at : at + 1]).predict(x[:1])
     assert not solved(clf)
@@ -45,7 +45,7 @@ def test_updated_scores_are_those_of_the_same_penalties() -> None:
     clf = IncrementalClassifier(size=60, ridge=0.1).fit(x[:1000], y[:1000])
     clf.predict(x[:1])
     fit = clf._sums()._model.fit
-    penalty = 0.1 * ridge.penalties(fit.centred, fit.counted.map.blocks).numpy()
+    penalty = 0.1 * solve.penalties(fit.centred, fit.counted.map.blocks).numpy()
     for at in range(1000, 1040):
         clf.partial_fit(x[at : at + 1], y[at : at + 1], sample_weight=[1.0 + at % 2])
     assert not solved(clf)

@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import rwalk.data
-from rwalk.data.datasets import Reading, describe, files, load, official
+from rwalk.data.datasets import Reading, describe, load, npz, official
 from rwalk.data.datasets.images import ImageForm, form_of, read_image
 from rwalk.data.datasets.official import OFFICIAL, read_idx, unpickled
 from rwalk.data.splits import permuted, split
@@ -774,7 +774,7 @@ def test_an_archive_that_unpacks_to_fill_the_memory_is_refused(tmp_path: Path, m
     path = tmp_path / "bomb.npz"
     np.savez_compressed(path, x=np.zeros((2000, 500), np.float32), y=np.arange(2000) % 2)
     assert len(load(str(path)).x)  # alone it does no harm
-    monkeypatch.setattr(files, "SUSPICIOUS", 1 << 20)
+    monkeypatch.setattr(npz, "SUSPICIOUS", 1 << 20)
     monkeypatch.setattr(np, "load", None)
     with refused("bomb.npz", "would unpack to"):
         load(str(path))

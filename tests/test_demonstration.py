@@ -27,7 +27,7 @@ from rwalk.demonstration import runs as demonstration
 from rwalk.demonstration import story
 from rwalk.demonstration.picture import LINE, _apart, picture
 from rwalk.demonstration.story import Way
-from rwalk.report.results import summarise
+from rwalk.report.study_results import summarise
 from rwalk.studies.store import Store
 
 ROOT = Path(__file__).parent.parent
@@ -185,7 +185,9 @@ def test_run_without_options_demonstrates_and_what_it_proposes_works(
     assert str(study / "demonstration.svg") in out
     proposed = [shlex.split(line, comments=True) for line in out.splitlines() if line.startswith("  rwalk ")]
     assert len(proposed) == 3 and ["rwalk", "report", str(study)] in proposed
-    monkeypatch.setattr(cli.execute, "run_and_show", lambda study, *_, **__: study.prepare())  # minutes otherwise
+    monkeypatch.setattr(
+        cli.run_study, "run_and_show", lambda study, *_, **__: study.prepare()
+    )  # minutes otherwise
     for words in proposed:
         rwalk(monkeypatch, capsys, *words[1:])
     assert (study / "report.html").exists()
@@ -240,7 +242,7 @@ def test_an_option_that_says_what_to_learn_makes_a_study(
     options: list[str], small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[int] = []
-    monkeypatch.setattr(cli.execute, "run_and_show", lambda study, *_, **__: begun.append(len(study.runs)))
+    monkeypatch.setattr(cli.run_study, "run_and_show", lambda study, *_, **__: begun.append(len(study.runs)))
     monkeypatch.setattr(sys, "argv", ["rwalk", "run", *options])
     with pytest.raises(SystemExit):
         cli.main()

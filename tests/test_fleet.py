@@ -23,7 +23,7 @@ from rwalk.engine.fleet import Fleet
 from rwalk.engine.progress import Progress
 from rwalk.engine.task_plan import batches_of
 from rwalk.errors import InputError
-from rwalk.garbage import uncollected
+from rwalk.gc_pause import gc_paused
 from rwalk.learners import Learner, learner
 from rwalk.losses import heads
 from rwalk.methods import RWalk
@@ -403,7 +403,7 @@ def test_methods_share_a_captured_graph(stream: Stream, network: str, fuse: bool
 def test_no_garbage_is_collected_during_a_capture() -> None:
     """A finished fleet's graphs are garbage in a cycle; freeing them spoils a capture in progress."""
     before = gc.isenabled()
-    with pytest.raises(RuntimeError), uncollected():
+    with pytest.raises(RuntimeError), gc_paused():
         assert not gc.isenabled()
         raise RuntimeError("a capture that fails")
     assert gc.isenabled() == before

@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
-from rwalk import sealed
+from rwalk import model_file
 from rwalk.errors import InputError
 from rwalk.guard import Guard, Probes
-from rwalk.guard import io as files
+from rwalk.guard import guard_file as files
 from rwalk.methods import EWC, METHODS, PI, Method, RWalk, State
 from test_guard import EVERY_METHOD, RWALK, assert_same, data, made, network, plain_step, saved, walk
 
@@ -36,7 +36,7 @@ def forged(path: Path, change: Change) -> Path:
     change(state)
     tensors = state.pop("tensors")
     record = state.pop("record", json.dumps(state))
-    save_file(tensors, path, sealed.metadata(files.FORMAT, record, tensors))
+    save_file(tensors, path, model_file.metadata(files.FORMAT, record, tensors))
     return path
 
 

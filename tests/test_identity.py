@@ -17,15 +17,15 @@ import torch
 
 import little
 from rwalk import Fleet, MemorySpec, Training, learner, seeds
+from rwalk.atomic_files import with_checksum
 from rwalk.data import datasets, splits
 from rwalk.engine import evaluation, execution
 from rwalk.engine import fisher as fisher_of
-from rwalk.files import with_checksum
 from rwalk.methods import Method
 from rwalk.parts import VARIANTS, parts, stack
 from rwalk.programs import compiler_works
 from rwalk.report.html import render
-from rwalk.report.results import read, summarise
+from rwalk.report.study_results import read, summarise
 from rwalk.solvers import SOLVERS
 from rwalk.studies import Study, numerics, provenance
 from rwalk.studies.checkpoint import Checkpointer
@@ -34,9 +34,9 @@ from rwalk.studies.events import Stepped
 from rwalk.studies.executors.ray_worker import packed, unpacked
 from rwalk.studies.provenance import commit
 from rwalk.studies.rows import SCHEMA, Made, Rows
-from rwalk.studies.sources import carried
 from rwalk.studies.specs import RunSpec, StreamSpec, content_hash
 from rwalk.studies.store import Store
+from rwalk.studies.user_code import carried
 
 RESULTS = Path(__file__).parents[1] / "results"
 NETWORK = """

@@ -18,8 +18,8 @@ import pytest
 
 import little
 from rwalk import InputError
+from rwalk.atomic_files import with_checksum
 from rwalk.cli.status import status as show_status
-from rwalk.files import with_checksum
 from rwalk.studies.claims import CLAIMS, Claims, read_claim
 from rwalk.studies.executors import join
 from rwalk.studies.executors.base import Context, Job, Result

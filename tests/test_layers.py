@@ -12,10 +12,10 @@ import rwalk
 ROOT = Path(rwalk.__file__).parent
 # From the bottom up. A module imports from lower lines only, never from its own line or above.
 LAYERS = """
-garbage showing
+gc_pause escaping
 errors fields
-catalogue files metrics private_torch registry seeds threads training
-sealed closed_form programs
+part_names atomic_files metrics private_torch registry seeds threads training
+model_file closed_form programs
 methods data augmentations classifiers
 losses projectors solvers guard
 parts integrations

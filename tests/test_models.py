@@ -24,13 +24,13 @@ from sklearn.datasets import load_digits, load_wine
 
 import little
 from command_line import Rwalk, refused
-from rwalk import Fleet, IncrementalClassifier, MemorySpec, Training, models, parts, sealed
+from rwalk import Fleet, IncrementalClassifier, MemorySpec, Training, model_file, models, parts
 from rwalk.closed_form import features
-from rwalk.data.datasets import Reading, TableEncoder, encoder
+from rwalk.data.datasets import Reading, TableEncoder, table_encoder
 from rwalk.data.datasets.columns import Column
-from rwalk.data.portions import source
+from rwalk.data.large_files import source
 from rwalk.errors import InputError
-from rwalk.models.kept import refusal
+from rwalk.models.from_studies import refusal
 from rwalk.studies.executors import fleet_of
 from rwalk.studies.specs import RunSpec, StreamSpec
 
@@ -118,7 +118,7 @@ def test_a_model_from_files_is_the_estimators_own(rwalk: Rwalk) -> None:
 
 def test_large_files_are_learned_in_portions(rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if each portion were a call: no call, and nothing held, grows with the file."""
-    monkeypatch.setattr(encoder, "CELLS", 1)  # the least there is: 64 rows
+    monkeypatch.setattr(table_encoder, "CELLS", 1)  # the least there is: 64 rows
     calls = []
     learn = IncrementalClassifier.partial_fit
 
@@ -441,7 +441,7 @@ def test_a_table_of_more_inputs_than_fit_into_memory_is_refused() -> None:
 @pytest.mark.parametrize("damage", ["form", "kind", "columns", "mean", "scale", "checksum"])
 def test_a_damaged_note_is_refused(damage: str, prepared: Path, rwalk: Rwalk) -> None:
     path = Path(shutil.copy(prepared / "clf.safetensors", "clf.safetensors"))
-    note = sealed.note_of(path)
+    note = model_file.note_of(path)
     assert note is not None
     form = note["form"]
     if damage == "form":
@@ -459,8 +459,8 @@ def test_a_damaged_note_is_refused(damage: str, prepared: Path, rwalk: Rwalk) ->
         assert content.count(b"flavanoids") == 1
         path.write_bytes(content.replace(b"flavanoids", b"flavonoids"))
     else:
-        found, tensors = sealed.read(path)
-        sealed.write(path, found["format"], sealed.parsed(found["record"]), tensors, note)
+        found, tensors = model_file.read(path)
+        model_file.write(path, found["format"], model_file.parsed(found["record"]), tensors, note)
     refused(rwalk("predict", path, prepared / "a.csv"), "clf.safetensors", "damaged")
 
 
@@ -483,7 +483,7 @@ def kept(folder: str = "study") -> list[tuple[Path, dict[str, Any]]]:
 
 def content(path: Path) -> dict[str, str]:
     """All that is in a file, in any order: the metadata, with a checksum of the tensors."""
-    return sealed.header(path)
+    return model_file.header(path)
 
 
 def assert_measures_as_its_row(path: Path, row: dict[str, Any], **code: Any) -> IncrementalClassifier:

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 import little
 from command_line import Rwalk, refused
-from rwalk import IncrementalClassifier, InputError, sealed
+from rwalk import IncrementalClassifier, InputError, model_file
 from rwalk.data.datasets.images import ImageForm
 
 DATA = load_digits()
@@ -47,7 +47,7 @@ def accuracy(rwalk: Rwalk, network: str, model: str = "clf.safetensors") -> floa
 def test_fit_and_predict_with_a_network_of_ones_own(rwalk: Rwalk, network: str) -> None:
     assert rwalk(*FIT, f"--network=little:{network}").code == 0
     assert accuracy(rwalk, network) > 0.8
-    note = sealed.note_of(Path("clf.safetensors"))
+    note = model_file.note_of(Path("clf.safetensors"))
     assert note is not None and note["form"]["network"] == f"little:{network}"
 
 

@@ -24,9 +24,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 from torch import Tensor, nn
 
-from rwalk import sealed
+from rwalk import model_file
 from rwalk.classifier import network as classifier_files
-from rwalk.classifier.calls import Call, longest, stream_of, take_up
+from rwalk.classifier.call_as_task import Call, longest, stream_of, take_up
 from rwalk.classifier.network import NetworkClassifier, learner_of
 from rwalk.data import datasets, splits
 from rwalk.data.memory import MemorySpec
@@ -746,10 +746,10 @@ def test_code_is_not_in_the_file(tmp_path: Path) -> None:
 def test_a_parameter_that_is_newer_than_a_file_has_its_default(tmp_path: Path) -> None:
     path = tmp_path / "classifier"
     NetworkClassifier(memory=1, epochs=1, verbose=False).fit([[0.0], [1.0]], [0, 1]).save(path)
-    metadata, tensors = sealed.read(path)
+    metadata, tensors = model_file.read(path)
     record = json.loads(metadata["record"])
     del record["params"]["learning_rate"]
-    sealed.write(path, classifier_files.FORMAT, record, tensors)
+    model_file.write(path, classifier_files.FORMAT, record, tensors)
     assert NetworkClassifier.load(path).learning_rate == 1e-3
 
 
@@ -813,8 +813,8 @@ def forged(saved: bytes, tmp_path: Path, *keys: str | int, value: Any) -> bytes:
     text = json.dumps(record)
     path = tmp_path / "original"
     path.write_bytes(saved)
-    _, tensors = sealed.read(path)
-    header["__metadata__"] = sealed.metadata(classifier_files.FORMAT, text, tensors)
+    _, tensors = model_file.read(path)
+    header["__metadata__"] = model_file.metadata(classifier_files.FORMAT, text, tensors)
     packed = json.dumps(header).encode()
     packed += b" " * (-len(packed) % 8)
     return struct.pack("<Q", len(packed)) + packed + saved[8 + size :]
@@ -923,9 +923,9 @@ def replaced(name: str, make: Callable[[Tensor], Tensor]) -> Callable[[dict[str,
 def test_tensors_that_do_not_belong_are_refused(change: tuple[str, Any], tmp_path: Path) -> None:
     classifier = quick(epochs=1, memory=2).partial_fit(*blobs("ab"))
     classifier.save(tmp_path / "original")
-    metadata, tensors = sealed.read(tmp_path / "original")
+    metadata, tensors = model_file.read(tmp_path / "original")
     change[1](tensors)
-    forged = sealed.metadata(metadata["format"], metadata["record"], tensors)
+    forged = model_file.metadata(metadata["format"], metadata["record"], tensors)
     (tmp_path / "original").write_bytes(safetensors.torch.save(tensors, forged))
     refused((tmp_path / "original").read_bytes(), tmp_path / "file")
 

@@ -19,7 +19,7 @@ import little
 from cluster import Cluster
 from rwalk import InputError
 from rwalk.data.datasets import Reading
-from rwalk.data.portions import source
+from rwalk.data.large_files import source
 from rwalk.models import Trained, learn, learn_in_parts
 
 X, Y = load_digits(return_X_y=True)
@@ -80,7 +80,7 @@ def test_images_are_divided_as_they_are_read(tmp_path: Path, monkeypatch: pytest
         folder = tmp_path / "images" / f"digit{Y[number]}"
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray((X[number].reshape(8, 8) * 15).astype(np.uint8)).save(folder / f"{number}.png")
-    monkeypatch.setattr("rwalk.data.portions.BYTES", 1)  # sixteen images at a time
+    monkeypatch.setattr("rwalk.data.large_files.BYTES", 1)  # sixteen images at a time
     found = source([tmp_path / "images"], Reading())
     parts = found.parts()
     assert len(parts) == 13

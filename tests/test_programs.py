@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rwalk import programs
+from rwalk.atomic_files import is_private
 from rwalk.data import splits
 from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Stream
@@ -28,7 +29,6 @@ from rwalk.engine.execution import ExecutionPlan as Plan
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.snapshots import Snapshot
 from rwalk.engine.step import Eager
-from rwalk.files import is_private
 from rwalk.learners import Learner, learner
 from rwalk.programs import CompilerFailed, compiler_works, program, recording
 from rwalk.training import Training

@@ -22,7 +22,7 @@ from reproduction import kept
 from reproduction.experiments import published_values
 from rwalk.data.memory import MemorySpec
 from rwalk.report.html import write_report
-from rwalk.report.watch import Watched, serve
+from rwalk.report.live_server import Watched, serve
 from rwalk.studies.specs import RunSpec, StreamSpec
 
 # ── the page in a browser ────────────────────────────────────────────────────────────────────────────────────────

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import little
-from rwalk import InputError, sealed
-from rwalk.files import LEFT, with_checksum, write_atomically
+from rwalk import InputError, model_file
+from rwalk.atomic_files import LEFT, with_checksum, write_atomically
 from rwalk.studies import Study, provenance
 from rwalk.studies.claims import CLAIMS, Claims
 from rwalk.studies.events import Event, Stepped
@@ -356,11 +356,11 @@ def test_folder_that_a_killed_save_of_tensors_left_is_removed_by_the_next(
     (left / ".tmpAbCdEf").write_text("half")
     os.utime(left, (time.time() - 2 * LEFT,) * 2)
     places: list[Path] = []
-    save = sealed.save_file
+    save = model_file.save_file
     monkeypatch.setattr(
-        sealed, "save_file", lambda tensors, path, about: places.append(path) or save(tensors, path, about)
+        model_file, "save_file", lambda tensors, path, about: places.append(path) or save(tensors, path, about)
     )
-    sealed.write(tmp_path / "model", "kind", {}, {"a": torch.zeros(3)})
+    model_file.write(tmp_path / "model", "kind", {}, {"a": torch.zeros(3)})
     assert [path.parent.parent for path in places] == [tmp_path], "in a folder that the next writer recognises"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 

@@ -19,7 +19,7 @@ import torch
 import little
 import rwalk
 from rwalk import Fleet, InputError, MemorySpec
-from rwalk.files import with_checksum
+from rwalk.atomic_files import with_checksum
 from rwalk.studies import Study
 from rwalk.studies.compare import compare
 from rwalk.studies.events import Event, RowDone, Started, Stepped, Trained

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_iris, load_wine
 
 from rwalk import Dataset, IncrementalClassifier
-from rwalk.data.datasets import Reading, TableEncoder, encoder, load
+from rwalk.data.datasets import Reading, TableEncoder, load, table_encoder
 from rwalk.data.datasets.tables import Table
 from rwalk.errors import InputError
 from rwalk.studies.specs import RunSpec, StreamSpec
@@ -246,7 +246,7 @@ def test_text_that_no_two_rows_share_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_column_of_numbers_that_turns_out_to_be_text_is_text_throughout(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(encoder, "CELLS", 64)  # chunks of 64 rows
+    monkeypatch.setattr(table_encoder, "CELLS", 64)  # chunks of 64 rows
     rows = [[i % 3 if i < 150 else "many", i, i % 2] for i in range(200)]
     form = TableEncoder.fit(written(tmp_path / "late.csv", ["count", "n", "label"], rows))
     assert form.columns[0].values == ("0", "1", "2", "many")
@@ -545,7 +545,7 @@ def test_chunks_of_frames_and_arrow_tables_make_no_difference(monkeypatch: pytes
     rng = np.random.default_rng(0)
     frame = pandas.DataFrame({"x": rng.normal(size=200), "k": rng.choice(["a", "b"], 200)})
     whole = TableEncoder.fit(frame, labelled=False).transform(frame)
-    monkeypatch.setattr(encoder, "CELLS", 1)  # chunks of 64 rows
+    monkeypatch.setattr(table_encoder, "CELLS", 1)  # chunks of 64 rows
     for table in (frame, pyarrow.Table.from_pandas(frame)):
         in_chunks = TableEncoder.fit(table, labelled=False)
         assert in_chunks.transform(table).tolist() == whole.tolist()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rwalk.garbage import uncollected
+from rwalk.gc_pause import gc_paused
 
 if TYPE_CHECKING:
     from rwalk import metrics
@@ -99,7 +99,7 @@ def __getattr__(name: str) -> Any:
         return import_module("rwalk.metrics")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'rwalk' has no attribute {name!r}")
-    with uncollected():  # imported modules stay: looking for garbage among them takes a good part of the time
+    with gc_paused():  # imported modules stay: looking for garbage among them takes a good part of the time
         value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value

@@ -10,10 +10,10 @@ from typing import Any, TypeVar, get_type_hints
 import torch
 from torch import Tensor
 
-from rwalk.catalogue import in_order
 from rwalk.errors import InputError, unknown
 from rwalk.losses import LOSSES, Loss
 from rwalk.methods import METHODS, Method
+from rwalk.part_names import in_order
 from rwalk.projectors import PROJECTORS, Projector
 from rwalk.registry import MOVED, imported
 from rwalk.solvers import SOLVERS, Solver

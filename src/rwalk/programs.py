@@ -29,8 +29,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from rwalk import private_torch
+from rwalk.atomic_files import is_private
 from rwalk.errors import first_line
-from rwalk.files import is_private
 
 logger = logging.getLogger(__name__)
 

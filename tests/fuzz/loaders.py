@@ -24,16 +24,16 @@ import atheris
 sys.path.insert(0, str(Path(__file__).parents[1]))
 with atheris.instrument_imports(include=["rwalk"]):
     import little
-    from rwalk import Fleet, InputError, MemorySpec, Training, learner, sealed
+    from rwalk import Fleet, InputError, MemorySpec, Training, learner, model_file
+    from rwalk.atomic_files import parse_json
     from rwalk.classifier import IncrementalClassifier, closed_form_files
     from rwalk.classifier import network as classifier_network
     from rwalk.data import datasets
     from rwalk.data.datasets.images import FORMATS, form_of, read_image
     from rwalk.data.datasets.official import read_idx, unpickled
-    from rwalk.data.portions import form_from_json
-    from rwalk.files import parse_json
+    from rwalk.data.large_files import form_from_json
     from rwalk.guard import Guard
-    from rwalk.guard import io as guard_files
+    from rwalk.guard import guard_file as guard_files
     from rwalk.studies import Study, checkpoint
     from rwalk.studies.store import Store, read_rows
 
@@ -103,7 +103,7 @@ def sealed_again(kind: str, data: bytes) -> Path:
     record, _, packed = data.partition(b"\0")
     try:
         held, text = safetensors.torch.load(packed), record.decode()
-        metadata = sealed.metadata(kind, text, held)
+        metadata = model_file.metadata(kind, text, held)
     except Exception:  # anything may be wrong with these bytes, and that is no finding
         path.write_bytes(data)
     else:
@@ -131,7 +131,7 @@ def little_model() -> nn.Module:
 
 def taken_apart(path: Path) -> list[bytes]:
     """A sound file, as `sealed_again` takes it and as it is."""
-    metadata, held = sealed.read(path)
+    metadata, held = model_file.read(path)
     return [metadata["record"].encode() + b"\0" + safetensors.torch.save(held), path.read_bytes()]
 
 

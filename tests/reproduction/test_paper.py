@@ -27,11 +27,11 @@ from reproduction.questions import QUESTIONS
 from reproduction.reproduce import Planned, dry_run, find, plan, study_of
 from reproduction.results import blocks, blocks_of_appendix, filled
 from reproduction.settings import Setting
+from rwalk.atomic_files import write_atomically
 from rwalk.cli import main
 from rwalk.data.datasets import official
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
-from rwalk.files import write_atomically
 from rwalk.report.statistics import Mean
 from rwalk.studies import provenance
 from rwalk.studies.rows import Made, Measures, Row

@@ -17,7 +17,7 @@ from rwalk.engine import networks
 from rwalk.errors import InputError
 from rwalk.registry import MOVED
 from rwalk.report.html import write_report
-from rwalk.report.results import summarise
+from rwalk.report.study_results import summarise
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.store import Store
 

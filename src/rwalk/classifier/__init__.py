@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rwalk.classifier.closed_form import IncrementalRegressor
 from rwalk.classifier.estimator import IncrementalClassifier
-from rwalk.classifier.evaluation import Prequential, StreamSearch, prequential, stream_search
+from rwalk.classifier.stream_evaluation import Prequential, StreamSearch, prequential, stream_search
 
 __all__ = [
     "IncrementalClassifier",

@@ -21,20 +21,20 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from rwalk.classifier import closed_form_files as sums_files
-from rwalk.classifier import encoders, files
+from rwalk.classifier import encoders, estimator_files
 from rwalk.classifier.base import ArrayClassifier, ArrayEstimator, Summable, Takes, positive
-from rwalk.classifier.calls import Scaling
+from rwalk.classifier.call_as_task import Scaling
 from rwalk.classifier.encoders import texts_of
-from rwalk.classifier.files import Contents, Stored
+from rwalk.classifier.estimator_files import Contents, Stored
 from rwalk.classifier.frames import form_of_table, rows_of
 from rwalk.classifier.network import NetworkClassifier
 from rwalk.closed_form.examples import Examples
 from rwalk.closed_form.features import Recipe
 from rwalk.closed_form.features.backbone import BackboneFeatures
-from rwalk.closed_form.fit import Rule
 from rwalk.closed_form.ledger import Ledger
 from rwalk.closed_form.model import Model, check_mergeable
-from rwalk.closed_form.ridge import FOR_CLASSES
+from rwalk.closed_form.solution import Rule
+from rwalk.closed_form.solve import FOR_CLASSES
 from rwalk.engine import networks
 from rwalk.engine.networks import Factory
 from rwalk.errors import InputError, unknown
@@ -213,7 +213,7 @@ class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
 
     def _contents(self) -> Contents:
         classes = isinstance(self, ArrayClassifier)  # a regression has no probabilities
-        params = files.plain(self.get_params(deep=False))
+        params = estimator_files.plain(self.get_params(deep=False))
         del params["encoder"]
         encoder = None if self.encoder is None else encoders.about(self.encoder, self._encodes_texts)
         own = {"estimator": type(self).__qualname__, "params": params, "encoder": encoder}
@@ -222,14 +222,14 @@ class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
             self._model.drop_sample()
         if self._ledger is not None:
             tensors |= {f"ledger.{name}": each for name, each in self._ledger.tensors().items()}
-        return {**files.about_inputs(self), **self._about(), **own, **about}, tensors
+        return {**estimator_files.about_inputs(self), **self._about(), **own, **about}, tensors
 
     @classmethod
     def _restored(cls, record: dict[str, Any], tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Self:
         self = cls(**sums_files.checked_params(record, cls.__qualname__, cls._get_param_names(), given, FIXED))
         sums_files.check_encoder(self.encoder, record.get("encoder"))
         self._encodes_texts = bool((record.get("encoder") or {}).get("probe"))
-        files.restore_inputs(self, record)
+        estimator_files.restore_inputs(self, record)
         self._fix()
         self._model = self._made(self.input_shape_, self._restore_targets(record))
         sums, self._ledger = sums_files.without_ledger(tensors)
@@ -358,10 +358,10 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
         return counts
 
     def _about(self) -> dict[str, Any]:
-        return {"classes": files.labels_to_json(self.classes_)}
+        return {"classes": estimator_files.labels_to_json(self.classes_)}
 
     def _restore_targets(self, record: Mapping[str, Any]) -> int:
-        self.classes_ = files.checked_labels(record["classes"])
+        self.classes_ = estimator_files.checked_labels(record["classes"])
         return len(self.classes_)
 
 

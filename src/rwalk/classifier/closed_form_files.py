@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from rwalk.classifier import encoders, files
-from rwalk.classifier.files import Contents, check_tensors
+from rwalk.classifier import encoders, estimator_files
+from rwalk.classifier.estimator_files import Contents, check_tensors
 from rwalk.closed_form.calibration import Certainty, Familiar
-from rwalk.closed_form.counted import Counted
 from rwalk.closed_form.examples import Examples
+from rwalk.closed_form.feature_sums import Counted
 from rwalk.closed_form.features import KINDS, FeatureMap, fingerprint, tensors_of
 from rwalk.closed_form.features.backbone import BackboneFeatures
-from rwalk.closed_form.fit import Rule
 from rwalk.closed_form.ledger import Ledger
 from rwalk.closed_form.model import Model
-from rwalk.closed_form.ridge import Solution
-from rwalk.closed_form.statistics import Statistics
+from rwalk.closed_form.solution import Rule
+from rwalk.closed_form.solve import Solution
+from rwalk.closed_form.sums import Statistics
 from rwalk.errors import InputError
-from rwalk.sealed import expect, is_whole, shown
+from rwalk.model_file import expect, is_whole, shown
 
 if TYPE_CHECKING:
     from rwalk.classifier.closed_form import FirstCall
@@ -112,7 +112,7 @@ def checked_params(
     if record["estimator"] != estimator:
         held, asked = (PUBLIC.get(each, str(each)) for each in (record["estimator"], estimator))
         raise InputError(f"it holds a {held}, not a {asked}: load it as one")
-    params = files.checked_params(record["params"], names, given)
+    params = estimator_files.checked_params(record["params"], names, given)
     for name, value in given.items():
         if name in fixed and name in record["params"] and record["params"][name] != value:
             now = type(value).__name__ if isinstance(value, nn.Module) else repr(value)

@@ -20,12 +20,12 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from rwalk import parts, sealed
+from rwalk import model_file, parts
 from rwalk.classifier.base import Parameters, Summable
-from rwalk.classifier.choice import AutoClassifier
 from rwalk.classifier.closed_form import METHODS, ClosedFormClassifier
 from rwalk.classifier.encoders import texts_of
-from rwalk.classifier.files import reading
+from rwalk.classifier.estimator_files import reading
+from rwalk.classifier.family_choice import AutoClassifier
 from rwalk.classifier.frames import form_of_table, names_of, rows_of
 from rwalk.classifier.network import AUTO, NetworkClassifier
 from rwalk.classifier.texts import TextClassifier, is_sparse
@@ -270,7 +270,7 @@ class IncrementalClassifier(Summable, Parameters):
             InputError: The file is damaged, of another kind, or needs code that was not given.
         """
         with reading(path):
-            kind = sealed.header(Path(path)).get("format") or ""
+            kind = model_file.header(Path(path)).get("format") or ""
         # An unknown format is refused by any family.
         inner = FORMATS.get(kind, ClosedFormClassifier).load(path, **params)
         self = cls(**inner.get_params(deep=False))

@@ -19,9 +19,9 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from rwalk import parts
-from rwalk.classifier import files
+from rwalk.classifier import estimator_files
 from rwalk.classifier.base import ArrayClassifier, Takes
-from rwalk.classifier.calls import (
+from rwalk.classifier.call_as_task import (
     Call,
     Knowledge,
     Place,
@@ -32,7 +32,7 @@ from rwalk.classifier.calls import (
     scale_of,
     trained_network,
 )
-from rwalk.classifier.files import Contents, Stored, fingerprint, section
+from rwalk.classifier.estimator_files import Contents, Stored, fingerprint, section
 from rwalk.classifiers import Classifier
 from rwalk.data.memory import MemorySpec
 from rwalk.data.samplers import RESERVOIR
@@ -43,7 +43,7 @@ from rwalk.errors import InputError
 from rwalk.labels import columns_of, labels_of, merged, whole
 from rwalk.learners import LAMS, Learner, learner, with_lam
 from rwalk.methods import Method
-from rwalk.sealed import expect, is_whole
+from rwalk.model_file import expect, is_whole
 from rwalk.threads import few_threads
 from rwalk.training import Training
 
@@ -195,8 +195,8 @@ class NetworkClassifier(Takes, Stored, ArrayClassifier):
             record["best"], record["sharpness"] = 0, 1.0
             record["params"] = {"lam": None, "standardize": False, **record["params"]}
         self = cls(**_checked_params(record["params"], cls._get_param_names(), given))
-        files.restore_inputs(self, record)
-        classes, settings = files.checked_labels(record["classes"]), settings_of(self)
+        estimator_files.restore_inputs(self, record)
+        classes, settings = estimator_files.checked_labels(record["classes"]), settings_of(self)
         known = _checked_knowledge(record, tensors, self.input_shape_)
         _check_tensors(known, settings.network, settings.learner.method, self.input_shape_, len(classes))
         self._become(settings, classes, self.input_shape_, known)
@@ -323,9 +323,9 @@ def contents(estimator: NetworkClassifier, known: Knowledge) -> Contents:
     """The record and the tensors of an estimator with these parameters, classes, inputs and knowledge."""
     inputs = _inputs(known)
     record = {
-        **files.about_inputs(estimator),
+        **estimator_files.about_inputs(estimator),
         "params": _params_to_json(estimator.get_params(deep=False)),
-        "classes": files.labels_to_json(estimator.classes_),
+        "classes": estimator_files.labels_to_json(estimator.classes_),
         "seed": known.seed,
         "tasks": known.tasks,
         "last_seen": known.last_seen,
@@ -429,7 +429,7 @@ def _inputs_by_class(
 
 def _params_to_json(params: Mapping[str, Any]) -> dict[str, Any]:
     """The constructor's parameters, without those that are code."""
-    stored = files.plain(params)
+    stored = estimator_files.plain(params)
     method = params["method"]
     if type(method) in parts.parts().values():
         settings = {each.name: getattr(method, each.name) for each in fields(method)}
@@ -441,8 +441,8 @@ def _params_to_json(params: Mapping[str, Any]) -> dict[str, Any]:
 
 def _checked_params(stored: Any, names: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters for the constructor, which checks their values."""
-    params = files.checked_params(stored, names, given)
-    files.check_complete(params, names)
+    params = estimator_files.checked_params(stored, names, given)
+    estimator_files.check_complete(params, names)
     if isinstance(method := params["method"], dict):
         settings = {name: value for name, value in method.items() if name != "name"}
         params["method"] = parts.parts()[method["name"]](**settings)

@@ -19,14 +19,14 @@ from sklearn.preprocessing import normalize
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from rwalk.classifier import files
+from rwalk.classifier import estimator_files
 from rwalk.classifier.base import ArrayClassifier, Summable, Takes, checked_weights, positive
 from rwalk.classifier.encoders import texts_of
-from rwalk.classifier.files import Contents, Stored
+from rwalk.classifier.estimator_files import Contents, Stored
 from rwalk.classifier.sparse_sums import Sample, Solution, SparseSums
 from rwalk.errors import InputError
 from rwalk.labels import array, columns_of, labels_of, merged
-from rwalk.sealed import expect, is_whole
+from rwalk.model_file import expect, is_whole
 
 COLUMNS = 1 << 17  # of hashed n-grams
 COMMON = 512  # columns whose products with all others are summed
@@ -280,18 +280,18 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
             "kind": self._kind,
             "width": getattr(self, "n_features_in_", None),
             "columns": list(self._sums.shape),
-            "classes": files.labels_to_json(self.classes_),
+            "classes": estimator_files.labels_to_json(self.classes_),
             "fit": [solution.ridge, self._factor, self.ridge],
         }
         return record, {name: torch.from_numpy(np.ascontiguousarray(each)) for name, each in sums.items()}
 
     @classmethod
     def _restored(cls, record: dict[str, Any], tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Self:
-        self = cls(**files.checked_params(record["params"], cls._get_param_names(), given))
+        self = cls(**estimator_files.checked_params(record["params"], cls._get_param_names(), given))
         expect(record["kind"] in ROOM and len(record["columns"]) == 2, "the kind of inputs")
         columns, some = record["columns"]
         expect(is_whole(columns, 1, COLUMNS + 1) and is_whole(some, 1, columns + 1), "the number of columns")
-        self._kind, self.classes_ = record["kind"], files.checked_labels(record["classes"])
+        self._kind, self.classes_ = record["kind"], estimator_files.checked_labels(record["classes"])
         if self._kind == "sparse":
             expect(is_whole(record["width"], MOST_DENSE + 1), "the number of columns")
             self.n_features_in_ = record["width"]

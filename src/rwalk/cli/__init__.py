@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from rwalk.cli import check, export, listing, models, reading, resume, run, status
+from rwalk.cli import check, classifier_commands, diff_and_report, export, list_parts, resume, run, status
 from rwalk.cli.options import add_command, to_stderr
 from rwalk.cli.run import DEFAULT_METHODS
 
@@ -28,19 +28,19 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-add_command(app, models.fit, "rwalk.data.own_files:Reading", but="task_column")
-app.command()(models.predict)
-app.command()(models.forget)
-app.command()(models.merge)
+add_command(app, classifier_commands.fit, "rwalk.data.file_options:Reading", but="task_column")
+app.command()(classifier_commands.predict)
+app.command()(classifier_commands.forget)
+app.command()(classifier_commands.merge)
 add_command(app, run.run, "rwalk.studies.specs:RunSpec")
 app.command()(resume.resume)
 app.command()(status.status)
-app.command()(reading.diff)
-app.command()(reading.report)
+app.command()(diff_and_report.diff)
+app.command()(diff_and_report.report)
 app.command()(export.export)
 app.command()(check.check)
-app.command()(listing.methods)
-app.command()(listing.datasets)
+app.command()(list_parts.methods)
+app.command()(list_parts.datasets)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -18,12 +18,12 @@ def show(rows: list[Row], folder: Path) -> None:
     from rich.console import Console
     from rich.markup import escape
 
+    from rwalk.atomic_files import write_atomically
     from rwalk.demonstration import story
     from rwalk.demonstration.picture import picture
     from rwalk.demonstration.table import table
-    from rwalk.files import write_atomically
-    from rwalk.report.results import summarise
-    from rwalk.showing import shown
+    from rwalk.escaping import shown
+    from rwalk.report.study_results import summarise
 
     console = Console(highlight=False)
     ways = story.ways(summarise(rows))

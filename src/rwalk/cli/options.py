@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 import typer
 from typer.core import TyperCommand
 
+from rwalk.escaping import shown
 from rwalk.fields import Option, options_of
 from rwalk.registry import imported
-from rwalk.showing import shown
 
 if TYPE_CHECKING:
     from rwalk.data.datasets import Reading
@@ -133,9 +133,9 @@ def chosen_device(name: str) -> str:
 
 def with_label(dataset: str, reading: Reading, tell: Callable[[str], None]) -> Reading:
     """A table's reading with its column of classes named; if the user named none, the choice is reported."""
+    from rwalk.atomic_files import at_home
     from rwalk.data.datasets import TableEncoder
     from rwalk.data.datasets.tables import is_table
-    from rwalk.files import at_home
 
     if reading.label is not None or not is_table(dataset):
         return reading

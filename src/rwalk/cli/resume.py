@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rwalk.cli import execute, trust
+from rwalk.cli import run_study, trust
 from rwalk.cli.options import (
     AsJson,
     CheckpointEvery,
@@ -58,4 +58,4 @@ def resume(
         checkpoint_every=checkpoint_every,
         executor=executor,
     )
-    execute.run_and_show(study, store, quiet, as_json, track, execute.remarks_on(study, keep), keep)
+    run_study.run_and_show(study, store, quiet, as_json, track, run_study.remarks_on(study, keep), keep)

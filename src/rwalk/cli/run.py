@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rwalk.cli import execute, trust
+from rwalk.cli import run_study, trust
 from rwalk.cli.options import (
     AsJson,
     CheckpointEvery,
@@ -80,11 +80,11 @@ def run(
     option that chooses the data or the methods, a study; by default digits in five tasks of two classes each, five
     methods and five seeds.
     """
+    from rwalk.atomic_files import at_home
     from rwalk.cli import sweep
     from rwalk.data.datasets import Reading, is_folder
     from rwalk.data.memory import MemorySpec
     from rwalk.errors import InputError
-    from rwalk.files import at_home
     from rwalk.studies import Study
     from rwalk.studies.specs import NETWORK, RunSpec, StreamSpec
     from rwalk.training import Training
@@ -131,12 +131,12 @@ def run(
     study = Study(
         tuple(runs), reference, data, where, workers, checkpoint_every=checkpoint_every, executor=executor
     )
-    remarks += execute.remarks_on(study, keep)
+    remarks += run_study.remarks_on(study, keep)
     hashed = f"{Path(name.replace(':', '-')).name}-{study.hash()[:8]}"
     folder = out or Path("rwalk-studies") / hashed
-    study, store = execute.placed(study, folder, join)
-    go_on = execute.SAME_COMMAND if join else ""
-    execute.run_and_show(study, store, quiet, as_json, track, remarks, keep, go_on)
+    study, store = run_study.placed(study, folder, join)
+    go_on = run_study.SAME_COMMAND if join else ""
+    run_study.run_and_show(study, store, quiet, as_json, track, remarks, keep, go_on)
 
 
 def _memory(given: dict[str, Any]) -> MemorySpec | None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rwalk.cli.options import say
-from rwalk.showing import duration
+from rwalk.escaping import duration
 
 
 def status(folder: Annotated[Path, typer.Argument(help="a study folder")]) -> None:

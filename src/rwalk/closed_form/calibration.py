@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rwalk.closed_form.ridge import Coordinates, Solution, equations, factored
-from rwalk.closed_form.statistics import Centred
+from rwalk.closed_form.solve import Coordinates, Solution, equations, factored
+from rwalk.closed_form.sums import Centred
 from rwalk.seeds import generator
 
 ENOUGH = 50  # examples left out, to measure anything with

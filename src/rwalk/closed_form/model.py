@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from rwalk.closed_form.calibration import Certainty, Familiar
-from rwalk.closed_form.counted import ROWS, SEVERAL, Counted, check_inputs, outside, range_of
 from rwalk.closed_form.examples import Examples, Sample, joined, without
+from rwalk.closed_form.feature_sums import ROWS, SEVERAL, Counted, check_inputs, outside, range_of
 from rwalk.closed_form.features import LOOKED_AT, FeatureMap, Recipe, fingerprint
-from rwalk.closed_form.fit import Fit, Rule
-from rwalk.closed_form.ridge import Solution, Updates
+from rwalk.closed_form.solution import Fit, Rule
+from rwalk.closed_form.solve import Solution, Updates
 from rwalk.errors import InputError
 
 STORED = "solution", "certainty", "familiar"  # what a file has of a fit

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rwalk.catalogue import spelled
 from rwalk.demonstration.runs import CLOSED_FORM, SETTINGS, TASKS, UNPROTECTED
-from rwalk.report.results import Summary
+from rwalk.part_names import spelled
 from rwalk.report.statistics import mean_and_deviation
+from rwalk.report.study_results import Summary
 
 INTRODUCTION = (
     f"a demonstration: {TASKS} tasks, learned one after the other; no old data are kept",

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rwalk.demonstration.runs import UNPROTECTED
 from rwalk.demonstration.story import Way
-from rwalk.report.looks import colour
+from rwalk.report.colours import colour
 from rwalk.report.statistics import mean_and_deviation
 
 BAR = 16  # characters of a bar of 100 %

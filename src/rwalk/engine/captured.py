@@ -13,7 +13,7 @@ from rwalk import private_torch
 from rwalk.engine.execution import FAILED, ExecutionPlan
 from rwalk.engine.method_groups import score, update
 from rwalk.engine.step import Eager, Inputs, pure_gradient
-from rwalk.garbage import uncollected
+from rwalk.gc_pause import gc_paused
 from rwalk.programs import Programs, fused
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class _Capture:
         self.inputs = [each.clone() for each in inputs]
         self.graph = torch.cuda.CUDAGraph()
         # Freeing a finished fleet's graph would spoil the capture in progress.
-        with uncollected(), torch.cuda.graph(self.graph):
+        with gc_paused(), torch.cuda.graph(self.graph):
             self.result = function(*self.inputs)
 
     def __call__(self, inputs: tuple[Tensor, ...]) -> Tensors:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rwalk.closed_form.features import LOOKED_AT, tensors_of
-from rwalk.closed_form.statistics import Statistics
+from rwalk.closed_form.sums import Statistics
 from rwalk.engine.task_plan import batches_of
 from rwalk.engine.vectors import head_weight
 from rwalk.errors import InputError

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rwalk.errors import InputError, unknown
-from rwalk.guard import importance, io, options, select, watch
+from rwalk.guard import guard_file, importance, options, select, warnings
 from rwalk.guard.drift import anchor as anchors
 from rwalk.guard.drift.anchor import Anchor, Controller
 from rwalk.guard.drift.batches import device_of
@@ -197,7 +197,7 @@ class Guard:
             return
         self._reference = Reference.of(self.model, self._parameters)
         if (drift := self.drift()) > MOVED:
-            watch.warn(f"the model is not where its last task left it (drift {drift:.3g}): {otherwise}")
+            warnings.warn(f"the model is not where its last task left it (drift {drift:.3g}): {otherwise}")
 
     def detach(self) -> None:
         """Stop guarding and remove every hook; `attach` continues."""
@@ -237,10 +237,10 @@ class Guard:
         state = self._state
         state.stepped()
         if state.steps % CHECKED == 0 and state.holds() and not state.is_finite():
-            raise watch.not_finite("parameters are not finite")
+            raise warnings.not_finite("parameters are not finite")
         if not (self._warned or state.tasks or self._anchor or isinstance(state.method, Vanilla)):
             self._warned = True
-            watch.warn(
+            warnings.warn(
                 f"{state.method.name} holds nothing in its first task: it measures there what to hold in the "
                 "next; for a model that was trained before, give probes=, or call guard.begin(losses=…)"
             )
@@ -411,7 +411,7 @@ class Guard:
         with self._state.moved():
             left = self._reference.rewind(self.model, lambda: self._worst_drift() <= budget)
         if left is None:
-            watch.warn(
+            warnings.warn(
                 f"the budget of {budget:g} cannot be kept: drift is {self.drift():.3g}, and beyond it even with "
                 "the old values of all guarded parameters; guard more parameters, or give a larger budget"
             )
@@ -475,11 +475,11 @@ class Guard:
         Args:
             probes: whether inputs are included. They are your data: without them, give the same ones when loading.
         """
-        record = {"method": io.description(self._anchor or self._state.method), **self._state.state_dict()}
+        record = {"method": guard_file.description(self._anchor or self._state.method), **self._state.state_dict()}
         record["options"] = options.saved(self._given, list(select.selected(self.model, self._given.params)))
         if self._sets:
             assert self._reference is not None
-            record["drift"] = io.drift_state(self._sets, self._reference, self._controller, probes)
+            record["drift"] = guard_file.drift_state(self._sets, self._reference, self._controller, probes)
         return record
 
     @torch.no_grad()
@@ -492,12 +492,12 @@ class Guard:
         Raises:
             InputError: The state is damaged, or does not fit this model, method or probes.
         """
-        record = io.current(state)
+        record = guard_file.current(state)
         parameters = {each.name: each for each in self._state.guarded}
-        vectors = io.checked(record, self._anchor or self._state.method, parameters)
+        vectors = guard_file.checked(record, self._anchor or self._state.method, parameters)
         restored = None
         if "drift" in record:
-            restored = io.restored(record["drift"], self._sets, self._probes, self._inner, self.budget)
+            restored = guard_file.restored(record["drift"], self._sets, self._probes, self._inner, self.budget)
         elif self._anchor is not None:
             raise InputError("it holds no old outputs, so an anchor could hold nothing: make a new Guard")
         self._state.load(record, vectors)
@@ -507,7 +507,7 @@ class Guard:
             self._hooks.abandon(at_once=False)
         self._warned = True
         if not self.tasks and self._anchor is None and not isinstance(self._state.method, Vanilla):
-            watch.warn("no task was consolidated before this was saved: nothing is held until consolidate()")
+            warnings.warn("no task was consolidated before this was saved: nothing is held until consolidate()")
 
     def save(self, path: str | os.PathLike[str], probes: bool = False) -> None:
         """Write one checked file, all of it or nothing; the model's weights are yours to save.
@@ -524,7 +524,7 @@ class Guard:
         shared = sharded or ranks > 1
         try:
             if not shared or dist.get_rank() == 0:
-                io.write(Path(path), state)
+                guard_file.write(Path(path), state)
         finally:
             if shared:
                 dist.barrier()  # afterwards the file is whole for all
@@ -558,7 +558,7 @@ class Guard:
         """
         guard = None
         try:
-            state = io.current(path if isinstance(path, Mapping) else io.read(Path(path)))
+            state = guard_file.current(path if isinstance(path, Mapping) else guard_file.read(Path(path)))
             old = {name: given.pop(name) for name in list(given) if name in options.OLD}
             asked = options.restored(state, method, probes, given)
             guard = cls.__new__(cls)

@@ -13,10 +13,10 @@ from rwalk.errors import InputError
 from rwalk.guard.drift.anchor import Anchor
 from rwalk.guard.drift.divergences import DIVERGENCES
 from rwalk.guard.drift.probes import Call, Probes
-from rwalk.guard.io import method_in
+from rwalk.guard.guard_file import method_in
 from rwalk.guard.select import Params
 from rwalk.methods import Method
-from rwalk.sealed import expect
+from rwalk.model_file import expect
 
 PRECISIONS = {None: None, "float32": torch.float32, "bfloat16": torch.bfloat16, "8bit": "8bit"}
 

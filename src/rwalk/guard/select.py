@@ -10,8 +10,8 @@ from torch.optim import LBFGS, Optimizer
 
 from rwalk.errors import InputError
 from rwalk.methods import Method
+from rwalk.model_file import shown
 from rwalk.private_torch import calls_step_hooks
-from rwalk.sealed import shown
 
 Params = str | Iterable[str] | Callable[[str, nn.Parameter], bool]
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # what torch's wrappers put into parameters' names

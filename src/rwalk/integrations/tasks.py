@@ -16,7 +16,7 @@ from rwalk.errors import InputError
 from rwalk.guard import Anchor, Guard, Probes
 from rwalk.guard.options import OLD
 from rwalk.guard.select import unwrapped
-from rwalk.guard.watch import warn
+from rwalk.guard.warnings import warn
 from rwalk.methods import METHODS, Method
 
 FILE = "guard.safetensors"  # the name of a guard's file in a trainer's folder

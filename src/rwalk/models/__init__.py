@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rwalk.models.backbone import Backbone, backbone, load_with, through
-from rwalk.models.kept import Keeper
-from rwalk.models.parts import learn_in_parts
+from rwalk.models.from_studies import Keeper
+from rwalk.models.map_reduce import learn_in_parts
 from rwalk.models.trained import Trained, learn, load, predictions
 
 __all__ = [

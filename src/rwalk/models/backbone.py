@@ -16,16 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rwalk import sealed
-from rwalk.classifier.files import reading
+from rwalk import model_file
+from rwalk.classifier.estimator_files import reading
 from rwalk.classifier.network import NetworkClassifier
-from rwalk.data.datasets.files import optional
 from rwalk.data.datasets.images import ImageForm, read_image
-from rwalk.data.portions import Pictures, Source
+from rwalk.data.datasets.npz import optional
+from rwalk.data.large_files import Pictures, Source
 from rwalk.errors import InputError, first_line
+from rwalk.escaping import shown
 from rwalk.models.trained import Trained, load
 from rwalk.registry import imported
-from rwalk.showing import shown
 
 COLOUR = ImageForm(3, 1, 1)  # images are read in colour, in their own sizes
 PROBE = 96, 128  # height and width of a fixed image, by which preprocessings are compared
@@ -152,7 +152,7 @@ def backbone(name: str) -> Backbone:
 def load_with(path: Path, name: str | None) -> tuple[Trained, Backbone | None]:
     """The model in a file, and the network that it needs, whose factory the user names."""
     with reading(path):
-        note, kind = sealed.note_of(path), sealed.header(path).get("format")
+        note, kind = model_file.note_of(path), model_file.header(path).get("format")
     form = note.get("form") if isinstance(note, dict) else None
     needed = form.get("network") if isinstance(form, dict) else None
     if name is None:

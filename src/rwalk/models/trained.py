@@ -17,7 +17,7 @@ from rwalk.classifier import IncrementalClassifier
 from rwalk.classifier.closed_form import METHODS as CLOSED_FORM
 from rwalk.classifier.closed_form import ClosedFormClassifier
 from rwalk.data.datasets import TableEncoder
-from rwalk.data.portions import Portion, Source
+from rwalk.data.large_files import Portion, Source
 from rwalk.data.streams import Form
 from rwalk.errors import InputError
 

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import rwalk
-from rwalk.catalogue import summaries as learners
+from rwalk.atomic_files import write_atomically
 from rwalk.errors import InputError
-from rwalk.files import write_atomically
+from rwalk.escaping import duration, shown
 from rwalk.metrics import HEADS
-from rwalk.report import looks, results, sections, words
-from rwalk.report.results import Results
+from rwalk.part_names import summaries as learners
+from rwalk.report import colours, sections, study_results, wording
 from rwalk.report.sections import NOTHING, Published
-from rwalk.showing import duration, shown
+from rwalk.report.study_results import Results
 
 SCRIPTS = ("model.js", "charts.js", "plots.js", "figures.js", "table.js", "page.js")
 LIVE = "live.js"  # only where a server answers
@@ -34,7 +34,7 @@ def write_report(
     folders: Sequence[Path], out: Path | None = None, published: Published = NOTHING, title: str = ""
 ) -> Path:
     """Write the report of folders of results: by default as `report.html`, in the folder if there is only one."""
-    page = render(results.read_all(folders), title, published=published)
+    page = render(study_results.read_all(folders), title, published=published)
     if out is None:
         out = folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
     try:
@@ -81,9 +81,11 @@ def render(
         made=(made or datetime.now(UTC)).strftime("%d %B %Y, %H:%M UTC"),
         version=rwalk.__version__,
         studies=[_study(each) for each in studies],
-        mixture=results.mixed(studies),
-        heads={head: words.HEAD_NAMES[head] for head in HEADS if any("multi" in each["heads"] for each in parts)},
-        titles=words.TITLES,
+        mixture=study_results.mixed(studies),
+        heads={
+            head: wording.HEAD_NAMES[head] for head in HEADS if any("multi" in each["heads"] for each in parts)
+        },
+        titles=wording.TITLES,
         sections=parts,
         methods=_explained(methods),
         methods_shown=len(methods),
@@ -102,7 +104,7 @@ def _part(name: str) -> str:
 
 def _colours() -> str:
     """The palette as variables of the page."""
-    named = (f"--c{place}: light-dark({light}, {dark})" for place, (light, dark) in enumerate(looks.PALETTE))
+    named = (f"--c{place}: light-dark({light}, {dark})" for place, (light, dark) in enumerate(colours.PALETTE))
     return f":root {{ {'; '.join(named)} }}\n"
 
 
@@ -111,14 +113,14 @@ def _counts(studies: Sequence[Results], configurations: int) -> str:
     seeds = set().union(*(each.seeds for each in studies))
     counts = ((runs, "run"), (configurations, "configuration"), (len(seeds), "seed"))
     unfinished = f" · unfinished: {missing} more to run" if missing else ""
-    return " · ".join(words.counted(*each) for each in counts) + unfinished
+    return " · ".join(wording.counted(*each) for each in counts) + unfinished
 
 
 def _study(study: Results) -> dict[str, Any]:
     """A study at the head of the page: the commands that made it, with which version, when, and how long."""
     facts = [("study", study.name)] if study.name else []
     facts += [("command", "\n".join(study.commands))] if study.commands else []
-    facts += [("version", words.listed([f"rwalk {each}" for each in study.versions]))] if study.versions else []
+    facts += [("version", wording.listed([f"rwalk {each}" for each in study.versions]))] if study.versions else []
     if costs := study.spent:
         first, last = min(each.ended for each in costs), max(each.ended for each in costs)
         span = f"{first:%d %B %Y, %H:%M}" + (f" to {last:%d %B, %H:%M}" if last > first else "")

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from rwalk.catalogue import spelled
-from rwalk.showing import duration, shown
+from rwalk.escaping import duration, shown
+from rwalk.part_names import spelled
 from rwalk.studies import Study
 from rwalk.studies.events import Event, Finished, RowDone, Started, Stepped, Stopped, Trained
 from rwalk.studies.specs import RunSpec

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rwalk import parts
-from rwalk.catalogue import spelled
-from rwalk.catalogue import summaries as learners
 from rwalk.metrics import HEADS
-from rwalk.report import looks, words
-from rwalk.report.results import Results, Summary, heads_agree
+from rwalk.part_names import spelled
+from rwalk.part_names import summaries as learners
+from rwalk.report import colours, wording
 from rwalk.report.statistics import mean_and_deviation, pairwise
+from rwalk.report.study_results import Results, Summary, heads_agree
 from rwalk.report.verdict import LEVEL, families, how_chosen, representatives, verdict
 from rwalk.studies.specs import content_hash
 
@@ -40,8 +40,8 @@ MEASURES = {"A": 100.0, "F": 1.0, "I": 1.0}  # with their scale on the page
 def methods(summaries: Iterable[Summary]) -> list[Json]:
     """Every method with its name, colour and symbol."""
     return [
-        {"id": method, "name": spelled(method), "colour": place, "symbol": looks.SYMBOLS[looks.symbol(place)]}
-        for method, place in looks.places(each.method for each in summaries).items()
+        {"id": method, "name": spelled(method), "colour": place, "symbol": colours.SYMBOLS[colours.symbol(place)]}
+        for method, place in colours.places(each.method for each in summaries).items()
     ]
 
 
@@ -51,9 +51,9 @@ def title(found: Sequence[Json]) -> str:
         return "No finished run yet"
     names = list(dict.fromkeys(spelled(each["method"]) for section in found for each in section["configurations"]))
     data = list(dict.fromkeys(section["title"] for section in found))
-    compared = words.listed(names) if len(names) <= 3 else f"{len(names)} methods"
-    where = words.listed(data) if len(data) <= 3 else f"{len(data)} datasets"
-    return f"{words.begun(compared)} on {where}"
+    compared = wording.listed(names) if len(names) <= 3 else f"{len(names)} methods"
+    where = wording.listed(data) if len(data) <= 3 else f"{len(data)} datasets"
+    return f"{wording.begun(compared)} on {where}"
 
 
 def sections(
@@ -111,7 +111,7 @@ def _section(
                 each[head]["choice"] = how_chosen(each, head, family)
     section = {
         "title": first.spec.stream.dataset,
-        "titles": dict.fromkeys(HEADS, words.BOTH) if agree else words.TITLES,
+        "titles": dict.fromkeys(HEADS, wording.BOTH) if agree else wording.TITLES,
         "heads": heads,
         "facts": _facts(first),
         "setup": _setup(summaries, settings),
@@ -195,10 +195,10 @@ def _configuration(summary: Summary, settings: str) -> Json:
         "method": summary.method,
         "study": summary.study,
         "lam": summary.lam,
-        "memory": words.memory(memory),
+        "memory": wording.memory(memory),
         "size": size,
         "unit": unit,
-        "sampler": memory and words.sampler(memory.sampler),
+        "sampler": memory and wording.sampler(memory.sampler),
         "settings": settings,
         **_hyper_parameters(summary),
         "seeds": list(summary.seeds),
@@ -218,7 +218,7 @@ def _hyper_parameters(summary: Summary) -> Json:
 
 
 def _told(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{words.setting(name)} {words.number(value)}" for name, value in settings.items())
+    return ", ".join(f"{wording.setting(name)} {wording.number(value)}" for name, value in settings.items())
 
 
 def _recorded(summary: Summary, study: Results | None, points: int) -> Json:
@@ -270,7 +270,7 @@ def _results(summary: Summary, head: str, published: Published, held_out: Mappin
 def _facts(summary: Summary) -> list[str]:
     """The settings that all runs of a section share, in words."""
     stream = summary.spec.stream
-    facts = [words.counted(summary.tasks, "task"), f"network {summary.spec.network}"]
+    facts = [wording.counted(summary.tasks, "task"), f"network {summary.spec.network}"]
     if stream.permuted is not None:
         facts.append("permuted pixels")
     if stream.rotated is not None:
@@ -301,7 +301,7 @@ def _setup(summaries: Sequence[Summary], settings: Sequence[Mapping[str, str]]) 
         }
         for summary, values in zip(summaries, settings, strict=True)
     ]
-    setup = [(name, words.listed(list(dict.fromkeys(row[name] for row in rows)), "or")) for name in rows[0]]
+    setup = [(name, wording.listed(list(dict.fromkeys(row[name] for row in rows)), "or")) for name in rows[0]]
     setup[2] = ("training", f"{setup[2][1]} per task")
     counts = sorted({len(summary.seeds) for summary in summaries})
     return [*setup, ("seeds", str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}")]
@@ -318,8 +318,8 @@ def _settings(summary: Summary) -> dict[str, str]:
     named |= {name: value for name, value in spec.numbers.items() if name != "lam"}
     if summary.chosen:
         named["lam"] = f"chosen: {summary.chosen}"
-    budget = words.counted(epochs, "epoch") if steps is None else f"{steps} steps"
-    return {"budget": budget, **{name: f"{words.setting(name)} {value}" for name, value in named.items()}}
+    budget = wording.counted(epochs, "epoch") if steps is None else f"{steps} steps"
+    return {"budget": budget, **{name: f"{wording.setting(name)} {value}" for name, value in named.items()}}
 
 
 def _differing(method: str, settings: Sequence[Mapping[str, str]], summaries: Sequence[Summary]) -> list[str]:

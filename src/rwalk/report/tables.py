@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
-from rwalk.report.results import MORE, Summary
 from rwalk.report.statistics import mean_and_deviation
-from rwalk.report.words import TITLES
+from rwalk.report.study_results import MORE, Summary
+from rwalk.report.wording import TITLES
 
 ASKED_FOR = ("gap", "calibration")  # measured only on request
 

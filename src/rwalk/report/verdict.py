@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rwalk.report.statistics import Mean, holm
-from rwalk.report.words import begun, counted, listed
+from rwalk.report.wording import begun, counted, listed
 
 LEVEL = 0.05  # of significance
 CEILING = "joint"  # learns from all data at once, so that it is no rival of the others

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from rwalk.closed_form.features import Recipe, tensors_of
-from rwalk.closed_form.ridge import Solution
-from rwalk.closed_form.statistics import Statistics
+from rwalk.closed_form.solve import Solution
+from rwalk.closed_form.sums import Statistics
 from rwalk.errors import InputError
 from rwalk.methods.base import require
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rwalk.closed_form import ridge
-from rwalk.closed_form.ridge import FOR_CLASSES, Solution
-from rwalk.closed_form.statistics import Statistics
+from rwalk.closed_form import solve
+from rwalk.closed_form.solve import FOR_CLASSES, Solution
+from rwalk.closed_form.sums import Statistics
 from rwalk.solvers.base import Solver
 
 
@@ -23,4 +23,4 @@ class Ridge(Solver):
     summary: ClassVar[str] = "ridge regression on random features or patches: sums only, nothing is forgotten"
 
     def solution(self, sums: Statistics, blocks: Sequence[int]) -> Solution:
-        return ridge.solve(sums.centred(), blocks, self.ridge, FOR_CLASSES)
+        return solve.solve(sums.centred(), blocks, self.ridge, FOR_CLASSES)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rwalk.closed_form.ridge import Solution, discriminants
-from rwalk.closed_form.statistics import Statistics
+from rwalk.closed_form.solve import Solution, discriminants
+from rwalk.closed_form.sums import Statistics
 from rwalk.solvers.base import Solver
 
 

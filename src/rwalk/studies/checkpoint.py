@@ -20,16 +20,16 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from rwalk import sealed
+from rwalk import model_file
+from rwalk.atomic_files import parse_json, write_atomically
 from rwalk.engine import evaluation, snapshots, teachers
 from rwalk.engine.execution import executed, lacked
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.method_groups import MethodGroup
 from rwalk.engine.snapshots import Snapshot
 from rwalk.errors import InputError
-from rwalk.files import parse_json, write_atomically
 from rwalk.metrics import HEADS
-from rwalk.sealed import Form
+from rwalk.model_file import Form
 from rwalk.studies.provenance import environment
 
 FORMAT = 2
@@ -254,7 +254,7 @@ def _checked_tensors(path: Path, recorded: Any, fleet: Fleet, counters: Mapping[
     _need(digest == recorded["sha256"], "its tensors' checksum is wrong")
     try:
         with safe_open(path, framework="pt") as file:  # reads the header alone, and checks it against the length
-            found = sealed.forms(file)
+            found = model_file.forms(file)
             _check_forms(found, _expected(fleet, counters))
             tensors = {name: file.get_tensor(name) for name in found}
     except safetensors.SafetensorError as error:

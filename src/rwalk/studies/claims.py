@@ -26,8 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from rwalk.atomic_files import parse_json, write_atomically
 from rwalk.errors import InputError
-from rwalk.files import parse_json, write_atomically
 
 CLAIMS = "claims"  # The folder of claims in a study's.
 LEASE = 60.0  # Seconds without a sign of life after which a claim may be taken over; RWALK_LEASE sets it.

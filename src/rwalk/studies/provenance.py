@@ -26,8 +26,8 @@ from rwalk.engine.execution import NO_COMPILER, lacked
 from rwalk.programs import compiler_works
 from rwalk.studies import numerics
 from rwalk.studies.rows import MACHINE, Made, Row
-from rwalk.studies.sources import source_digest
 from rwalk.studies.specs import RunSpec
+from rwalk.studies.user_code import source_digest
 
 
 def made(run: RunSpec, device: str, data: str, execution: str) -> Made:

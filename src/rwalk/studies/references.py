@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from rwalk.atomic_files import checked_json, with_checksum, write_atomically
 from rwalk.engine.execution import NO_COMPILER, lacked
-from rwalk.files import checked_json, with_checksum, write_atomically
 from rwalk.metrics import HEADS
 from rwalk.programs import compiler_works
 from rwalk.studies.executors import Context

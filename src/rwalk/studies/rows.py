@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rwalk import metrics, parts
+from rwalk.atomic_files import with_checksum
 from rwalk.errors import InputError, first_line
-from rwalk.files import with_checksum
+from rwalk.escaping import all_shown
 from rwalk.metrics import HEADS
-from rwalk.showing import all_shown
 from rwalk.studies.specs import UNREADABLE, RunSpec, content_hash, from_json, reference_of, to_json
 
 # The schema of study.json and of rows. Schema 1, which files do not name: a hash covers all settings; rows have

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rwalk.files import checked_json
+from rwalk.atomic_files import checked_json
 from rwalk.studies.claims import CLAIMS, Claims, read_claim
 from rwalk.studies.executors.join import OUTCOMES
 from rwalk.studies.store import Store

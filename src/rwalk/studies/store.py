@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
+from rwalk.atomic_files import WrongChecksum, checked_json, parse_json, with_checksum, write_atomically
 from rwalk.errors import InputError
-from rwalk.files import WrongChecksum, checked_json, parse_json, with_checksum, write_atomically
 from rwalk.studies.claims import CLAIMS, Claims
 from rwalk.studies.rows import MACHINE, NOBODY, Description, Row, Rows, check_measures, lines_of
 from rwalk.studies.workers import Stop

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from rwalk.data.datasets.encoder import TableEncoder, read_table
-from rwalk.data.datasets.files import optional, read_npz
+from rwalk.atomic_files import at_home
 from rwalk.data.datasets.images import read_folder
+from rwalk.data.datasets.npz import optional, read_npz
 from rwalk.data.datasets.official import OFFICIAL, contents
+from rwalk.data.datasets.table_encoder import TableEncoder, read_table
 from rwalk.data.datasets.tables import is_table
-from rwalk.data.own_files import OF_IMAGES, OF_TABLES, Reading
+from rwalk.data.file_options import OF_IMAGES, OF_TABLES, Reading
 from rwalk.data.streams import Dataset
 from rwalk.errors import unknown
-from rwalk.files import at_home
 
 __all__ = ["Dataset", "Reading", "TableEncoder", "describe", "load"]
 

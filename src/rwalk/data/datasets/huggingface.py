@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rwalk.data.datasets.encoder import USUAL_LABELS
 from rwalk.data.datasets.images import GREY, TESTS, ImageForm, pixels_of, unit_pixels
-from rwalk.data.own_files import Reading
+from rwalk.data.datasets.table_encoder import USUAL_LABELS
+from rwalk.data.file_options import Reading
 from rwalk.data.streams import Dataset
 from rwalk.errors import InputError, unknown
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rwalk.data.datasets.files import optional
-from rwalk.data.own_files import LARGEST_SIDE
+from rwalk.data.datasets.npz import optional
+from rwalk.data.file_options import LARGEST_SIDE
 from rwalk.data.streams import Dataset
 from rwalk.errors import InputError
 

@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rwalk.atomic_files import at_home
 from rwalk.data.arrays import unit_interval
-from rwalk.data.datasets.files import optional
+from rwalk.data.datasets.npz import optional
 from rwalk.data.streams import Dataset
 from rwalk.errors import InputError
-from rwalk.files import at_home
 
 GZIP = b"\x1f\x8b"
 LARGEST = 1 << 28  # bytes that a file may hold, unpacked; the largest official one holds 154 MB

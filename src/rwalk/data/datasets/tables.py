@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rwalk.data.datasets.files import check_unpacked, optional
+from rwalk.data.datasets.npz import check_unpacked, optional
 from rwalk.errors import InputError
 
 DELIMITED = (".csv", ".tsv", ".csv.gz", ".tsv.gz")

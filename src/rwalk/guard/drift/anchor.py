@@ -25,7 +25,7 @@ from rwalk.guard.select import unwrapped
 from rwalk.guard.state.sharded import groups, is_sharded, local
 from rwalk.guard.step.penalty import step_size
 from rwalk.methods.base import require
-from rwalk.sealed import expect
+from rwalk.model_file import expect
 
 LONGEST = 4.0  # a pull is at most this many times as long as the task's gradient
 FAR = 0.05  # drift beyond which pulls may be longer, up to `every` times: short ones did not hold the model

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rwalk.errors import InputError, unknown
-from rwalk.guard import watch
+from rwalk.guard import warnings
 
 DENSE, TOP = (
     512,
@@ -272,7 +272,7 @@ def _check_are_logits(output: Tensor) -> None:
     columns = output.shape[-1]
     entropy = torch.distributions.Categorical(logits=output).entropy().mean()
     if columns >= FEW and entropy > UNDECIDED * math.log(columns):
-        watch.warn(
+        warnings.warn(
             f"outputs of shape {tuple(output.shape)} are taken for logits of {columns} classes, but they hardly "
             "prefer any: if they are embeddings or numbers, give divergence='cosine' or 'mse'; otherwise 'kl'"
         )

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rwalk.atomic_files import parse_json, write_atomically
 from rwalk.data.streams import Stream
 from rwalk.engine import evaluation
 from rwalk.engine.evaluation import Cost, kept_bytes
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.progress import Measured, Progress
 from rwalk.errors import InputError, first_line
-from rwalk.files import parse_json, write_atomically
 from rwalk.metrics import HEADS
 from rwalk.studies import numerics, provenance
 from rwalk.studies.checkpoint import Checkpointer

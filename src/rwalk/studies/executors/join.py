@@ -21,9 +21,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rwalk.atomic_files import checked_json, with_checksum, write_atomically
 from rwalk.engine.progress import Progress
 from rwalk.errors import InputError
-from rwalk.files import checked_json, with_checksum, write_atomically
 from rwalk.studies.claims import CLAIMS, Claims
 from rwalk.studies.events import Trained, Watch
 from rwalk.studies.executors.base import (

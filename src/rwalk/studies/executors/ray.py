@@ -24,8 +24,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 import rwalk
+from rwalk.atomic_files import write_atomically
 from rwalk.errors import InputError, first_line
-from rwalk.files import write_atomically
 from rwalk.studies.executors.base import Context, Executor, Job, train_fleet
 from rwalk.studies.executors.ray_worker import News, Post, packed, perform
 from rwalk.studies.specs import RunSpec

@@ -26,7 +26,7 @@ from torch import Tensor
 
 import rwalk
 from rwalk.errors import InputError
-from rwalk.studies import sources
+from rwalk.studies import user_code
 from rwalk.studies.workers import Interrupts, Work
 
 LETTERS = 1.0  # seconds between letters: each is a task for the cluster, and short runs need none
@@ -150,7 +150,7 @@ def _tensor(array: NDArray[Any]) -> Tensor:
 def _files_of(code: Sequence[str]) -> dict[str, bytes]:
     """Modules that are one file, and whole packages: they may have files beside their source."""
     files: dict[str, bytes] = {}
-    for top in sources.carried(name.partition(":")[0] for name in code):
+    for top in user_code.carried(name.partition(":")[0] for name in code):
         inside = top.rglob("*") if top.is_dir() else [top]
         for path in inside:
             if path.is_file() and "__pycache__" not in path.parts:

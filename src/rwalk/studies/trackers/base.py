@@ -20,9 +20,9 @@ from queue import SimpleQueue
 from typing import Any, ClassVar, NamedTuple, Self
 
 from rwalk.errors import first_line
+from rwalk.escaping import all_shown, shown
 from rwalk.metrics import HEADS
 from rwalk.parts import defaults
-from rwalk.showing import all_shown, shown
 from rwalk.studies.events import Event, RowDone, Stepped, TaskMeasured
 from rwalk.studies.logs import Curves
 from rwalk.studies.rows import Description, Row

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from rwalk.errors import InputError
-from rwalk.showing import shown
+from rwalk.escaping import shown
 from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.trackers.base import Subject, Tracker, digest, measures, settings, title

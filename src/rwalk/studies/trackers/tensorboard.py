@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rwalk.atomic_files import write_atomically
 from rwalk.errors import InputError
-from rwalk.files import write_atomically
 from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.trackers.base import Subject, Tracker, digest, measures, settings, title

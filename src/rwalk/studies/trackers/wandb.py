@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from rwalk.atomic_files import write_atomically
 from rwalk.errors import InputError
-from rwalk.files import write_atomically
-from rwalk.showing import all_shown
+from rwalk.escaping import all_shown
 from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec, content_hash
 from rwalk.studies.trackers.base import Subject, Tracker, digest, measures, settings, title

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from rwalk import sealed
-from rwalk.data.portions import form_from_json
+from rwalk import model_file
+from rwalk.data.large_files import form_from_json
 from rwalk.data.streams import Form
 from rwalk.engine.networks import NETWORKS
 from rwalk.errors import InputError, unknown
-from rwalk.sealed import expect, is_whole
+from rwalk.model_file import expect, is_whole
 from rwalk.threads import few_threads
 
 Contents = tuple[dict[str, Any], dict[str, Tensor]]  # the record, and the tensors
@@ -50,7 +50,7 @@ class Stored:
         """
         check_is_fitted(self)
         note = None if self.form_ is None else {"form": self.form_.to_json()}
-        sealed.write(Path(path), self._formats[0], *self._contents(), note)
+        model_file.write(Path(path), self._formats[0], *self._contents(), note)
 
     @classmethod
     @few_threads()
@@ -60,13 +60,13 @@ class Stored:
         Nothing in the file is executed, and all of it is checked.
         """
         with reading(path):
-            metadata, tensors = sealed.read(Path(path))
+            metadata, tensors = model_file.read(Path(path))
             if metadata.get("format") not in cls._formats:
                 raise InputError(
                     f"it is not an estimator that this version can read: its format is not {cls._formats[0]}"
                 )
-            self = cls._restored(sealed.unsealed(metadata, tensors), tensors, params)
-            if (note := sealed.note_of(Path(path))) is not None:
+            self = cls._restored(model_file.unsealed(metadata, tensors), tensors, params)
+            if (note := model_file.note_of(Path(path))) is not None:
                 self.form_ = form_from_json(note["form"])
             return self
 

@@ -20,8 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rwalk.atomic_files import folder_beside, parse_json, replacing
 from rwalk.errors import InputError, first_line
-from rwalk.files import folder_beside, parse_json, replacing
 
 DTYPES = {
     "F64": torch.float64,

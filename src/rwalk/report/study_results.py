@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rwalk import metrics, parts
-from rwalk.catalogue import spelled
 from rwalk.errors import InputError
+from rwalk.escaping import all_shown, shown
 from rwalk.methods import Method
 from rwalk.metrics import HEADS
-from rwalk.showing import all_shown, shown
+from rwalk.part_names import spelled
 from rwalk.studies.logs import COSTS, LOSSES, Costs, Curves, Recorded, commands
 from rwalk.studies.provenance import mixture
 from rwalk.studies.rows import Description, Row

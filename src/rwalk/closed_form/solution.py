@@ -18,9 +18,9 @@ from rwalk.closed_form.calibration import (
     left_out_scores,
     sharpness,
 )
-from rwalk.closed_form.counted import Counted
 from rwalk.closed_form.examples import Sample
-from rwalk.closed_form.ridge import (
+from rwalk.closed_form.feature_sums import Counted
+from rwalk.closed_form.solve import (
     SHARE,
     Coordinates,
     Solution,
@@ -31,7 +31,7 @@ from rwalk.closed_form.ridge import (
     root_of,
     solve,
 )
-from rwalk.closed_form.statistics import Centred
+from rwalk.closed_form.sums import Centred
 from rwalk.errors import InputError
 
 SOLVERS = ("ridge", "lda")

@@ -70,7 +70,7 @@ def _serve(folders: list[Path], title: str, port: int) -> None:
     import signal
     import threading
 
-    from rwalk.report.watch import Watched, serve
+    from rwalk.report.live_server import Watched, serve
 
     server = serve(Watched(folders, title), port)
     for name in (signal.SIGINT, signal.SIGTERM):

@@ -17,16 +17,16 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from rwalk.classifier import files
+from rwalk.classifier import estimator_files
 from rwalk.classifier.base import Parameters
-from rwalk.classifier.calls import FOR_JUDGES, some_of_each
+from rwalk.classifier.call_as_task import FOR_JUDGES, some_of_each
 from rwalk.classifier.closed_form import ClosedFormClassifier
-from rwalk.classifier.files import Contents, Stored, section
+from rwalk.classifier.estimator_files import Contents, Stored, section
 from rwalk.classifier.network import NetworkClassifier, memory_of
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
 from rwalk.labels import columns_of, labels_of, merged
-from rwalk.sealed import expect
+from rwalk.model_file import expect
 from rwalk.seeds import generator
 
 Candidate = ClosedFormClassifier | NetworkClassifier
@@ -147,9 +147,9 @@ class AutoClassifier(Stored, Parameters):
         for name, (_, held) in own.items():
             tensors |= {f"{name}/{key}": tensor for key, tensor in held.items()}
         record = {
-            **files.about_inputs(self),
-            "params": files.plain(self.get_params(deep=False)),
-            "classes": files.labels_to_json(self.classes_),
+            **estimator_files.about_inputs(self),
+            "params": estimator_files.plain(self.get_params(deep=False)),
+            "classes": estimator_files.labels_to_json(self.classes_),
             "candidates": {name: about for name, (about, _) in own.items()},
         }
         return record, tensors
@@ -157,13 +157,13 @@ class AutoClassifier(Stored, Parameters):
     @classmethod
     def _restored(cls, record: dict[str, Any], tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Self:
         names = cls._get_param_names()
-        params = files.checked_params(record["params"], names, given)
-        files.check_complete(params, names)
+        params = estimator_files.checked_params(record["params"], names, given)
+        estimator_files.check_complete(params, names)
         expect(params["method"] == "auto", "the method")
         self = cls(**params)
         self._memory()
-        files.restore_inputs(self, record)
-        classes = self.classes_ = files.checked_labels(record["classes"])
+        estimator_files.restore_inputs(self, record)
+        classes = self.classes_ = estimator_files.checked_labels(record["classes"])
         x, columns = tensors["judges.x"], tensors["judges.y"]
         expect(tuple(x.shape[1:]) == self.input_shape_ and bool(x.isfinite().all()), "a judge")
         expect(columns.dtype == torch.int64 and columns.shape == (len(x),), "a judge")

@@ -16,11 +16,11 @@ import typer
 
 from rwalk.cli.options import Given, Workers, to_stderr
 from rwalk.cli.trust import let_import
-from rwalk.showing import cell, shown
+from rwalk.escaping import cell, shown
 
 if TYPE_CHECKING:
     from rwalk.data.datasets import Reading
-    from rwalk.data.portions import Source
+    from rwalk.data.large_files import Source
     from rwalk.models import Backbone, Trained
     from rwalk.models.trained import Learned
 
@@ -85,7 +85,7 @@ def fit(
         raise InputError(f"{target} exists already: continue it (--continue), or choose another --out")
     _check_writable(target)
     with _working(f"reading {_names(data)}") as working, _told_warnings():
-        from rwalk.data.own_files import Reading
+        from rwalk.data.file_options import Reading
         from rwalk.models import learn  # torch takes seconds to import
 
         reading = Reading(**given[Reading])
@@ -214,7 +214,7 @@ def _begun(
     network: str | None,
 ) -> tuple[Trained, Source]:
     """The model that learns, and its source: new, continued, or created like another."""
-    from rwalk.data.portions import source
+    from rwalk.data.large_files import source
     from rwalk.errors import InputError
     from rwalk.models import Trained, backbone, through
 
@@ -256,7 +256,7 @@ def _source(
 ) -> Source:
     """Files in the form that a model expects."""
     from rwalk.data.datasets import Reading as Usual
-    from rwalk.data.portions import ArrayForm, source
+    from rwalk.data.large_files import ArrayForm, source
     from rwalk.errors import InputError
     from rwalk.models import through
 
@@ -279,8 +279,8 @@ def _check_writable(target: Path) -> None:
 
 def _write(trained: Trained, target: Path) -> None:
     """Write a model; one that was there before is kept beside it."""
+    from rwalk.atomic_files import replacing
     from rwalk.errors import InputError
-    from rwalk.files import replacing
 
     if target.is_file():
         backup = target.with_name(f"{target.name}.before")
@@ -319,8 +319,8 @@ def _working(what: str) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def _table(out: Path | None) -> Iterator[Any]:
     """Writes the rows of a CSV file: all of them or, if something fails, none."""
+    from rwalk.atomic_files import replacing
     from rwalk.errors import InputError
-    from rwalk.files import replacing
 
     if out is None:
         yield csv.writer(sys.stdout, lineterminator="\n").writerow

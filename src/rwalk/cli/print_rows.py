@@ -22,10 +22,10 @@ def _show_tables(rows: list[Row], folder: Path) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from rwalk.report.results import heads_agree, summarise
+    from rwalk.escaping import shown
+    from rwalk.report.study_results import heads_agree, summarise
     from rwalk.report.tables import result_table
-    from rwalk.report.words import BOTH, HEAD_NAMES
-    from rwalk.showing import shown
+    from rwalk.report.wording import BOTH, HEAD_NAMES
     from rwalk.studies.provenance import mixture
 
     console = Console()

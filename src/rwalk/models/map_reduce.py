@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from rwalk.data.portions import Source
+from rwalk.data.large_files import Source
 from rwalk.errors import InputError
 from rwalk.models.trained import Learned, Trained
 from rwalk.studies import executors

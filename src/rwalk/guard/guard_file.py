@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from rwalk import sealed
+from rwalk import model_file
 from rwalk.errors import InputError
 from rwalk.guard.drift import batches
 from rwalk.guard.drift.anchor import Anchor, Controller
@@ -22,7 +22,7 @@ from rwalk.guard.drift.reference import Reference
 from rwalk.guard.select import some
 from rwalk.guard.state.parameter import ParameterState, check_fits
 from rwalk.methods import METHODS, Method
-from rwalk.sealed import expect, is_whole, shown
+from rwalk.model_file import expect, is_whole, shown
 
 FORMAT = "rwalk.Guard/3"
 SECOND_FORMAT = "rwalk.Guard/2"  # of 0.2: with probes, without options; still read
@@ -43,16 +43,16 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
         tensors |= {KEPT + name: tensor for name, tensor in drift.pop("tensors").items()}
         record["drift"] = drift
     # Tensors may share memory (rows of one batch), which safetensors refuses.
-    sealed.write(path, FORMAT, record, {name: tensor.cpu().clone() for name, tensor in tensors.items()})
+    model_file.write(path, FORMAT, record, {name: tensor.cpu().clone() for name, tensor in tensors.items()})
 
 
 def read(path: Path) -> dict[str, Any]:
     """A state as it was written, with the right checksum; its values are not checked yet."""
-    metadata, tensors = sealed.read(path)
+    metadata, tensors = model_file.read(path)
     if FIRST_FORMAT in metadata:
-        record = sealed.parsed(metadata[FIRST_FORMAT])
+        record = model_file.parsed(metadata[FIRST_FORMAT])
     elif metadata.get("format") in (FORMAT, SECOND_FORMAT):
-        record = sealed.unsealed(metadata, tensors)
+        record = model_file.unsealed(metadata, tensors)
     else:
         raise InputError("it was not written by Guard.save: give a file that was")
     state = {**record, "tensors": {name: each for name, each in tensors.items() if not name.startswith(KEPT)}}

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rwalk.cli import export, trust
-from rwalk.cli.display import show
 from rwalk.cli.options import say, to_stderr
+from rwalk.cli.print_rows import show
 
 if TYPE_CHECKING:
     from rwalk.models import Keeper
@@ -73,7 +73,7 @@ def remarks_on(study: Study, keep: str) -> list[str]:
         said.append("there is only one task, so nothing can be forgotten: see --classes-per-task, --tasks")
     if keep:
         from rwalk.errors import InputError
-        from rwalk.models.kept import refusal
+        from rwalk.models.from_studies import refusal
 
         reasons = dict.fromkeys(why for run in study.runs if (why := refusal(run)))
         if all(refusal(run) for run in study.runs):
@@ -135,7 +135,7 @@ def execute(
         # Without trackers too: losses and costs are in no row, and a report shows them.
         listeners = [open_displays.enter_context(tracking).watch, Costs(store.folder).watch]
         if keeper:
-            from rwalk.models.kept import Pruner
+            from rwalk.models.from_studies import Pruner
 
             keeper.begin()
             listeners.append(Pruner(keeper, there.values()).watch)

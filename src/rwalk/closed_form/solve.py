@@ -31,7 +31,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rwalk.closed_form.statistics import Centred
+from rwalk.closed_form.sums import Centred
 from rwalk.errors import InputError
 from rwalk.seeds import generator
 

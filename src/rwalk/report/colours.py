@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import cycle
 
-from rwalk.catalogue import in_order
+from rwalk.part_names import in_order
 
 # (on white, on black): Okabe and Ito's palette, darker and lighter so that each stands out, and five more.
 PALETTE = (

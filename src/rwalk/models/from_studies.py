@@ -14,14 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rwalk import parts, sealed
-from rwalk.classifier.calls import Knowledge
+from rwalk import model_file, parts
+from rwalk.atomic_files import parse_json, replacing, write_atomically
+from rwalk.classifier.call_as_task import Knowledge
 from rwalk.classifier.network import FORMAT, NetworkClassifier, contents
 from rwalk.engine import snapshots
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.snapshots import Snapshot
 from rwalk.errors import InputError, unknown
-from rwalk.files import parse_json, replacing, write_atomically
 from rwalk.solvers import Solver
 from rwalk.studies.events import Event, RowDone
 from rwalk.studies.rows import Row
@@ -163,7 +163,7 @@ def write(path: Path, spec: RunSpec, fleet: Fleet, run: int, now: Snapshot) -> N
     try:
         with replacing(path) as beside:
             note = None if stream.form is None else {"form": stream.form.to_json()}
-            sealed.write(beside, FORMAT, *contents(classifier, known_to(fleet, run, now)), note)
+            model_file.write(beside, FORMAT, *contents(classifier, known_to(fleet, run, now)), note)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rwalk.closed_form.examples import SIZE, Examples, Sample, keys_of
 from rwalk.closed_form.features import FeatureMap, placed
-from rwalk.closed_form.statistics import Centred, Statistics, rows_at_once
+from rwalk.closed_form.sums import Centred, Statistics, rows_at_once
 from rwalk.errors import InputError
 
 ROWS = 2048  # of a small call, whose features are kept until they are summed

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rwalk.showing import all_shown, cell, shown
+from rwalk.escaping import all_shown, cell, shown
 
 # Names as a hostile or a badly encoded folder has them.
 HOSTILE = [

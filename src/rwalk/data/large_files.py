@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rwalk.atomic_files import at_home
 from rwalk.data.arrays import as_labels, shuffled
 from rwalk.data.datasets.columns import IDENTIFIER, MOST_CLASSES, ColumnScan, absent_in, as_texts
-from rwalk.data.datasets.encoder import USUAL_LABELS, TableEncoder
-from rwalk.data.datasets.files import arrays_of
 from rwalk.data.datasets.images import (
     ImageForm,
     check_inside,
@@ -24,11 +23,12 @@ from rwalk.data.datasets.images import (
     read_images,
     unit_pixels,
 )
+from rwalk.data.datasets.npz import arrays_of
+from rwalk.data.datasets.table_encoder import USUAL_LABELS, TableEncoder
 from rwalk.data.datasets.tables import as_table, is_table
-from rwalk.data.own_files import OF_IMAGES, OF_TABLES, Reading
+from rwalk.data.file_options import OF_IMAGES, OF_TABLES, Reading
 from rwalk.data.streams import Form
 from rwalk.errors import InputError, unknown
-from rwalk.files import at_home
 
 PLACES = ("file", "row")
 RESERVED = (*PLACES, "label", "probability")  # names of other columns of predictions

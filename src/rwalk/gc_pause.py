@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Nothing is collected in here; afterwards as before."""
     collecting = gc.isenabled()
     gc.disable()

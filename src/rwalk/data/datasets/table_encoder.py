@@ -29,7 +29,7 @@ from rwalk.data.datasets.columns import (
     read_numbers,
 )
 from rwalk.data.datasets.tables import Chunk, Table, as_table
-from rwalk.data.own_files import MISSING, Reading
+from rwalk.data.file_options import MISSING, Reading
 from rwalk.data.streams import Dataset
 from rwalk.errors import InputError, unknown
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rwalk import IncrementalClassifier, InputError, sealed
-from rwalk.classifier import choice
-from rwalk.classifier.choice import AutoClassifier
+from rwalk import IncrementalClassifier, InputError, model_file
+from rwalk.classifier import family_choice
+from rwalk.classifier.family_choice import AutoClassifier
 
 QUICK: dict[str, Any] = {"method": "auto", "memory": 5, "size": 60, "epochs": 2}
 
@@ -41,7 +41,7 @@ def test_closed_form_is_used_where_no_network_is_better() -> None:
     x, y = corners()
     clf = in_calls(IncrementalClassifier(**QUICK), x, y)
     assert clf.chosen_ == "closed-form"
-    assert clf.judged_.keys() == set(choice.CANDIDATES)
+    assert clf.judged_.keys() == set(family_choice.CANDIDATES)
     alone = in_calls(IncrementalClassifier(size=60), x, y)
     assert (clf.predict(x) == alone.predict(x)).mean() > 0.97
 
@@ -51,7 +51,7 @@ def test_a_network_is_used_where_features_must_be_learned() -> None:
     clf = IncrementalClassifier(
         method="auto", memory=60, size=100, epochs=30, batch_size=256, learning_rate=3e-3
     ).partial_fit(x, y)
-    assert clf.chosen_ in choice.CANDIDATES[1:]
+    assert clf.chosen_ in family_choice.CANDIDATES[1:]
     test = products(1000, seed=1)
     assert clf.score(*test) > IncrementalClassifier(size=100).fit(x, y).score(*test) + 0.1
 
@@ -65,7 +65,7 @@ def test_judges_are_learned_by_nobody_but_closed_form_in_the_end() -> None:
     closed = auto._candidates["closed-form"]
     assert closed._model.counts.sum() == len(x) - 30  # type: ignore[union-attr]
     seen = {row.tobytes() for row in auto._judges.x.numpy()}
-    for name in choice.CANDIDATES[1:]:
+    for name in family_choice.CANDIDATES[1:]:
         kept = np.concatenate([*auto._candidates[name].exemplars_.values()])  # type: ignore[union-attr]
         assert not seen & {row.astype(np.float64).tobytes() for row in kept}
     assert auto._in_use()._model.counts.sum() == len(x)  # type: ignore[union-attr]
@@ -87,7 +87,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     x, y = corners()
     path = tmp_path / "auto"
     IncrementalClassifier(**QUICK).fit(x, y).save(path)
-    metadata, tensors = sealed.read(path)
+    metadata, tensors = model_file.read(path)
     record = json.loads(metadata["record"])
     wrong = {
         "a judge": (record, {**tensors, "judges.y": tensors["judges.y"] + 100}),
@@ -97,7 +97,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
         "damaged": ({**record, "candidates": {}}, tensors),
     }
     for what, contents in wrong.items():
-        sealed.write(path, choice.FORMAT, *contents)
+        model_file.write(path, family_choice.FORMAT, *contents)
         with pytest.raises(InputError, match=what) as error:
             IncrementalClassifier.load(path)
         assert "\n" not in str(error.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def methods() -> None:
     """List the methods, one line each."""
-    from rwalk.catalogue import summaries
+    from rwalk.part_names import summaries
 
     _print(summaries())
 
