@@ -16,8 +16,8 @@ from reproduction.measured import Measured
 from reproduction.published import TABLE_S2
 from reproduction.questions import FACTORS_OF
 from reproduction.results import NEAR_PUBLISHED, count, headlines, judged_by
-from reproduction.yardsticks.experiments import EXPERIMENTS as YARDSTICKS
-from reproduction.yardsticks.page import results_of
+from reproduction.yardstick_page import results_of
+from reproduction.yardsticks import YARDSTICKS
 
 ROOT = Path(__file__).parents[2]
 
