@@ -15,7 +15,7 @@ from reproduction.verdicts import NO, UNDECIDED, YES, verdict
 from reproduction.yardsticks.experiments import EXPERIMENTS, Cell
 from reproduction.yardsticks.published import Value
 from rwalk.atomic_files import write_atomically
-from rwalk.report.statistics import Mean, mean_and_deviation
+from rwalk.report.welch_test import Mean, mean_and_deviation
 from rwalk.studies import provenance
 from rwalk.studies.rows import Row
 

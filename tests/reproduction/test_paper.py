@@ -32,7 +32,7 @@ from rwalk.cli import main
 from rwalk.data.datasets import official
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
-from rwalk.report.statistics import Mean
+from rwalk.report.welch_test import Mean
 from rwalk.studies import provenance
 from rwalk.studies.rows import Made, Measures, Row
 from rwalk.studies.specs import RunSpec, StreamSpec, passes_of
