@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rwalk.cli import main
-from rwalk.cli.options import (
+from rwalk.cli.command_options import (
     Data,
     Device,
     ExecutorName,
@@ -96,7 +96,7 @@ def reproduce(
 
     if report:
         from reproduction.experiments import published_values
-        from rwalk.report.html import write_report
+        from rwalk.report.html_page import write_report
 
         with kept.opened(out) as folder:
             say(write_report([folder], out / "report.html", published_values(), title=out.resolve().name))

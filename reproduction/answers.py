@@ -29,8 +29,8 @@ from reproduction.questions import (
     surface_label,
 )
 from reproduction.settings import ABLATIONS, RWALKS_BLOCKS
-from rwalk.report.statistics import Mean
-from rwalk.report.study_results import Summary
+from rwalk.report.seed_summaries import Summary
+from rwalk.report.welch_test import Mean
 
 DRAWN = ("surface-mnist",)  # as a figure: its table would be long
 Values = NDArray[np.float64]

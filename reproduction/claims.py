@@ -20,7 +20,7 @@ from reproduction.measured import Measured, NotRun
 from reproduction.published import TABLE_S2
 from reproduction.questions import FISHER_STEPS, TASKS, decades_of
 from reproduction.settings import METHODS, SWEEPS
-from rwalk.report.statistics import Mean
+from rwalk.report.welch_test import Mean
 
 DATASETS = {"mnist": "MNIST", "cifar100": "CIFAR-100"}
 CATCHES_UP = {"mnist": 20, "cifar100": 200}  # samples per class, by the paper's text

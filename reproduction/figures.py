@@ -16,10 +16,10 @@ from reproduction.measured import Measured, NotRun
 from reproduction.questions import SURFACE_LAMBDAS, SURFACE_STEPS
 from reproduction.settings import BLOCKS, METHODS
 from rwalk import metrics
-from rwalk.report.colours import MARKERS, PALETTE, colour, marker
-from rwalk.report.figures import Block, accuracy_over_time, save
-from rwalk.report.statistics import mean_and_deviation
-from rwalk.report.study_results import Summary
+from rwalk.report.matplotlib_figures import Block, accuracy_over_time, save
+from rwalk.report.method_colours import MARKERS, PALETTE, colour, marker
+from rwalk.report.seed_summaries import Summary
+from rwalk.report.welch_test import mean_and_deviation
 from rwalk.report.wording import HEAD_NAMES
 
 DATASETS = ("mnist", "cifar100")

@@ -19,7 +19,7 @@ from typing import Any
 from rwalk.atomic_files import write_atomically
 from rwalk.errors import InputError
 from rwalk.studies.rows import Row
-from rwalk.studies.store import Store
+from rwalk.studies.study_folder import Store
 
 SUFFIX = ".jsonl.xz"
 MANIFEST = "manifest.json"

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from reproduction import kept
 from reproduction.experiments import EXPERIMENTS, Entry
 from reproduction.questions import QUESTIONS
-from rwalk.report.statistics import Mean
-from rwalk.report.study_results import Summary, summarise
+from rwalk.report.seed_summaries import Summary, summarise
+from rwalk.report.welch_test import Mean
 from rwalk.studies import provenance
 from rwalk.studies.rows import Row
 

@@ -20,8 +20,8 @@ from reproduction.questions import QUESTIONS
 from reproduction.settings import SETTINGS, Numbers
 from reproduction.verdicts import MOST_SEEDS, NO, UNDECIDED, YES, seeds_to_decide, verdict
 from rwalk.atomic_files import write_atomically
-from rwalk.report.statistics import mean_and_deviation
-from rwalk.report.study_results import Summary
+from rwalk.report.seed_summaries import Summary
+from rwalk.report.welch_test import mean_and_deviation
 
 # Where there is no page written by hand around them, the computed tables are all there is.
 BARE = """# The paper, reproduced

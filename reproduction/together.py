@@ -10,9 +10,9 @@ from pathlib import Path
 
 from reproduction import kept
 from reproduction.reproduce import Planned
-from rwalk.studies import logs
+from rwalk.studies import losses_and_costs
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.store import Store
+from rwalk.studies.study_folder import Store
 
 NAME = "together"  # of the folder, while there is one
 MOST_FIRST = ("all", "final", "none")
@@ -52,11 +52,11 @@ def dissolve(pool: Planned, plan: Sequence[Planned]) -> None:
         return  # a row that is nowhere else stays
     for planned in plan:
         mine = {run.hash() for run in planned.study.runs}
-        for name in (logs.COSTS, logs.LOSSES):
+        for name in (losses_and_costs.COSTS, losses_and_costs.LOSSES):
             with suppress(OSError):  # neither is worth more than the rows
                 lines = (pool.folder / name).read_text().splitlines(keepends=True)
                 with open(planned.folder / name, "a", newline="") as file:
                     file.writelines(line for line in lines if line.partition(",")[0] in mine)
-        for command in logs.commands(pool.folder) if planned.folder.is_dir() else ():
-            logs.note_command(planned.folder, command)
+        for command in losses_and_costs.commands(pool.folder) if planned.folder.is_dir() else ():
+            losses_and_costs.note_command(planned.folder, command)
     shutil.rmtree(pool.folder)

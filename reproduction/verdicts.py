@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rwalk.report.statistics import Mean, holm
+from rwalk.report.welch_test import Mean, holm
 
 LEVEL = 0.05
 POWER = 0.8

@@ -15,7 +15,7 @@ from reproduction.verdicts import NO, UNDECIDED, YES, verdict
 from reproduction.yardstick_values import Value
 from reproduction.yardsticks import YARDSTICKS, Cell
 from rwalk.atomic_files import write_atomically
-from rwalk.report.statistics import Mean, mean_and_deviation
+from rwalk.report.welch_test import Mean, mean_and_deviation
 from rwalk.studies import provenance
 from rwalk.studies.rows import Row
 

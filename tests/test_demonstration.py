@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from reproduction import kept
 from rwalk import cli
 from rwalk.cli import demonstrate
-from rwalk.cli.options import how, says_what_to_learn
+from rwalk.cli.command_options import how, says_what_to_learn
 from rwalk.demonstration import runs as demonstration
 from rwalk.demonstration import story
 from rwalk.demonstration.picture import LINE, _apart, picture
 from rwalk.demonstration.story import Way
-from rwalk.report.study_results import summarise
-from rwalk.studies.store import Store
+from rwalk.report.seed_summaries import summarise
+from rwalk.studies.study_folder import Store
 
 ROOT = Path(__file__).parent.parent
 LEFT = {"vanilla": 26.0, "ewc": 52.0, "ewc++": 61.0, "pi": 59.0, "rwalk": 55.0, "ridge": 97.0}

@@ -24,18 +24,19 @@ from rwalk.engine import fisher as fisher_of
 from rwalk.methods import Method
 from rwalk.parts import VARIANTS, parts, stack
 from rwalk.programs import compiler_works
-from rwalk.report.html import render
-from rwalk.report.study_results import read, summarise
+from rwalk.report.html_page import render
+from rwalk.report.result_folders import read
+from rwalk.report.seed_summaries import summarise
 from rwalk.solvers import SOLVERS
 from rwalk.studies import Study, numerics, provenance
 from rwalk.studies.checkpoint import Checkpointer
-from rwalk.studies.compare import compare
-from rwalk.studies.events import Stepped
 from rwalk.studies.executors.ray_worker import packed, unpacked
 from rwalk.studies.provenance import commit
 from rwalk.studies.rows import SCHEMA, Made, Rows
 from rwalk.studies.specs import RunSpec, StreamSpec, content_hash
-from rwalk.studies.store import Store
+from rwalk.studies.study_diff import compare
+from rwalk.studies.study_events import Stepped
+from rwalk.studies.study_folder import Store
 from rwalk.studies.user_code import carried
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -17,11 +17,11 @@ from rwalk import InputError, MemorySpec
 from rwalk.cli import app
 from rwalk.models import Keeper
 from rwalk.studies import Study, lams
-from rwalk.studies.events import Event, Started, Stepped, Trained
-from rwalk.studies.lams import FIRST_TASKS, choose, trials_of
+from rwalk.studies.lambda_choice import FIRST_TASKS, choose, trials_of
 from rwalk.studies.rows import Made, Outcome, ReferenceOutcome
 from rwalk.studies.specs import RunSpec, StreamSpec, Trial
-from rwalk.studies.store import Store
+from rwalk.studies.study_events import Event, Started, Stepped, Trained
+from rwalk.studies.study_folder import Store
 from rwalk.training import Training
 
 STEPS = Training(steps=8, batch=16, lr=0.03)

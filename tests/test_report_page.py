@@ -21,8 +21,8 @@ from reports import HEADS, HOSTILE, Row, hostile_page, made_row, made_rows, writ
 from reproduction import kept
 from reproduction.experiments import published_values
 from rwalk.data.memory import MemorySpec
-from rwalk.report.html import write_report
-from rwalk.report.live_server import Watched, serve
+from rwalk.report.html_page import write_report
+from rwalk.report.watch_server import Watched, serve
 from rwalk.studies.specs import RunSpec, StreamSpec
 
 # ── the page in a browser ────────────────────────────────────────────────────────────────────────────────────────

@@ -23,10 +23,10 @@ import own_trackers
 import readers
 from rwalk import InputError, cli
 from rwalk.studies import trackers
-from rwalk.studies.logs import Curves
+from rwalk.studies.losses_and_costs import Curves
 from rwalk.studies.specs import RunSpec, steps_of, to_json
-from rwalk.studies.store import Store
 from rwalk.studies.study import Study
+from rwalk.studies.study_folder import Store
 from rwalk.studies.trackers import Subject, Tracking, base
 
 OPTIONS = ["--methods=vanilla,rwalk", "--seeds=2", "--steps=5", "--workers=1", "--quiet", "--out=study"]

@@ -12,7 +12,7 @@ import pytest
 import little
 from reproduction import kept
 from rwalk.errors import InputError
-from rwalk.studies.store import Store
+from rwalk.studies.study_folder import Store
 
 RESULTS = Path(__file__).parents[2] / "results"
 

@@ -29,7 +29,7 @@ from reproduction.settings import Setting
 from rwalk.atomic_files import write_atomically
 from rwalk.cli import main
 from rwalk.errors import InputError
-from rwalk.report.statistics import Mean
+from rwalk.report.welch_test import Mean
 from rwalk.studies import provenance
 from rwalk.studies.rows import Made, Measures, Row
 from rwalk.studies.specs import RunSpec, StreamSpec

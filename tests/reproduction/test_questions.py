@@ -25,7 +25,7 @@ from rwalk.cli import main
 from rwalk.data.memory import MemorySpec
 from rwalk.studies import Study
 from rwalk.studies.specs import RunSpec, StreamSpec
-from rwalk.studies.store import Store
+from rwalk.studies.study_folder import Store
 from rwalk.training import Training
 
 

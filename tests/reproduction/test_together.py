@@ -18,7 +18,7 @@ from rwalk.cli import main
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
 from rwalk.studies import Study
-from rwalk.studies.logs import Costs
+from rwalk.studies.losses_and_costs import Costs
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.training import Training
 

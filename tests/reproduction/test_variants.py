@@ -16,10 +16,10 @@ from rwalk.data import samplers
 from rwalk.engine import networks
 from rwalk.errors import InputError
 from rwalk.registry import MOVED
-from rwalk.report.html import write_report
-from rwalk.report.study_results import summarise
+from rwalk.report.html_page import write_report
+from rwalk.report.seed_summaries import summarise
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.store import Store
+from rwalk.studies.study_folder import Store
 
 RESULTS = Path(__file__).parents[2] / "results"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rwalk.cli.options import Given, Workers, to_stderr
+from rwalk.cli.command_options import Given, Workers, to_stderr
 from rwalk.cli.trust import let_import
 from rwalk.escaping import cell, shown
 
@@ -195,7 +195,7 @@ def merge(
 
 def _in_parts(trained: Trained, source: Source, executor: str, workers: int | None) -> Learned:
     from rwalk.models import learn_in_parts
-    from rwalk.studies.workers import Interrupts
+    from rwalk.studies.worker_pool import Interrupts
 
     with Interrupts() as interrupts:
         try:

@@ -23,9 +23,9 @@ from rwalk.engine.fleet import Fleet
 from rwalk.engine.snapshots import Snapshot
 from rwalk.errors import InputError, unknown
 from rwalk.solvers import Solver
-from rwalk.studies.events import Event, RowDone
 from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec
+from rwalk.studies.study_events import Event, RowDone
 
 WHICH = ("best", "all")
 INDEX = "models.json"

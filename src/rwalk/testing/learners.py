@@ -23,7 +23,7 @@ from rwalk.parts import Part, per_run
 from rwalk.projectors import Projector
 from rwalk.registry import imported
 from rwalk.solvers import Solver
-from rwalk.studies.executors.base import fleets
+from rwalk.studies.executors.executor import fleets
 from rwalk.studies.specs import RunSpec
 from rwalk.testing.claims import Check, as_json, claim, listed, others
 from rwalk.testing.losses import LOSS_CHECKS, a_compiled_step_is_the_eager_one

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rwalk import metrics
-from rwalk.report.colours import MARKERS, PALETTE, colour, marker
-from rwalk.report.study_results import Summary
+from rwalk.report.method_colours import MARKERS, PALETTE, colour, marker
+from rwalk.report.seed_summaries import Summary
 
 
 class Block(NamedTuple):

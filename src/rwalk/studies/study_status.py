@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rwalk.atomic_files import checked_json
-from rwalk.studies.claims import CLAIMS, Claims, read_claim
-from rwalk.studies.executors.join import OUTCOMES
-from rwalk.studies.store import Store
+from rwalk.studies.executors.shared_folder import OUTCOMES
+from rwalk.studies.study_folder import Store
+from rwalk.studies.work_claims import CLAIMS, Claims, read_claim
 
 
 class Running(NamedTuple):

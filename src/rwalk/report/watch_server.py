@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from rwalk.errors import InputError
-from rwalk.report import study_results
-from rwalk.report.html import render
-from rwalk.report.sections import NOTHING, Published
-from rwalk.report.study_results import Results
-from rwalk.studies.logs import LOSSES
+from rwalk.report import result_folders
+from rwalk.report.html_page import render
+from rwalk.report.page_data import NOTHING, Published
+from rwalk.report.result_folders import Results
+from rwalk.studies.losses_and_costs import LOSSES
 from rwalk.studies.specs import content_hash
 
 HOST = "127.0.0.1"
@@ -64,14 +64,14 @@ class Watched:
             return self._state
 
     def _look(self) -> None:
-        every = [each for folder in self.folders for each in study_results.stamp(folder)]
+        every = [each for folder in self.folders for each in result_folders.stamp(folder)]
         losses = tuple(each for each in every if each[0].endswith(LOSSES))
         stamps = (tuple(each for each in every if each not in losses), losses)
         urgent, now = stamps[0] != self._stamps[0], time.monotonic()
         if self._page and not urgent and (stamps == self._stamps or now - self._made < AT_MOST):
             return
         try:
-            studies = study_results.read_all(self.folders, unfinished=True)
+            studies = result_folders.read_all(self.folders, unfinished=True)
         except InputError as error:  # a file may be half copied: the next look reads it again
             if not self._page:
                 raise

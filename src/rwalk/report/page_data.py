@@ -17,10 +17,11 @@ from rwalk import parts
 from rwalk.metrics import HEADS
 from rwalk.part_names import spelled
 from rwalk.part_names import summaries as learners
-from rwalk.report import colours, wording
-from rwalk.report.statistics import mean_and_deviation, pairwise
-from rwalk.report.study_results import Results, Summary, heads_agree
+from rwalk.report import method_colours, wording
+from rwalk.report.result_folders import Results
+from rwalk.report.seed_summaries import Summary, heads_agree
 from rwalk.report.verdict import LEVEL, families, how_chosen, representatives, verdict
+from rwalk.report.welch_test import mean_and_deviation, pairwise
 from rwalk.studies.specs import content_hash
 
 DIGITS = 6  # decimals of an accuracy: finer than one example in a test set of 100 000
@@ -40,8 +41,13 @@ MEASURES = {"A": 100.0, "F": 1.0, "I": 1.0}  # with their scale on the page
 def methods(summaries: Iterable[Summary]) -> list[Json]:
     """Every method with its name, colour and symbol."""
     return [
-        {"id": method, "name": spelled(method), "colour": place, "symbol": colours.SYMBOLS[colours.symbol(place)]}
-        for method, place in colours.places(each.method for each in summaries).items()
+        {
+            "id": method,
+            "name": spelled(method),
+            "colour": place,
+            "symbol": method_colours.SYMBOLS[method_colours.symbol(place)],
+        }
+        for method, place in method_colours.places(each.method for each in summaries).items()
     ]
 
 

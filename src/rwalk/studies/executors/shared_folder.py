@@ -24,9 +24,7 @@ from typing import Any, ClassVar
 from rwalk.atomic_files import checked_json, with_checksum, write_atomically
 from rwalk.engine.progress import Progress
 from rwalk.errors import InputError
-from rwalk.studies.claims import CLAIMS, Claims
-from rwalk.studies.events import Trained, Watch
-from rwalk.studies.executors.base import (
+from rwalk.studies.executors.executor import (
     Context,
     Executor,
     Job,
@@ -39,7 +37,9 @@ from rwalk.studies.executors.base import (
 )
 from rwalk.studies.rows import Outcome, ReferenceOutcome
 from rwalk.studies.specs import RunSpec, content_hash, from_json, to_json
-from rwalk.studies.workers import Stop
+from rwalk.studies.study_events import Trained, Watch
+from rwalk.studies.work_claims import CLAIMS, Claims
+from rwalk.studies.worker_pool import Stop
 
 OUTCOMES, GATHERED = "outcomes", "gathered"  # Folders in the study's, beside that of claims.
 MANY = 1000  # Jobs; with fewer, outcomes are read one by one, as they come.

@@ -26,10 +26,10 @@ import torch
 import rwalk
 from rwalk.atomic_files import write_atomically
 from rwalk.errors import InputError, first_line
-from rwalk.studies.executors.base import Context, Executor, Job, train_fleet
+from rwalk.studies.executors.executor import Context, Executor, Job, train_fleet
 from rwalk.studies.executors.ray_worker import News, Post, packed, perform
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.workers import GRACE, Stop, Work, WorkerDied
+from rwalk.studies.worker_pool import GRACE, Stop, Work, WorkerDied
 from rwalk.threads import available_cores
 
 LIVES = 20  # Workers that a task may lose before it counts as the cause.

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rwalk.studies.events import Event, Spent
 from rwalk.studies.specs import RunSpec
+from rwalk.studies.study_events import Event, Spent
 
 COMMANDS, LOSSES, COSTS = "commands.txt", "losses.csv", "costs.csv"
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 
 from rwalk.errors import InputError
-from rwalk.studies.executors.base import Context, Executor
-from rwalk.studies.workers import Pool, Stop, Work
+from rwalk.studies.executors.executor import Context, Executor
+from rwalk.studies.worker_pool import Pool, Stop, Work
 
 
 class Here(Executor):

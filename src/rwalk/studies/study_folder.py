@@ -19,9 +19,9 @@ from typing import BinaryIO
 
 from rwalk.atomic_files import WrongChecksum, checked_json, parse_json, with_checksum, write_atomically
 from rwalk.errors import InputError
-from rwalk.studies.claims import CLAIMS, Claims
 from rwalk.studies.rows import MACHINE, NOBODY, Description, Row, Rows, check_measures, lines_of
-from rwalk.studies.workers import Stop
+from rwalk.studies.work_claims import CLAIMS, Claims
+from rwalk.studies.worker_pool import Stop
 
 PATIENCE = 600.0  # seconds that a process which joined waits for others to have written their rows
 PAUSE = 0.1  # seconds between two attempts to take the lock
@@ -230,7 +230,7 @@ class Store:
 
 
 class SharedStore(Store):
-    """A study folder that several processes have open, on one machine or many (see executors/join.py).
+    """A study folder that several processes have open, on one machine or many (see executors/shared_folder.py).
 
     A process holds the lock only while it writes. Rows are written when all outcomes are there; then every process
     has the same, so that most find them written. A study that has grown since keeps all its rows.

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from rwalk.metrics import HEADS
-from rwalk.studies import numerics, provenance
+from rwalk.studies import numerics_history, provenance
 from rwalk.studies.rows import Row
 from rwalk.studies.specs import flat, to_json
-from rwalk.studies.store import Store
+from rwalk.studies.study_folder import Store
 
 Flat = dict[str, str]  # a setting's dotted name → its value, as JSON
 
@@ -73,8 +73,8 @@ def _causes(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> Iterator[str]
     """The differences in computation and execution of rows that both studies have."""
     causes, executions = Counter[str](), Counter[str]()
     for key in ours.keys() & theirs.keys():
-        one, other = (rows[key].made.numerics or numerics.FIRST for rows in (ours, theirs))
-        causes.update(numerics.changes_between(one, other, ours[key].spec))
+        one, other = (rows[key].made.numerics or numerics_history.FIRST for rows in (ours, theirs))
+        causes.update(numerics_history.changes_between(one, other, ours[key].spec))
         before, after = (rows[key].made.execution for rows in (ours, theirs))
         if before != after and before and after:
             executions[f"{before} → {after}"] += 1

@@ -16,8 +16,8 @@ from rich.text import Text
 from rwalk.escaping import duration, shown
 from rwalk.part_names import spelled
 from rwalk.studies import Study
-from rwalk.studies.events import Event, Finished, RowDone, Started, Stepped, Stopped, Trained
 from rwalk.studies.specs import RunSpec
+from rwalk.studies.study_events import Event, Finished, RowDone, Started, Stepped, Stopped, Trained
 
 
 class Tally:

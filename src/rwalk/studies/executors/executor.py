@@ -24,12 +24,12 @@ from rwalk.engine.fleet import Fleet
 from rwalk.engine.progress import Measured, Progress
 from rwalk.errors import InputError, first_line
 from rwalk.metrics import HEADS
-from rwalk.studies import numerics, provenance
+from rwalk.studies import numerics_history, provenance
 from rwalk.studies.checkpoint import Checkpointer
-from rwalk.studies.events import Spent, Stepped, TaskMeasured, Trained, Watch
 from rwalk.studies.rows import Outcome, ReferenceOutcome
 from rwalk.studies.specs import RunSpec, StreamSpec, content_hash, learned_by, passes_of, steps_of
-from rwalk.studies.workers import Stop, Work
+from rwalk.studies.study_events import Spent, Stepped, TaskMeasured, Trained, Watch
+from rwalk.studies.worker_pool import Stop, Work
 from rwalk.threads import available_cores, few_threads
 
 Job = tuple[RunSpec, ...]  # the runs of one fleet
@@ -66,7 +66,7 @@ class Context(NamedTuple):
 
         A folder of images may change without changing its name, and so may a network.
         """
-        runs = [[spec.hash(), provenance.code_of(spec), numerics.number_of(spec)] for spec in job]
+        runs = [[spec.hash(), provenance.code_of(spec), numerics_history.number_of(spec)] for spec in job]
         return content_hash([runs, self.streams[job[0].stream].fingerprint()])
 
     def batches_of(self, job: Job) -> float:

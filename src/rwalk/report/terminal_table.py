@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
-from rwalk.report.statistics import mean_and_deviation
-from rwalk.report.study_results import MORE, Summary
+from rwalk.report.seed_summaries import MORE, Summary
+from rwalk.report.welch_test import mean_and_deviation
 from rwalk.report.wording import TITLES
 
 ASKED_FOR = ("gap", "calibration")  # measured only on request

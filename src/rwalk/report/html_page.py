@@ -22,19 +22,19 @@ from rwalk.errors import InputError
 from rwalk.escaping import duration, shown
 from rwalk.metrics import HEADS
 from rwalk.part_names import summaries as learners
-from rwalk.report import colours, sections, study_results, wording
-from rwalk.report.sections import NOTHING, Published
-from rwalk.report.study_results import Results
+from rwalk.report import method_colours, page_data, result_folders, wording
+from rwalk.report.page_data import NOTHING, Published
+from rwalk.report.result_folders import Results
 
-SCRIPTS = ("model.js", "charts.js", "plots.js", "figures.js", "table.js", "page.js")
-LIVE = "live.js"  # only where a server answers
+SCRIPTS = ("page_data.js", "charts.js", "plots.js", "figure_export.js", "tables.js", "page.js")
+LIVE = "watch.js"  # only where a server answers
 
 
 def write_report(
     folders: Sequence[Path], out: Path | None = None, published: Published = NOTHING, title: str = ""
 ) -> Path:
     """Write the report of folders of results: by default as `report.html`, in the folder if there is only one."""
-    page = render(study_results.read_all(folders), title, published=published)
+    page = render(result_folders.read_all(folders), title, published=published)
     if out is None:
         out = folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
     try:
@@ -70,9 +70,9 @@ def render(
         for name, study in zip(names, studies, strict=True)
         for summary in study.summaries
     ]
-    parts = sections.sections(summaries, published, dict(zip(names, studies, strict=True)))
-    title = shown(title or sections.title(parts))
-    methods = sections.methods(summaries)
+    parts = page_data.sections(summaries, published, dict(zip(names, studies, strict=True)))
+    title = shown(title or page_data.title(parts))
+    methods = page_data.methods(summaries)
     script = "\n".join(_part(name) for name in (*SCRIPTS, *([LIVE] if live is not None else [])))
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.from_string(_part("page.html.j2")).render(
@@ -81,7 +81,7 @@ def render(
         made=(made or datetime.now(UTC)).strftime("%d %B %Y, %H:%M UTC"),
         version=rwalk.__version__,
         studies=[_study(each) for each in studies],
-        mixture=study_results.mixed(studies),
+        mixture=result_folders.mixed(studies),
         heads={
             head: wording.HEAD_NAMES[head] for head in HEADS if any("multi" in each["heads"] for each in parts)
         },
@@ -104,7 +104,8 @@ def _part(name: str) -> str:
 
 def _colours() -> str:
     """The palette as variables of the page."""
-    named = (f"--c{place}: light-dark({light}, {dark})" for place, (light, dark) in enumerate(colours.PALETTE))
+    pairs = enumerate(method_colours.PALETTE)
+    named = (f"--c{place}: light-dark({light}, {dark})" for place, (light, dark) in pairs)
     return f":root {{ {'; '.join(named)} }}\n"
 
 

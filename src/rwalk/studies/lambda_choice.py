@@ -19,9 +19,9 @@ from rwalk import metrics
 from rwalk.data.streams import Stream
 from rwalk.learners import LAMS
 from rwalk.metrics import HEADS
-from rwalk.studies.events import Event, Stepped, TaskMeasured, Trained, Watch
 from rwalk.studies.rows import Outcome, ReferenceOutcome
 from rwalk.studies.specs import RunSpec, StreamSpec, Trial
+from rwalk.studies.study_events import Event, Stepped, TaskMeasured, Trained, Watch
 
 Streams = Callable[[StreamSpec], Stream]
 FIRST_TASKS = 3  # that a run without exemplars chooses by
