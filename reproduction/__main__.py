@@ -85,9 +85,9 @@ def reproduce(
 
     Only missing runs are trained. On a GPU they are trained as one study, the longest first.
     """
-    from reproduction import budgets, kept, race, together
-    from reproduction import reproduce as paper
-    from reproduction.results import write_results
+    from reproduction import budgets, packed_rows, pooled_study, tuning_rounds
+    from reproduction import planned_studies as paper
+    from reproduction.results_pages import write_results
     from reproduction.yardstick_page import write_page
     from reproduction.yardsticks import YARDSTICKS
     from rwalk.errors import InputError, unknown
@@ -95,14 +95,14 @@ def reproduce(
     from rwalk.studies.rows import Row
 
     if report:
-        from reproduction.experiments import published_values
+        from reproduction.paper_experiments import published_values
         from rwalk.report.html_page import write_report
 
-        with kept.opened(out) as folder:
+        with packed_rows.opened(out) as folder:
             say(write_report([folder], out / "report.html", published_values(), title=out.resolve().name))
         return
     if pack:
-        for path in kept.pack(out):
+        for path in packed_rows.pack(out):
             say(path)
         return
     check_seeds(seeds)
@@ -137,7 +137,7 @@ def reproduce(
             name, title, _, study, folder = planned
             say(f"{name}: {title}")
             study, store = placed(study, folder, join, shared=out)
-            there = kept.rows_of(folder)
+            there = packed_rows.rows_of(folder)
             if not study.missing(study.current(there), wanted):  # then the data are not needed
                 return there
             known = paper.known_rows(out)
@@ -155,7 +155,7 @@ def reproduce(
             with budgets.taken_from(chosen if chosen.exists() else None):  # settings may follow one another
                 (planned,) = paper.plan_tuning(setting, out, **where)
                 rows = run(planned)
-                for number in range(race.ROUNDS):
+                for number in range(tuning_rounds.ROUNDS):
                     further = paper.next_round(planned, rows, number)
                     if further is None:
                         break
@@ -171,13 +171,13 @@ def reproduce(
             return
         # A process that joins trains one run at a time, and so does a CPU's core: no pool is needed there.
         alone = join or where["device"] == "cpu" or len(plan) < 2
-        pool = None if alone else together.as_one(plan, out)
-        if pool and together.is_worth_it(plan, wanted):
+        pool = None if alone else pooled_study.as_one(plan, out)
+        if pool and pooled_study.is_worth_it(plan, wanted):
             run(pool)
         for planned in plan:
             run(planned)
         if pool:
-            together.dissolve(pool, plan)
+            pooled_study.dissolve(pool, plan)
         theirs = [each.name in YARDSTICKS for each in asked]
         try:
             pages = [] if all(theirs) else write_results(out)

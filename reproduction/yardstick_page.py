@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from reproduction.experiments import Experiment, runs_of
 from reproduction.markdown import PAGES, filled, place_of, table
-from reproduction.reproduce import known_rows
+from reproduction.paper_experiments import Experiment, runs_of
+from reproduction.planned_studies import known_rows
 from reproduction.verdicts import NO, UNDECIDED, YES, verdict
 from reproduction.yardstick_values import Value
 from reproduction.yardsticks import YARDSTICKS, Cell

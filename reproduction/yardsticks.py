@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from reproduction import budgets, settings
-from reproduction.experiments import Entry, Experiment
-from reproduction.published import TABLE1
+from reproduction import budgets, tuning_settings
+from reproduction.paper_experiments import Entry, Experiment
+from reproduction.paper_values import TABLE1
 from reproduction.yardstick_values import (
     DER_MNIST,
     PERMUTED_MNIST,
@@ -166,16 +166,16 @@ REPLAYING = ("er", "er-ace", "der", "der++", "a-gem", "gdumb", "icarl")  # with 
 def cifar100_methods() -> Iterator[Cell]:
     """The methods of the paper's table beside other learners, all with one network, trained equally long."""
     for head in ("single", "multi"):
-        for method in settings.METHODS:
+        for method in tuning_settings.METHODS:
             run, theirs = _under("cifar100-methods-table1", method, None), _of_table1(head, method)
             tuned = "validation, multi-head" if run.numbers else "nothing to tune"
             yield Cell(method, run, head, f"no exemplars, {head}-head", None, theirs, (), tuned)
-        for method in settings.SETTINGS["cifar100-methods"].grid:
+        for method in tuning_settings.SETTINGS["cifar100-methods"].grid:
             run = _under("cifar100-methods", method, None)
             yield Cell(method, run, head, f"no exemplars, {head}-head", None, None, (), "validation")
-    size = settings.EXEMPLARS["cifar100"]
-    for method in (*settings.METHODS, *REPLAYING):
-        run = _under("cifar100-sweeps" if method in settings.METHODS else "cifar100-replay", method, size)
+    size = tuning_settings.EXEMPLARS["cifar100"]
+    for method in (*tuning_settings.METHODS, *REPLAYING):
+        run = _under("cifar100-sweeps" if method in tuning_settings.METHODS else "cifar100-replay", method, size)
         # iCaRL stands in the table's block without samples, though it has as many.
         theirs = _of_table1("single" if method == "icarl" else "samples", method)
         tuned = "validation" if run.numbers else "nothing to tune"
@@ -186,7 +186,7 @@ def cifar100_methods() -> Iterator[Cell]:
 
 
 def _under(setting: str, method: str, exemplars: int | None) -> RunSpec:
-    return budgets.under_budget(setting, replace(settings.base("cifar100", exemplars), method=method))
+    return budgets.under_budget(setting, replace(tuning_settings.base("cifar100", exemplars), method=method))
 
 
 def _of_table1(block: str, method: str) -> Value | None:

@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from reproduction import budgets, figures, kept, race
-from reproduction import settings as tuned
+from reproduction import budgets, packed_rows, paper_figures, tuning_rounds
+from reproduction import tuning_settings as tuned
 from reproduction.__main__ import app
-from reproduction.claims import CLAIMS
-from reproduction.experiments import EXPERIMENTS, Entry, Experiment, runs_of
-from reproduction.measured import KNOWN, Measured, _by_run
-from reproduction.published import TABLE1, TABLE_S1
-from reproduction.questions import QUESTIONS
-from reproduction.reproduce import dry_run, find, plan
-from reproduction.results import blocks, blocks_of_appendix, filled
-from reproduction.settings import Setting
+from reproduction.measured_cells import KNOWN, Measured, _by_run
+from reproduction.own_questions import QUESTIONS
+from reproduction.paper_claims import CLAIMS
+from reproduction.paper_experiments import EXPERIMENTS, Entry, Experiment, runs_of
+from reproduction.paper_values import TABLE1, TABLE_S1
+from reproduction.planned_studies import dry_run, find, plan
+from reproduction.results_pages import blocks, blocks_of_appendix, filled
+from reproduction.tuning_settings import Setting
 from rwalk.atomic_files import write_atomically
 from rwalk.cli import main
 from rwalk.errors import InputError
@@ -64,9 +64,9 @@ def rows(of: Setting, score: Any) -> list[Row]:
 def raced(of: Setting, score: Any) -> tuple[list[list[RunSpec]], dict[str, Any]]:
     """All rounds of a tuning whose accuracies `score` makes up, run → A, and what it chose."""
     rounds, found = [list(of.scouts())], list[Row]()
-    for number in range(race.ROUNDS + 1):
+    for number in range(tuning_rounds.ROUNDS + 1):
         found += [row(run, **{of.head: score(run)}) for run in rounds[number]]
-        rounds.append(race.next_runs(of, found, scouting=number < race.SCOUTING))
+        rounds.append(tuning_rounds.next_runs(of, found, scouting=number < tuning_rounds.SCOUTING))
         if not rounds[-1]:
             break
     return rounds, budgets.choose(of, found)
@@ -85,7 +85,7 @@ def test_scouts_are_the_coarse_grid_with_one_seed_on_held_out_data() -> None:
 
 def distance(run: RunSpec, **best: float) -> float:
     """In steps of the grid, from the best combination."""
-    strides = {name: np.log10(stride) for name, stride in race.STRIDES.items()}
+    strides = {name: np.log10(stride) for name, stride in tuning_rounds.STRIDES.items()}
     return sum(abs(np.log10(run.numbers[name] / value)) / strides[name] for name, value in best.items())
 
 
@@ -106,7 +106,7 @@ def test_a_race_finds_the_best_of_a_grid_that_it_does_not_train_in_full() -> Non
     assert chosen["numbers"]["rwalk"] == {"lam": 1e4, "penalty": "gradient", "alpha": 0.1, "eps": 1e-6}
     trained = [run for runs in rounds for run in runs]
     assert len({run.hash() for run in trained}) == len(trained) < 0.6 * 3 * len(grid["rwalk"])
-    assert {run.seed for runs in rounds[: race.SCOUTING] for run in runs} == {0}
+    assert {run.seed for runs in rounds[: tuning_rounds.SCOUTING] for run in runs} == {0}
     counts = {json.dumps(numbers): count for _, _, numbers, _, count in chosen["tried"]}
     assert counts[json.dumps(chosen["numbers"]["rwalk"], sort_keys=True)] == 3
 
@@ -270,7 +270,7 @@ def test_what_was_chosen_reads_back_and_is_a_line_a_try() -> None:
 
 def followed(of: Setting, score: Any) -> set[tuple[int, float]]:
     """(steps, λ) of what would be tried next."""
-    return {(run.training.steps or 0, run.numbers["lam"]) for run in race.next_runs(of, rows(of, score))}
+    return {(run.training.steps or 0, run.numbers["lam"]) for run in tuning_rounds.next_runs(of, rows(of, score))}
 
 
 def test_a_best_value_at_an_edge_is_followed_and_one_inside_is_not() -> None:
@@ -285,7 +285,9 @@ def test_a_best_value_at_an_edge_is_followed_and_one_inside_is_not() -> None:
     assert followed(inside, peak(1e-4)) == {(5, 0.1)}
     free = replace(inside, longest=100)
     assert followed(free, peak(10.0)) == {(2, 10.0), (10, 10.0)}, "half and twice as long, at the best λ"
-    assert {run.stream.validation for run in race.next_runs(free, rows(free, peak(10.0)))} == {tuned.HELD_OUT}
+    assert {run.stream.validation for run in tuning_rounds.next_runs(free, rows(free, peak(10.0)))} == {
+        tuned.HELD_OUT
+    }
 
 
 def test_a_row_that_leaves_out_a_default_counts_with_those_that_name_it() -> None:
@@ -299,7 +301,7 @@ def test_a_row_that_leaves_out_a_default_counts_with_those_that_name_it() -> Non
     assert found[0].spec.numbers == {"lam": 1.0, "alpha": 0.9, "eps": 1e-3}
     found[0] = replace(found[0], spec=replace(found[0].spec, numbers={"lam": 1.0}))
     assert [tuple(each[-2:]) for each in budgets.choose(of, found)["tried"]] == [(55.0, 2)]
-    assert {run.numbers["alpha"] for run in race.next_runs(of, found)} == {0.1}
+    assert {run.numbers["alpha"] for run in tuning_rounds.next_runs(of, found)} == {0.1}
 
 
 def test_values_that_are_not_allowed_are_not_tried() -> None:
@@ -309,7 +311,7 @@ def test_values_that_are_not_allowed_are_not_tried() -> None:
         row(run, run.numbers["alpha"])
         for run in (replace(scout, seed=seed) for scout in of.scouts() for seed in (0, 1))
     ]
-    tried = {run.numbers["alpha"] for run in race.next_runs(of, found)}
+    tried = {run.numbers["alpha"] for run in tuning_rounds.next_runs(of, found)}
     assert tried == {0.1}, "α = 9 is no weight, and λ had no grid to be at the edge of"
 
 
@@ -328,7 +330,7 @@ def test_tuning_follows_the_best_beyond_its_grid(
     decades = np.log10([lam for lam in tried if f"{lam:e}".startswith("1.0")])
     assert np.allclose(np.diff(decades), 1), "decade by decade"
     inside = tried[0] < chosen["numbers"]["rwalk"]["lam"] < tried[-1]
-    assert inside or len(decades) == 2 + race.ROUNDS
+    assert inside or len(decades) == 2 + tuning_rounds.ROUNDS
     before = sorted(Path("results/tuning").glob("*/runs.jsonl"))
     assert reproduce(monkeypatch, "--tune=digits") == 0, "again: nothing is left to do"
     assert sorted(Path("results/tuning").glob("*/runs.jsonl")) == before
@@ -461,7 +463,7 @@ def test_the_pages_are_of_these_rows(every_row: Measured) -> None:
 def test_a_claim_is_not_judged_on_half_of_its_rows(every_row: Measured, tmp_path: Path) -> None:
     folder = tmp_path / "table1-mnist"
     folder.mkdir()
-    rows = kept.text(RESULTS, "table1-mnist").decode().splitlines(keepends=True)
+    rows = packed_rows.text(RESULTS, "table1-mnist").decode().splitlines(keepends=True)
     (folder / "runs.jsonl").write_text("".join(row for row in rows if json.loads(row)["method"] != "pi"))
     half = Measured(tmp_path)
     for claim in CLAIMS:
@@ -543,7 +545,7 @@ def test_outdated_rows_are_to_be_trained_again(
 ) -> None:
     assert reproduce(monkeypatch, "tableS1") == 0
     changes = lambda number, run: ["a change"] if run.method == "rwalk" else []  # noqa: E731
-    monkeypatch.setattr(provenance.numerics, "changes_since", changes)
+    monkeypatch.setattr(provenance.numerics_history, "changes_since", changes)
     for pack in (False, True):
         assert not pack or reproduce(monkeypatch, "--pack") == 0
         capsys.readouterr()
@@ -574,7 +576,7 @@ def test_a_page_that_cannot_be_written_is_named_and_costs_no_row(
     place: str, tiny: Experiment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if place != "RESULTS.md":
-        monkeypatch.setattr(figures, "draw_all", lambda *_: write_atomically(Path(place), "a picture"))
+        monkeypatch.setattr(paper_figures, "draw_all", lambda *_: write_atomically(Path(place), "a picture"))
     Path(place).mkdir(parents=True)  # a folder is in the way
     assert reproduce(monkeypatch, "tableS1", "--only=rwalk") == 2
     said = capsys.readouterr().err
@@ -675,7 +677,7 @@ def test_tuning_writes_what_the_rule_chose_and_goes_on_where_it_was(
     settings = {"digits-single": setting("single", seeds=1), "digits-multi": setting("multi", seeds=1)}
     for module in (budgets, tuned):
         monkeypatch.setattr(module, "SETTINGS", settings)
-    monkeypatch.setattr(race, "ROUNDS", 0)
+    monkeypatch.setattr(tuning_rounds, "ROUNDS", 0)
     assert to_do() == ["digits-single: 6 of 6", "digits-multi: 0 of 6"]
     assert not Path("results").exists()
     assert reproduce(monkeypatch, "--tune=digits") == 0

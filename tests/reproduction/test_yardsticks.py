@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from reproduction.experiments import runs_of
 from reproduction.markdown import PAGES, filled
-from reproduction.measured import Measured
-from reproduction.reproduce import find
+from reproduction.measured_cells import Measured
+from reproduction.paper_experiments import runs_of
+from reproduction.planned_studies import find
 from reproduction.yardstick_page import WHY, Result, blocks, results_of, why_of, write_page
 from reproduction.yardstick_values import DER_MNIST, SPLIT_MNIST, Value
 from reproduction.yardsticks import ORDERS, YARDSTICKS, Cell

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from rwalk.data import samplers
-from rwalk.data.batches import REPLAYS, Replay
+from rwalk.data.replay_batches import REPLAYS, Replay
 from rwalk.errors import InputError, unknown
-from rwalk.fields import option
+from rwalk.option_fields import option
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 import rwalk
-from rwalk.engine.execution import NO_COMPILER, lacked
-from rwalk.programs import compiler_works
+from rwalk.compiled_programs import compiler_works
+from rwalk.engine.choose_execution import NO_COMPILER, lacked
 from rwalk.studies import numerics_history
 from rwalk.studies.rows import MACHINE, Made, Row
 from rwalk.studies.specs import RunSpec
@@ -33,7 +33,7 @@ from rwalk.studies.user_code import source_digest
 def made(run: RunSpec, device: str, data: str, execution: str) -> Made:
     """The provenance of a row trained here and now; `data` is the stream's fingerprint.
 
-    `execution` names how its steps were executed (`rwalk.engine.execution.executed`).
+    `execution` names how its steps were executed (`rwalk.engine.choose_execution.executed`).
     """
     around = environment(device)
     irrelevant = () if device == "cpu" else ("processor", "instructions")

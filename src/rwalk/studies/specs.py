@@ -20,9 +20,9 @@ from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Dataset, Stream
 from rwalk.engine.method_groups import can_be_mixed
 from rwalk.errors import InputError, first_line
-from rwalk.fields import option
 from rwalk.learners import Learner, learner
 from rwalk.methods import Method
+from rwalk.option_fields import option
 from rwalk.training import Training
 
 # The paper's split, Δt and networks; everywhere else two classes per task, RWalk's own default (10) and mlp.

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reproduction import budgets, kept, race, settings
-from reproduction.experiments import EXPERIMENTS, Experiment, runs_of
-from reproduction.questions import QUESTIONS
+from reproduction import budgets, packed_rows, tuning_rounds, tuning_settings
+from reproduction.own_questions import QUESTIONS
+from reproduction.paper_experiments import EXPERIMENTS, Experiment, runs_of
 from reproduction.yardsticks import YARDSTICKS
 from rwalk.errors import InputError, unknown
 from rwalk.studies import Study
@@ -57,7 +57,7 @@ def folder_of(experiment: Experiment, results: Path, seeds: int | None = None) -
 
 def known_rows(results: Path) -> dict[str, Row]:
     """All rows under a results folder, by hash: experiments share runs."""
-    return {row.hash: row for rows in kept.all_rows(results).values() for row in rows}
+    return {row.hash: row for rows in packed_rows.all_rows(results).values() for row in rows}
 
 
 def study_of(experiment: Experiment, seeds: int | None = None, **where: Any) -> Study:
@@ -94,20 +94,20 @@ def plan_tuning(name: str, folder: Path, **where: Any) -> list[Planned]:
     """
     return [
         _tuning(each, Study(tuple(budgets.setting_of(each).scouts()), "none", **where), folder)
-        for each in settings.find(name)
+        for each in tuning_settings.find(name)
     ]
 
 
 def _tuning(name: str, study: Study, folder: Path) -> Planned:
     grid = content_hash([run.hash() for run in study.runs])[:8]
     title = f"which budget suits {name}, on validation data"
-    cost = f"tuning; the best are followed further, in at most {race.ROUNDS} rounds"
+    cost = f"tuning; the best are followed further, in at most {tuning_rounds.ROUNDS} rounds"
     return Planned(name, title, cost, study, folder / f"{name}-{grid}")
 
 
 def next_round(planned: Planned, rows: Sequence[Row], number: int) -> Planned | None:
     """The same tuning with the next runs to try, by its rows; None once it is decided."""
-    new = race.next_runs(budgets.setting_of(planned.name), rows, scouting=number < race.SCOUTING)
+    new = tuning_rounds.next_runs(budgets.setting_of(planned.name), rows, scouting=number < tuning_rounds.SCOUTING)
     if not new:
         return None
     study = replace(planned.study, runs=(*planned.study.runs, *new))
@@ -123,7 +123,7 @@ def dry_run(plan: Sequence[Planned], known: Mapping[str, Row], only: Collection[
     """
     there: set[str] = set()  # runs of the studies before
     for name, _, cost, study, folder in plan:
-        current = study.current([*known.values(), *kept.rows_of(folder)])
+        current = study.current([*known.values(), *packed_rows.rows_of(folder)])
         missing = study.missing(there | current.keys(), only)
         there |= {run.hash() for run in missing}
         line = f"{name}: {len(missing)} of {len(study.runs)} runs to do"
