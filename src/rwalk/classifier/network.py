@@ -34,8 +34,7 @@ from rwalk.classifier.call_as_task import (
 )
 from rwalk.classifier.estimator_files import Contents, Stored, fingerprint, section
 from rwalk.classifiers import Classifier
-from rwalk.data.memory import MemorySpec
-from rwalk.data.samplers import RESERVOIR
+from rwalk.data.memory import RESERVOIR, MemorySpec
 from rwalk.engine import networks
 from rwalk.engine.networks import Factory
 from rwalk.engine.vectors import Layout, Networks

@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from rwalk.classifiers import Classifier, Logits
-from rwalk.data.batches import Replay
+from rwalk.data.memory import Replay
 
 Number = float | Tensor
 State = dict[str, Tensor]

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rwalk.data.batches import Replay
+from rwalk.data.memory import Replay
 from rwalk.losses.base import Batch, Loss
 from rwalk.losses.heads import cross_entropy, each_cross_entropy, mean_over
 from rwalk.methods.base import Number, require

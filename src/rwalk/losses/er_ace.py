@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rwalk.data.batches import Replay
+from rwalk.data.memory import Replay
 from rwalk.losses.base import Batch, Loss
 from rwalk.losses.heads import each_cross_entropy, mean_over
 

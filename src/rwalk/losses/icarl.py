@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rwalk.classifiers import Classifier, Logits, NearestMean
-from rwalk.data.batches import Replay
+from rwalk.data.memory import Replay
 from rwalk.losses.base import Batch, Taught, spread
 from rwalk.methods.base import Number, require
 
