@@ -24,7 +24,7 @@ from reproduction.tuning_settings import (
     decades,
     resnet,
 )
-from rwalk.data.replay_batches import Replay
+from rwalk.data.memory import Replay
 from rwalk.studies.specs import RunSpec
 from rwalk.training import Training
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rwalk.data.replay_batches import Replay
+from rwalk.data.memory import Replay
 from rwalk.data.samplers import Sampler, mean_of_features
 from rwalk.decision_rules import Classifier, NearestMean
 from rwalk.engine.architectures import CNN, normal

@@ -28,7 +28,7 @@ from rwalk.report.html_page import render
 from rwalk.report.result_folders import read
 from rwalk.report.seed_summaries import summarise
 from rwalk.solvers import SOLVERS
-from rwalk.studies import Study, numerics, provenance
+from rwalk.studies import Study, numerics_history, provenance
 from rwalk.studies.checkpoint import Checkpointer
 from rwalk.studies.executors.ray_worker import packed, unpacked
 from rwalk.studies.provenance import commit
@@ -229,7 +229,7 @@ def test_accuracies_are_fractions_of_the_test_examples_rounded_once() -> None:
     ],
 )
 def test_numerics_change_for_the_runs_that_a_change_affects(run: RunSpec, number: int) -> None:
-    assert numerics.number_of(run) == number
+    assert numerics_history.number_of(run) == number
 
 
 TABLE = Path(__file__).parent / "numerics.json"
@@ -261,10 +261,10 @@ TRAINED = [
 
 @pytest.mark.parametrize(("name", "optimizer"), TRAINED)
 def test_what_is_computed_changes_only_with_its_number(name: str, optimizer: str) -> None:
-    """After a change that is meant: add it to numerics.HISTORY, and run this file to write the table anew."""
+    """After a change that is meant: add it to numerics_history.HISTORY, and run this file to write the table."""
     known = json.loads(TABLE.read_text())
     number, value = known[f"{name} {optimizer}"]
-    assert number == numerics.number_of(RunSpec(method=name))
+    assert number == numerics_history.number_of(RunSpec(method=name))
     # Networks begin in float32, which instruction sets round differently: by 1e-7, of which Adam makes 1e-5.
     assert trained(name, optimizer) == pytest.approx(value, rel=1e-4)
 
@@ -455,7 +455,7 @@ def test_ewcs_fisher_is_that_of_shuffled_batches() -> None:
 
 
 if __name__ == "__main__":
-    table = {f"{n} {o}": [numerics.number_of(RunSpec(method=n)), trained(n, o)] for n, o in TRAINED}
+    table = {f"{n} {o}": [numerics_history.number_of(RunSpec(method=n)), trained(n, o)] for n, o in TRAINED}
     TABLE.write_text(json.dumps(table, indent=1) + "\n")
 
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import little
 from rwalk import Batch, Fleet, InputError, Learner, Loss, MemorySpec, Stream, Training, from_arrays, learner
-from rwalk.data.memory import Group, Memory
-from rwalk.data.replay_batches import REPLAYS, Replay, balanced, epoch, shuffled
+from rwalk.data.memory import REPLAYS, Group, Memory, Replay
+from rwalk.data.replay_batches import balanced, epoch, shuffled
 from rwalk.data.samplers import SAMPLERS
 from rwalk.engine import architectures
 from rwalk.losses import heads

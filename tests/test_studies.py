@@ -21,7 +21,7 @@ import rwalk
 from rwalk import Fleet, InputError, MemorySpec
 from rwalk.atomic_files import with_checksum
 from rwalk.studies import Study
-from rwalk.studies.executors import EXECUTORS, base
+from rwalk.studies.executors import EXECUTORS, executor
 from rwalk.studies.executors import find as find_executor
 from rwalk.studies.executors.executor import Executor, begun, is_out_of_memory, note, spread
 from rwalk.studies.executors.executor import fleets as in_fleets
@@ -75,7 +75,7 @@ def test_whether_a_study_can_be_run_is_found_out_without_a_compiler(monkeypatch:
     )
     replace(study, runs=(long,)).prepare()
     assert tried == []
-    base.fleet_of("cpu", study.stream(long.stream), [long])
+    executor.fleet_of("cpu", study.stream(long.stream), [long])
     assert tried == ["cpu"], "as it would be in a worker"
 
 

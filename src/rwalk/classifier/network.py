@@ -33,8 +33,7 @@ from rwalk.classifier.call_as_task import (
     trained_network,
 )
 from rwalk.classifier.estimator_files import Contents, Stored, fingerprint, section
-from rwalk.data.memory import MemorySpec
-from rwalk.data.samplers import RESERVOIR
+from rwalk.data.memory import RESERVOIR, MemorySpec
 from rwalk.decision_rules import Classifier
 from rwalk.engine import architectures
 from rwalk.engine.architectures import Factory

@@ -8,22 +8,12 @@ where exemplars alone are trained on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 
+from rwalk.data.memory import Replay
 from rwalk.training import batch_size, steps_per_epoch
-
-Replay = Literal["balanced", "concat", "half", "beside", "alone", "none"]
-REPLAYS = {
-    "balanced": "every batch holds all classes seen in equal parts",
-    "concat": "task data and exemplars are one dataset",
-    "half": "half of every batch is exemplars",
-    "beside": "as many exemplars follow the task's own examples in every batch, all equally likely (ER, DER)",
-    "alone": "exemplars of this task and of all before it, and nothing else (GDumb)",
-    "none": "exemplars are not trained on (GEM only constrains with them)",
-}
 
 
 def epoch(

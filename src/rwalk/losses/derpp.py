@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rwalk.data.replay_batches import Replay
+from rwalk.data.memory import Replay
 from rwalk.losses.heads import cross_entropy, each_cross_entropy, mean_over
 from rwalk.losses.loss import Batch, Loss
 from rwalk.methods.method import Number, require

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rwalk.data.replay_batches import Replay
+from rwalk.data.memory import Replay
 from rwalk.losses.heads import each_cross_entropy, mean_over
 from rwalk.losses.loss import Batch, Loss
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rwalk.data.replay_batches import Replay
+from rwalk.data.memory import Replay
 from rwalk.decision_rules import Classifier, Logits, NearestMean
 from rwalk.losses.loss import Batch, Taught, spread
 from rwalk.methods.method import Number, require

@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from rwalk.data.replay_batches import Replay
+from rwalk.data.memory import Replay
 from rwalk.decision_rules import Classifier, Logits
 
 Number = float | Tensor
