@@ -316,13 +316,16 @@ def gains_from_recording(module: nn.Module) -> bool:
     )
 
 
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+
 def _own_dropout(module: nn.Module) -> None:
     """Replace torch's dropout by ours, everywhere in a network."""
     for parent, name, child in list(_children(module)):
-        if isinstance(child, nn.Dropout):
-            setattr(parent, name, Dropout(child.p))
-        elif isinstance(child, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-            setattr(parent, name, Dropout(child.p, whole=True))
+        whole = isinstance(child, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d)
+        plain = next((kind for kind in DROPOUTS if isinstance(child, kind)), None)
+        if plain is not None and type(child).forward is plain.forward:  # else it drops in its own way
+            setattr(parent, name, Dropout(child.p, whole))
         elif isinstance(child, nn.AlphaDropout | nn.FeatureAlphaDropout | nn.RReLU):
             raise InputError(
                 f"the network uses {type(child).__name__}, whose random draws cannot be repeated: use nn.Dropout"
