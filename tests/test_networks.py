@@ -16,7 +16,8 @@ from torch import Tensor, nn
 import little
 from rwalk import Fleet, InputError, Learner, Training
 from rwalk.engine import architectures
-from rwalk.engine.architectures import NETWORKS, Dropout, builder, find, hashed, head_of
+from rwalk.engine.architectures import NETWORKS, builder, find, head_of
+from rwalk.engine.dropout import Dropout, hashed
 
 
 def dropout(p: float = 0.5, whole: bool = False, counter: int = 0) -> Dropout:

@@ -138,8 +138,3 @@ def as_used(part: Any, memory: MemorySpec | None) -> MemorySpec | None:
     if memory is not None and memory.is_reservoir and own not in (None, memory.replay):
         raise InputError(f"{part.name} does not replay a reservoir: run it alone, with another sampler")
     return memory if memory is None or own in (None, memory.replay) else replace(memory, replay=own)
-
-
-def summaries() -> dict[str, str]:
-    """Every named learner, with a one-line description."""
-    return {name: kind.summary for name, kind in parts.parts().items()}
