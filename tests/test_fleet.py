@@ -26,7 +26,7 @@ from rwalk.engine.task_plan import batches_of
 from rwalk.errors import InputError
 from rwalk.gc_pause import gc_paused
 from rwalk.learners import Learner, learner, with_lam
-from rwalk.losses import CrossEntropy, heads
+from rwalk.losses import Batch, CrossEntropy, Loss, heads
 from rwalk.losses.er import ER
 from rwalk.methods import Method, RWalk
 from rwalk.methods.method import Number, State
@@ -512,3 +512,23 @@ def test_named_networks_are_the_same_on_cuda(stream: Stream, network: str, fuse:
     made = there.execution.programs._made  # type: ignore[attr-defined]
     assert [each is not None for each in made.values()] == [True] * (fuse and network == "cnn")
     torch.testing.assert_close(there.theta.cpu(), here.theta, rtol=0, atol=1e-8)
+
+
+@dataclass(frozen=True)
+class OfEveryExample(CrossEntropy):
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        return heads.each_cross_entropy(logits + batch.head, batch.y)
+
+
+@dataclass(frozen=True)
+class OfAllRuns(CrossEntropy):
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        return super().__call__(logits, batch).mean()
+
+
+@pytest.mark.parametrize("loss", [OfEveryExample(), OfAllRuns()])
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_loss_of_another_shape_than_one_number_per_run_is_named(stream: Stream, loss: Loss, runs: int) -> None:
+    fleet = Fleet(stream, small, [Learner(loss=loss)] * runs, range(runs), SHORT)
+    with pytest.raises(InputError, match=rf"{type(loss).__name__} gives \[.*\] for {runs} runs: give one number"):
+        fleet.train()
