@@ -164,6 +164,28 @@ class ByTheStep(Noise):
         return torch.randn(steps, 1, generator=generator)
 
 
+class VectorMadeLate(MAS):
+    def observe(self, state: State, grad: Tensor, move: Tensor, square: Tensor) -> None:
+        super().observe(state, grad, move, square)
+        state["moved"] = state.get("moved", 0) + move
+
+
+class NotDecorated(MAS):
+    power: float = 2.0
+
+
+class OneNumber(CrossEntropy):
+    """Takes its hyper-parameter for a number."""
+
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        return super().__call__(logits, batch) * float(self.weight)
+
+
+@dataclass(frozen=True)
+class TakesANumber(OneNumber):
+    weight: float = 1.0
+
+
 class AlwaysTheSame(nn.Module):
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -224,6 +246,9 @@ BROKEN = {  # and what is said of them
     "OneDrawForAll": "changed differently alone",
     "WritesOverInputs": "changes the inputs",
     "ByTheStep": r"not \[3, 5, k\]",
+    "VectorMadeLate": "observe makes the vector 'moved': make it in start",
+    "NotDecorated": r"power cannot be set: decorate NotDecorated with @dataclass",
+    "TakesANumber": r"a hyper-parameter that differs between runs is a tensor \[R\]",
     "AlwaysTheSame": "other seeds begin with the same parameters",
     "CountsBesideBuffers": "interrupted at task 1, step 2 ends differently",
     "LooksAround": "depend on the others in its batch",
