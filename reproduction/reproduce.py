@@ -16,8 +16,9 @@ from rwalk.data import datasets
 from rwalk.errors import InputError, unknown
 from rwalk.studies import Study
 from rwalk.studies.executors import fleet_of
+from rwalk.studies.json_records import content_hash
 from rwalk.studies.rows import Row
-from rwalk.studies.specs import RunSpec, content_hash, passes_of
+from rwalk.studies.specs import RunSpec, passes_of
 from rwalk.threads import available_cores, few_threads
 
 

@@ -15,8 +15,9 @@ from rwalk.data.memory import MemorySpec
 from rwalk.parts import defaults
 from rwalk.report.html_page import write_report
 from rwalk.studies import rows as rows_of_studies
+from rwalk.studies.json_records import content_hash
 from rwalk.studies.rows import SCHEMA, Description
-from rwalk.studies.specs import RunSpec, StreamSpec, content_hash
+from rwalk.studies.specs import RunSpec, StreamSpec
 
 HOSTILE = "<img src=x onerror='window.boom=1'></script><script>window.boom=1</script>&amp;<b>bold</b>"
 HEADS = ("single", "multi")

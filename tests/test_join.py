@@ -23,6 +23,7 @@ from rwalk.cli.status import status as show_status
 from rwalk.studies.executors import shared_folder
 from rwalk.studies.executors.executor import Context, Job, Result
 from rwalk.studies.executors.shared_folder import GATHERED, OUTCOMES, Join, read_outcomes
+from rwalk.studies.json_records import from_json
 from rwalk.studies.rows import Outcome
 from rwalk.studies.study_folder import SharedStore, Store
 from rwalk.studies.study_status import status_of
@@ -393,7 +394,7 @@ def test_an_outcome_that_is_no_outcome_is_not_used(tmp_path: Path) -> None:
         path.write_text(json.dumps(record))  # as 0.2.0 writes it, without a checksum
         assert (read_outcomes(path, job) is not None) == used
     path.write_text(with_checksum({"runs": runs, "outcomes": [good]}))
-    assert read_outcomes(path, job) == [Outcome.from_json(good)]
+    assert read_outcomes(path, job) == [from_json(Outcome, good, "an outcome")]
     path.write_text(path.read_text().replace("0.25", "0.35"))
     assert read_outcomes(path, job) is None
     path.write_text('{"runs": [')

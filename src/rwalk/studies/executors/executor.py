@@ -26,8 +26,9 @@ from rwalk.errors import InputError, first_line
 from rwalk.metrics import HEADS
 from rwalk.studies import numerics_history, provenance
 from rwalk.studies.checkpoint import Checkpointer
+from rwalk.studies.json_records import content_hash
 from rwalk.studies.rows import Outcome, ReferenceOutcome
-from rwalk.studies.specs import RunSpec, StreamSpec, content_hash, learned_by, passes_of, steps_of
+from rwalk.studies.specs import RunSpec, StreamSpec, learned_by, passes_of, steps_of
 from rwalk.studies.study_events import Spent, Stepped, TaskMeasured, Trained, Watch
 from rwalk.studies.worker_pool import Stop, Work
 from rwalk.threads import available_cores, few_threads

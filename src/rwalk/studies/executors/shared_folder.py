@@ -35,8 +35,9 @@ from rwalk.studies.executors.executor import (
     reporter,
     train_fleet,
 )
+from rwalk.studies.json_records import content_hash, from_json, to_json
 from rwalk.studies.rows import Outcome, ReferenceOutcome
-from rwalk.studies.specs import RunSpec, content_hash, from_json, to_json
+from rwalk.studies.specs import RunSpec
 from rwalk.studies.study_events import Trained, Watch
 from rwalk.studies.work_claims import CLAIMS, Claims
 from rwalk.studies.worker_pool import Stop
@@ -228,9 +229,7 @@ def _checked(content: bytes, job: Job) -> list[Result] | None:
 
 
 def _result(run: RunSpec, record: Any) -> Result:
-    if run.reference is None:
-        return Outcome.from_json(record)
-    return from_json(ReferenceOutcome, record, "an outcome")
+    return from_json(Outcome if run.reference is None else ReferenceOutcome, record, "an outcome")
 
 
 def _as_json(result: Result) -> Any:
