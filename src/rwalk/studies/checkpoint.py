@@ -218,9 +218,7 @@ def _check_counters(counters: Mapping[str, Any], fleet: Fleet) -> None:
     reasons = isinstance(stopped, list) and all(isinstance(why, str | None) for why in stopped)
     _need(reasons and len(stopped) == fleet.runs, "it does not say which runs have stopped")
     classes = {(k, label) for k in range(len(tasks)) for label in tasks[k].classes} if fleet.memory else set()
-    _need(
-        {(k, label) for k, label in counters["groups"]} <= classes, "its exemplars are of unknown classes"
-    )
+    _need({(k, label) for k, label in counters["groups"]} <= classes, "its exemplars are of unknown classes")
 
 
 def _is_count(value: Any, largest: int) -> bool:
