@@ -30,7 +30,7 @@ from rwalk.report.seed_summaries import summarise
 from rwalk.solvers import SOLVERS
 from rwalk.studies import Study, numerics_history, provenance
 from rwalk.studies.checkpoint import Checkpointer
-from rwalk.studies.executors.ray_worker import packed, unpacked
+from rwalk.studies.executors.ray_cluster import packed, unpacked
 from rwalk.studies.json_records import content_hash
 from rwalk.studies.provenance import commit
 from rwalk.studies.rows import SCHEMA, Description, Made, Rows

@@ -240,7 +240,7 @@ class Executor:
         while jobs:
             split: list[Job] = []
             news_of: Callable[[int, Any], None] = lambda number, news, jobs=jobs: report(jobs[number], news)  # type: ignore[misc] # noqa: E731
-            for number, results in self.map(self.work, [self.sent(job) for job in jobs], news_of):
+            for number, results in self.map(self.work, jobs, news_of):
                 if isinstance(results, TooWide):
                     split += _narrower(jobs[number], self.context.device, results.reason)
                     self.forget(jobs[number])
@@ -248,10 +248,6 @@ class Executor:
                     watch(Trained(jobs[number]))
                     yield jobs[number], results
             jobs = split
-
-    def sent(self, job: Job) -> Any:
-        """A job as `work` takes it."""
-        return job
 
     def jobs_of(self, specs: Sequence[RunSpec]) -> list[Job]:
         """Runs in fleets, where they are faster together; begun fleets stay together."""
@@ -277,20 +273,14 @@ class Executor:
 
 
 def reporter(watch: Watch) -> Report:
-    """Turns the news of jobs into events; news that came before, from a worker that was lost, are left out."""
-    seen: dict[tuple[str, ...], tuple[int, int]] = {}
+    """Turns the news of jobs into events."""
 
     def report(job: Job, news: News) -> None:
         if isinstance(news, str):
             logger.warning("%s", news)
-        elif isinstance(news, Cost):
-            watch(Spent(job, news))
         else:
-            at = (news.task, news.step) if isinstance(news, Progress) else (news.task + 1, -1)
-            key = tuple(run.hash() for run in job)
-            if at > seen.get(key, (-1, 0)):
-                seen[key] = at
-                watch(Stepped(job, news) if isinstance(news, Progress) else TaskMeasured(job, news))
+            kind = {Cost: Spent, Progress: Stepped, Measured: TaskMeasured}[type(news)]
+            watch(kind(job, news))
 
     return report
 
