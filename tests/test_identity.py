@@ -348,6 +348,15 @@ def test_a_row_says_what_made_it() -> None:
     assert study.stream(study.runs[0].stream).fingerprint().startswith(row.made.data)
 
 
+def test_rows_name_the_commit_at_which_their_study_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit during the training is not that of the code that trains."""
+    commits = iter(["begun"])
+    monkeypatch.setattr(provenance, "commit", lambda: next(commits, "later"))
+    study = little.study(methods=["vanilla"], seeds=2, reference="none")
+    commits = iter(["begun"] * 2)  # of the cache of references, and of the executor
+    assert {row.made.commit for row in study.execute()} == {"begun"}
+
+
 def test_a_commit_is_named_only_of_our_own_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = subprocess.run(["git", "rev-parse", "HEAD"], cwd=RESULTS, capture_output=True, text=True)
     if here.returncode == 0:

@@ -273,7 +273,8 @@ class Study:
             self.stream(spec.stream)
         checkpoints = store.checkpoints if store else None
         code = tuple(dict.fromkeys(name for run in self.runs for name in run.own_code()))
-        return Context(self.device, dict(self._streams), checkpoints, self.checkpoint_every, self.keep, code)
+        where = (self.device, dict(self._streams), checkpoints, self.checkpoint_every)
+        return Context(*where, self.keep, code, provenance.commit())
 
 
 def _named(spec: RunSpec) -> str:

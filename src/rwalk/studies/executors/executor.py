@@ -61,6 +61,7 @@ class Context(NamedTuple):
     checkpoint_every: int | None
     keep: Keep | None = None  # is given every fleet that has learned its last task
     code: tuple[str, ...] = ()  # the user's own that runs name, as `package.module:name`
+    commit: str | None = None  # of rwalk, when the study began to train
 
     def identity(self, job: Sequence[RunSpec]) -> str:
         """A hash of everything that a job's results depend on: settings, the user's code, our numerics, the data.
@@ -135,7 +136,7 @@ def _results(context: Context, job: Job, fleet: Fleet, execution: str) -> list[R
     data = stream.fingerprint()
     return [
         Outcome(
-            made=provenance.made(spec, context.device, data, execution),
+            made=provenance.made(spec, context.device, data, execution, context.commit),
             accuracy={head: _plain(fleet.accuracy[head][run]) for head in HEADS},
             stopped=fleet.stopped[run],
             **_measured(fleet, run),

@@ -1,8 +1,8 @@
 """The executor of a Ray cluster: every run, or fleet on a GPU, is one plain task, wherever there is room for it.
 
 Tasks return their outcomes and news to the one process that writes the study. Data and the user's own code are put
-into Ray's object store once. When a worker or a node is lost, Ray gives its task to another, which resumes from the last
-checkpoint if it can read the study's folder.
+into Ray's object store once. When a worker or a node is lost, Ray gives its task to another, which resumes
+from the last checkpoint if it can read the study's folder.
 """
 
 from __future__ import annotations
