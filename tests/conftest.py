@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from command_line import Outcome, Rwalk
 from rwalk import cli
-from rwalk.programs import compiler_works
+from rwalk.compiled_programs import compiler_works
 from rwalk.report import matplotlib_figures
 
 # The networks of the tests are tiny: a second thread costs more time than it saves.

@@ -30,7 +30,7 @@ from reports import write_study
 from rwalk import Fleet, MemorySpec, Training, __version__, cli
 from rwalk.atomic_files import with_checksum
 from rwalk.cli import command_options, sweep, trust
-from rwalk.fields import option
+from rwalk.option_fields import option
 from rwalk.part_names import spelled
 from rwalk.parts import parts
 from rwalk.studies.json_records import content_hash

@@ -18,12 +18,12 @@ import torch
 import little
 from rwalk import Fleet, MemorySpec, Training, learner, seeds
 from rwalk.atomic_files import with_checksum
+from rwalk.compiled_programs import compiler_works
 from rwalk.data import datasets, splits
-from rwalk.engine import evaluation, execution
+from rwalk.engine import choose_execution, evaluation
 from rwalk.engine import fisher as fisher_of
 from rwalk.methods import Method
 from rwalk.parts import VARIANTS, parts, stack
-from rwalk.programs import compiler_works
 from rwalk.report.html_page import render
 from rwalk.report.result_folders import read
 from rwalk.report.seed_summaries import summarise
@@ -257,7 +257,7 @@ TRAINED = [
 
 @pytest.mark.parametrize(("name", "optimizer"), TRAINED)
 def test_what_is_computed_changes_only_with_its_number(name: str, optimizer: str) -> None:
-    """After an intended change: add it to numerics_history.HISTORY, and run this file to write the table anew."""
+    """After a change that is meant: add it to numerics_history.HISTORY, and run this file to write the table."""
     known = json.loads(TABLE.read_text())
     number, value = known[f"{name} {optimizer}"]
     assert number == numerics_history.number_of(RunSpec(method=name))
@@ -279,7 +279,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], No
             monkeypatch.setenv("CXX", "no-such-compiler")
         compiler_works.cache_clear()
 
-    monkeypatch.setattr(execution, "WORTH_COMPILING", {True: 0, False: 0})
+    monkeypatch.setattr(choose_execution, "WORTH_COMPILING", {True: 0, False: 0})
     change(there=False)
     yield change
     compiler_works.cache_clear()
@@ -326,7 +326,7 @@ def test_a_run_that_is_resumed_without_a_compiler_says_both(
         return Fleet(little.stream(), little.Network, [learner("vanilla")], [0], Training(steps=4))
 
     with monkeypatch.context() as patch:
-        patch.setattr(execution, "WORTH_COMPILING", {True: 10**6, False: 10**6})
+        patch.setattr(choose_execution, "WORTH_COMPILING", {True: 10**6, False: 10**6})
         first = fleet()
         with pytest.raises(KeyboardInterrupt):
             first.train(checkpoints=Checkpointer(tmp_path, "same", stop=lambda: first.step == 2))

@@ -70,7 +70,9 @@ def test_whether_a_study_can_be_run_is_found_out_without_a_compiler(monkeypatch:
     study = little.study()
     long = replace(study.runs[0], network="mlp", training=rwalk.Training(steps=10**6))
     tried: list[str] = []
-    monkeypatch.setattr("rwalk.engine.execution.compiler_works", lambda device: tried.append(device) or False)
+    monkeypatch.setattr(
+        "rwalk.engine.choose_execution.compiler_works", lambda device: tried.append(device) or False
+    )
     replace(study, runs=(long,)).prepare()
     assert tried == []
     executor.fleet_of("cpu", study.stream(long.stream), [long])

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-
 _changing = threading.Lock()
 _inside = 0  # how many threads are in `gc_paused`
 _collecting = True  # before the first of them came

@@ -28,7 +28,7 @@ _outside = 1  # the number that was set before the first of them
 def few_threads(count: int | None = None) -> Iterator[None]:
     """Use so many threads, or as many as are `allowed`; afterwards everything is restored.
 
-    torch has one number of threads for the whole process. If several threads of a program are in here, the smallest
+    torch has one number of threads for the whole process. If several threads of a program are in here, the least
     number holds until its thread leaves, and the last to leave restores what was set before the first came.
     Denormals are flushed: moving averages of vanished gradients become denormals, which are slow.
     """

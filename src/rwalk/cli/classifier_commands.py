@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rwalk.data.datasets import Reading
     from rwalk.data.large_files import Source
     from rwalk.models import Backbone, Trained
-    from rwalk.models.trained import Learned
+    from rwalk.models.trained_on_files import Learned
 
 Files = Annotated[
     list[Path], typer.Argument(help="tables (.csv, .tsv, .parquet), folders of images by class, or .npz files")

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from rwalk.escaping import shown
-from rwalk.fields import Option, options_of
+from rwalk.option_fields import Option, options_of
 from rwalk.registry import imported
 
 if TYPE_CHECKING:

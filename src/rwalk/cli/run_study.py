@@ -73,7 +73,7 @@ def remarks_on(study: Study, keep: str) -> list[str]:
         said.append("there is only one task, so nothing can be forgotten: see --classes-per-task, --tasks")
     if keep:
         from rwalk.errors import InputError
-        from rwalk.models.from_studies import refusal
+        from rwalk.models.kept_by_studies import refusal
 
         reasons = dict.fromkeys(why for run in study.runs if (why := refusal(run)))
         if all(refusal(run) for run in study.runs):
@@ -135,7 +135,7 @@ def execute(
         # Without trackers too: losses and costs are in no row, and a report shows them.
         listeners = [open_displays.enter_context(tracking).watch, Costs(store.folder).watch]
         if keeper:
-            from rwalk.models.from_studies import Pruner
+            from rwalk.models.kept_by_studies import Pruner
 
             keeper.begin()
             listeners.append(Pruner(keeper, there.values()).watch)

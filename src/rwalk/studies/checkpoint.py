@@ -23,7 +23,7 @@ from torch import Tensor
 from rwalk import model_file
 from rwalk.atomic_files import checked_json, with_checksum, write_atomically
 from rwalk.engine import snapshots
-from rwalk.engine.execution import executed, lacked
+from rwalk.engine.choose_execution import executed, lacked
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.snapshots import Snapshot
 from rwalk.errors import InputError, first_line

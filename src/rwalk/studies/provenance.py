@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 import rwalk
-from rwalk.engine.execution import NO_COMPILER, lacked
-from rwalk.programs import compiler_works
+from rwalk.compiled_programs import compiler_works
+from rwalk.engine.choose_execution import NO_COMPILER, lacked
 from rwalk.studies import numerics_history
 from rwalk.studies.rows import MACHINE, Made, Row
 from rwalk.studies.specs import RunSpec
@@ -37,7 +37,7 @@ def made(run: RunSpec, device: str, data: str, execution: str, commit: str | Non
         run: The run.
         device: Where it was trained.
         data: The stream's fingerprint.
-        execution: How its steps were executed (`rwalk.engine.execution.executed`).
+        execution: How its steps were executed (`rwalk.engine.choose_execution.executed`).
         commit: The commit when the study began to train: a worker process asks later, when another may be there.
     """
     around = environment(device)

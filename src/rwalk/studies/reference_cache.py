@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rwalk.atomic_files import checked_json, with_checksum, write_atomically
-from rwalk.engine.execution import NO_COMPILER, lacked
+from rwalk.compiled_programs import compiler_works
+from rwalk.engine.choose_execution import NO_COMPILER, lacked
 from rwalk.metrics import HEADS
-from rwalk.programs import compiler_works
 from rwalk.studies.executors import Context
 from rwalk.studies.json_records import UNREADABLE, content_hash, from_json
 from rwalk.studies.provenance import environment

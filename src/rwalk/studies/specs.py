@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rwalk.data.file_options import Reading
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError, first_line
-from rwalk.fields import option
+from rwalk.option_fields import option
 from rwalk.studies.json_records import UNREADABLE, content_hash, flat, from_json, to_json
 from rwalk.training import Training
 

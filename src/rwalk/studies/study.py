@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rwalk.data.streams import Stream
-from rwalk.engine.execution import lacked
+from rwalk.engine.choose_execution import lacked
 from rwalk.errors import InputError, unknown
 from rwalk.studies import lambda_choice, provenance
 from rwalk.studies.executors import DTYPES, Context, Executor, Keep, Outcomes, fleet_of

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rwalk.compiled_programs import compiler_works
 from rwalk.engine import teachers
+from rwalk.engine.eager_step import StepInputs, batch_of
 from rwalk.engine.fleet import Fleet
-from rwalk.engine.step import StepInputs, batch_of
+from rwalk.engine.parameter_matrix import preserved
 from rwalk.engine.task_plan import batches_of
-from rwalk.engine.vectors import preserved
 from rwalk.losses import Batch
-from rwalk.programs import compiler_works
-from rwalk.testing.claims import claim, claim_close
-from rwalk.testing.trials import Trial, rounding
+from rwalk.testing.check_tools import claim, claim_close
+from rwalk.testing.fleet_checks import Trial, rounding
 from rwalk.training import Training
 
 NEAR = 1e-12  # a loss is a sum of some hundred numbers of size one, in float64

@@ -6,14 +6,14 @@ were chosen on validation data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from reproduction import budgets, settings
-from reproduction.experiments import Entry, Experiment
-from reproduction.published import TABLE1
-from reproduction.yardsticks.published import (
+from reproduction import budgets, tuning_settings
+from reproduction.paper_experiments import Entry, Experiment
+from reproduction.paper_values import TABLE1
+from reproduction.yardstick_values import (
     DER_MNIST,
     PERMUTED_MNIST,
     PERMUTED_MNIST_AVALANCHE,
@@ -22,8 +22,6 @@ from reproduction.yardsticks.published import (
     Value,
 )
 from rwalk.data.memory import MemorySpec
-from rwalk.data.splits import check_scenario
-from rwalk.errors import InputError
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.training import Training
 
@@ -168,16 +166,16 @@ REPLAYING = ("er", "er-ace", "der", "der++", "a-gem", "gdumb", "icarl")  # with 
 def cifar100_methods() -> Iterator[Cell]:
     """The methods of the paper's table beside other learners, all with one network, trained equally long."""
     for head in ("single", "multi"):
-        for method in settings.METHODS:
+        for method in tuning_settings.METHODS:
             run, theirs = _under("cifar100-methods-table1", method, None), _of_table1(head, method)
             tuned = "validation, multi-head" if run.numbers else "nothing to tune"
             yield Cell(method, run, head, f"no exemplars, {head}-head", None, theirs, (), tuned)
-        for method in settings.SETTINGS["cifar100-methods"].grid:
+        for method in tuning_settings.SETTINGS["cifar100-methods"].grid:
             run = _under("cifar100-methods", method, None)
             yield Cell(method, run, head, f"no exemplars, {head}-head", None, None, (), "validation")
-    size = settings.EXEMPLARS["cifar100"]
-    for method in (*settings.METHODS, *REPLAYING):
-        run = _under("cifar100-sweeps" if method in settings.METHODS else "cifar100-replay", method, size)
+    size = tuning_settings.EXEMPLARS["cifar100"]
+    for method in (*tuning_settings.METHODS, *REPLAYING):
+        run = _under("cifar100-sweeps" if method in tuning_settings.METHODS else "cifar100-replay", method, size)
         # iCaRL stands in the table's block without samples, though it has as many.
         theirs = _of_table1("single" if method == "icarl" else "samples", method)
         tuned = "validation" if run.numbers else "nothing to tune"
@@ -188,7 +186,7 @@ def cifar100_methods() -> Iterator[Cell]:
 
 
 def _under(setting: str, method: str, exemplars: int | None) -> RunSpec:
-    return budgets.under_budget(setting, replace(settings.base("cifar100", exemplars), method=method))
+    return budgets.under_budget(setting, replace(tuning_settings.base("cifar100", exemplars), method=method))
 
 
 def _of_table1(block: str, method: str) -> Value | None:
@@ -196,7 +194,7 @@ def _of_table1(block: str, method: str) -> Value | None:
     return None if published is None else Value(published.A, None, RWALK)
 
 
-EXPERIMENTS: dict[str, Experiment] = {
+YARDSTICKS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
         Experiment(
@@ -232,28 +230,3 @@ EXPERIMENTS: dict[str, Experiment] = {
         ),
     )
 }
-
-
-def spelled_out(names: Sequence[str]) -> list[str]:
-    """Names of experiments, "yardsticks" being all of these."""
-    return [each for name in names for each in (EXPERIMENTS if name == "yardsticks" else [name])]
-
-
-def experiments(scenario: str = "", buffer: int | None = None) -> dict[str, Experiment]:
-    """All of them; where a scenario or a buffer is named, its cells alone, each a study of its own."""
-    check_scenario(scenario or None)
-    wanted = [each for each in (scenario, "" if buffer is None else str(buffer)) if each]
-    return {name: _part_of(each, wanted) for name, each in EXPERIMENTS.items()} if wanted else EXPERIMENTS
-
-
-def _part_of(experiment: Experiment, wanted: Sequence[str]) -> Experiment:
-    cells = tuple(cell for cell in experiment.entries() if {*wanted} <= {*cell.block.split(", ")})
-    return replace(experiment, name="-".join((experiment.name, *wanted)), entries=lambda: cells)
-
-
-def check_parts(known: Mapping[str, Experiment], names: Iterable[str]) -> None:
-    """Refuse a scenario or a buffer that an experiment does not have."""
-    for name in names:
-        if not list(known[name].entries()):
-            blocks = "; ".join(dict.fromkeys(cell.block for cell in EXPERIMENTS[name].entries()))
-            raise InputError(f"{name} has nothing of this scenario or buffer; it has {blocks}")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from reproduction.settings import Numbers, Setting
+from reproduction.tuning_settings import Numbers, Setting
 from rwalk import parts
 from rwalk.errors import InputError
 from rwalk.studies.json_records import to_json

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from reproduction import kept
-from reproduction.reproduce import Planned
+from reproduction import packed_rows
+from reproduction.planned_studies import Planned
 from rwalk.studies import losses_and_costs
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.study_folder import Store
@@ -38,7 +38,9 @@ def as_one(plan: Sequence[Planned], results: Path) -> Planned:
 
 def is_worth_it(plan: Sequence[Planned], only: Collection[str] = ()) -> bool:
     """Whether there is something to train in more than one of these studies."""
-    waiting = [each for each in plan if each.study.missing(each.study.current(kept.rows_of(each.folder)), only)]
+    waiting = [
+        each for each in plan if each.study.missing(each.study.current(packed_rows.rows_of(each.folder)), only)
+    ]
     return len(waiting) > 1
 
 
@@ -47,7 +49,7 @@ def dissolve(pool: Planned, plan: Sequence[Planned]) -> None:
     store = Store(pool.folder)
     if not store.study_file.exists() or store.study().hash != pool.study.hash():
         return
-    there = {row.hash for planned in plan for row in kept.rows_of(planned.folder)}
+    there = {row.hash for planned in plan for row in packed_rows.rows_of(planned.folder)}
     if not there >= {row.hash for row in store.rows()}:
         return  # a row that is nowhere else stays
     for planned in plan:

@@ -11,8 +11,8 @@ from torch import Generator, Tensor
 from rwalk import augmentations
 from rwalk.augmentations import Augmentation
 from rwalk.errors import InputError
-from rwalk.testing.claims import Check, claim, draws, listed
-from rwalk.testing.trials import FLEET_CHECKS, Trial, stream_of
+from rwalk.testing.check_tools import Check, claim, draws, listed
+from rwalk.testing.fleet_checks import FLEET_CHECKS, Trial, stream_of
 from rwalk.training import Training
 
 RUNS, STEPS, BATCH = 2, 3, 5

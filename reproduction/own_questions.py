@@ -13,9 +13,18 @@ from itertools import product
 from typing import NamedTuple
 
 from reproduction.budgets import budgeted, under_budget
-from reproduction.experiments import Entry, Experiment
-from reproduction.settings import ABLATIONS, BLOCKS, EXEMPLARS, HELD_OUT, RWALKS_BLOCKS, base, decades, resnet
-from rwalk.data.batches import Replay
+from reproduction.paper_experiments import Entry, Experiment
+from reproduction.tuning_settings import (
+    ABLATIONS,
+    BLOCKS,
+    EXEMPLARS,
+    HELD_OUT,
+    RWALKS_BLOCKS,
+    base,
+    decades,
+    resnet,
+)
+from rwalk.data.memory import Replay
 from rwalk.studies.specs import RunSpec
 from rwalk.training import Training
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reproduction import answers, budgets, figures
-from reproduction.claims import CLAIMS, DATASETS, Claim, Difference, shown
-from reproduction.experiments import EXPERIMENTS, Entry, Experiment
+from reproduction import budgets, paper_figures, question_tables
 from reproduction.markdown import PAGES, filled, place_of, table
-from reproduction.measured import Measured, NotRun
-from reproduction.published import BETTER, Published
-from reproduction.questions import QUESTIONS
-from reproduction.settings import SETTINGS, Numbers
+from reproduction.measured_cells import Measured, NotRun
+from reproduction.own_questions import QUESTIONS
+from reproduction.paper_claims import CLAIMS, DATASETS, Claim, Difference, shown
+from reproduction.paper_experiments import EXPERIMENTS, Entry, Experiment
+from reproduction.paper_values import BETTER, Published
+from reproduction.tuning_settings import SETTINGS, Numbers
 from reproduction.verdicts import MOST_SEEDS, NO, UNDECIDED, YES, seeds_to_decide, verdict
 from rwalk.atomic_files import write_atomically
 from rwalk.report.seed_summaries import Summary
@@ -51,7 +51,7 @@ Judged = Mapping[tuple[Claim, str], list[Difference] | None]
 def write_results(folder: Path) -> list[Path]:
     """RESULTS.md beside the results folder, its appendix in docs/ (or beside it), and the figures."""
     measured = Measured(folder)
-    drawn = figures.draw_all(measured, folder / "figures")
+    drawn = paper_figures.draw_all(measured, folder / "figures")
     page = folder.parent / "RESULTS.md"
     write_atomically(page, filled(page.read_text() if page.is_file() else BARE, blocks(measured)))
     appendix = place_of(ours := PAGES / "results-appendix.md", folder)
@@ -140,11 +140,11 @@ def blocks_of_appendix(measured: Measured, pictures: Iterable[str]) -> dict[str,
 def _answer(experiment: Experiment, measured: Measured) -> Iterator[str]:
     """The table that answers a question of our own, and its cells."""
     try:
-        if experiment.name in answers.TABLES:
-            yield from [*answers.TABLES[experiment.name](measured), ""]
+        if experiment.name in question_tables.TABLES:
+            yield from [*question_tables.TABLES[experiment.name](measured), ""]
     except NotRun:
         pass
-    if experiment.name not in answers.DRAWN or not _has_rows(measured, experiment):
+    if experiment.name not in question_tables.DRAWN or not _has_rows(measured, experiment):
         yield from _cells_of(experiment, measured, told=True)
 
 
@@ -164,7 +164,7 @@ def _has_rows(measured: Measured, experiment: Experiment) -> bool:
 def _cells_of(experiment: Experiment, measured: Measured, told: bool) -> Iterator[str]:
     """The cells of an experiment, after the machine that trained them if that is `told`."""
     if not _has_rows(measured, experiment):
-        yield f"Not run yet: {answers.command_for(experiment)} ({experiment.cost})."
+        yield f"Not run yet: {question_tables.command_for(experiment)} ({experiment.cost})."
         return
     if told:
         yield from (measured.machine(experiment.name), "")

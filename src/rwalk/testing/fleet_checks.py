@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from rwalk.classifier import IncrementalClassifier
 from rwalk.data.splits import from_arrays
 from rwalk.data.streams import Stream
-from rwalk.engine import networks, snapshots
+from rwalk.engine import architectures, snapshots
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.snapshots import Snapshot
 from rwalk.engine.task_plan import batches_of
 from rwalk.errors import InputError
 from rwalk.learners import Learner
 from rwalk.studies.checkpoint import Checkpointer
-from rwalk.testing.claims import claim, claim_close
+from rwalk.testing.check_tools import claim, claim_close
 from rwalk.training import Training
 
 SHAPE = (8,)
@@ -67,7 +67,7 @@ class Trial:
     """What fleets are made from here; one learner per run."""
 
     learners: Sequence[Learner] = (Learner(), Learner())
-    network: str | networks.Factory = Tiny
+    network: str | architectures.Factory = Tiny
     stream: Stream = field(default_factory=stream_of)
     training: Training = BRIEF
 

@@ -12,8 +12,8 @@ from rwalk.data import samplers
 from rwalk.data.memory import MemorySpec
 from rwalk.data.samplers import Sampler
 from rwalk.learners import learner
-from rwalk.testing.claims import Check, claim, draws, listed
-from rwalk.testing.trials import FLEET_CHECKS, Trial
+from rwalk.testing.check_tools import Check, claim, draws, listed
+from rwalk.testing.fleet_checks import FLEET_CHECKS, Trial
 
 RUNS, EXAMPLES, FEATURES, CLASSES = 3, 17, 6, 4
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rwalk.engine.batched import BatchWell
+from rwalk.engine.vmap_layers import BatchWell
 from rwalk.errors import InputError
 from rwalk.seeds import seeded
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from rwalk.guard.step.tensor_list import TensorList
-from rwalk.methods.base import Method, Ranges, State
+from rwalk.methods.method import Method, Ranges, State
 from rwalk.projectors import Projector
-from rwalk.testing.claims import claim, claim_close, draws
+from rwalk.testing.check_tools import claim, claim_close, draws
 
 RUNS, SHAPES = 2, ((3, 4), (5,), (2, 1, 3))  # a network of three parameters
 SIZES = [torch.Size(shape).numel() for shape in SHAPES]

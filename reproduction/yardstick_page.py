@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from reproduction.experiments import Experiment, runs_of
 from reproduction.markdown import PAGES, filled, place_of, table
-from reproduction.reproduce import known_rows
+from reproduction.paper_experiments import Experiment, runs_of
+from reproduction.planned_studies import known_rows
 from reproduction.verdicts import NO, UNDECIDED, YES, verdict
-from reproduction.yardsticks.experiments import EXPERIMENTS, Cell
-from reproduction.yardsticks.published import Value
+from reproduction.yardstick_values import Value
+from reproduction.yardsticks import YARDSTICKS, Cell
 from rwalk.atomic_files import write_atomically
 from rwalk.report.welch_test import Mean, mean_and_deviation
 from rwalk.studies import provenance
@@ -98,12 +98,12 @@ def write_page(results: Path) -> Path:
 
 def blocks(rows: dict[str, Row]) -> dict[str, Iterator[str]]:
     """The computed parts of the page, by name."""
-    measured = {name: results_of(experiment, rows) for name, experiment in EXPERIMENTS.items()}
+    measured = {name: results_of(experiment, rows) for name, experiment in YARDSTICKS.items()}
     everything = [each for results in measured.values() for each in results]
     values = [value for each in everything for value in _values(each.cell)]
     return {
         "count": _counts(everything),
-        **{name: _section(EXPERIMENTS[name], results, rows) for name, results in measured.items()},
+        **{name: _section(YARDSTICKS[name], results, rows) for name, results in measured.items()},
         "sources": (f"- {source}" for source in dict.fromkeys(value.source for value in values if value.checked)),
         "memory": (
             f"- {source}" for source in dict.fromkeys(value.source for value in values if not value.checked)

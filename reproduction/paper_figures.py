@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from reproduction.answers import Surface, decade
-from reproduction.experiments import SAMPLE_SIZES, SAMPLERS, Entry
-from reproduction.measured import Measured, NotRun
-from reproduction.questions import SURFACE_LAMBDAS, SURFACE_STEPS
-from reproduction.settings import BLOCKS, METHODS
+from reproduction.measured_cells import Measured, NotRun
+from reproduction.own_questions import SURFACE_LAMBDAS, SURFACE_STEPS
+from reproduction.paper_experiments import SAMPLE_SIZES, SAMPLERS, Entry
+from reproduction.question_tables import Surface, decade
+from reproduction.tuning_settings import BLOCKS, METHODS
 from rwalk import metrics
 from rwalk.report.matplotlib_figures import Block, accuracy_over_time, save
 from rwalk.report.method_colours import MARKERS, PALETTE, colour, marker

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reproduction.budgets import load
-from reproduction.experiments import LAMBDA_DECADES, SAMPLE_SIZES, SAMPLERS
-from reproduction.measured import Measured, NotRun
-from reproduction.published import TABLE_S2
-from reproduction.questions import FISHER_STEPS, TASKS, decades_of
-from reproduction.settings import METHODS, SWEEPS
+from reproduction.measured_cells import Measured, NotRun
+from reproduction.own_questions import FISHER_STEPS, TASKS, decades_of
+from reproduction.paper_experiments import LAMBDA_DECADES, SAMPLE_SIZES, SAMPLERS
+from reproduction.paper_values import TABLE_S2
+from reproduction.tuning_settings import METHODS, SWEEPS
 from rwalk.report.welch_test import Mean
 
 DATASETS = {"mnist": "MNIST", "cifar100": "CIFAR-100"}

@@ -12,11 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reproduction.experiments import Experiment
 from reproduction.markdown import table
-from reproduction.measured import Measured, NotRun
-from reproduction.published import TABLE1
-from reproduction.questions import (
+from reproduction.measured_cells import Measured, NotRun
+from reproduction.own_questions import (
     FACTORS,
     FACTORS_OF,
     IN_BOTH_PRECISIONS,
@@ -28,7 +26,9 @@ from reproduction.questions import (
     factor_label,
     surface_label,
 )
-from reproduction.settings import ABLATIONS, RWALKS_BLOCKS
+from reproduction.paper_experiments import Experiment
+from reproduction.paper_values import TABLE1
+from reproduction.tuning_settings import ABLATIONS, RWALKS_BLOCKS
 from rwalk.report.seed_summaries import Summary
 from rwalk.report.welch_test import Mean
 

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from reproduction.budgets import budgeted, load, under_budget
-from reproduction.published import TABLE1, TABLE_S1, TABLE_S2, Published
-from reproduction.settings import BLOCKS, EXEMPLARS, METHODS, SWEEPS, resnet
+from reproduction.paper_values import TABLE1, TABLE_S1, TABLE_S2, Published
+from reproduction.tuning_settings import BLOCKS, EXEMPLARS, METHODS, SWEEPS, resnet
 from rwalk.studies.specs import RunSpec
 
 SAMPLE_SIZES = {"mnist": (1, 5, 10, 20, 50, 100), "cifar100": (5, 10, 25, 50, 100, 200)}

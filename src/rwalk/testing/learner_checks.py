@@ -25,10 +25,8 @@ from rwalk.registry import imported
 from rwalk.solvers import Solver
 from rwalk.studies.executors.executor import fleets
 from rwalk.studies.specs import RunSpec
-from rwalk.testing.claims import Check, as_json, claim, listed, others
-from rwalk.testing.losses import LOSS_CHECKS, a_compiled_step_is_the_eager_one
-from rwalk.testing.methods import METHOD_CHECKS, PROJECTOR_CHECKS
-from rwalk.testing.trials import (
+from rwalk.testing.check_tools import Check, as_json, claim, listed, others
+from rwalk.testing.fleet_checks import (
     FLEET_CHECKS,
     Trial,
     a_fleet_equals_its_runs_alone,
@@ -37,6 +35,8 @@ from rwalk.testing.trials import (
     two_calls_of_an_estimator_may_have_a_file_between_them,
     what_is_unpickled_trains_the_same,
 )
+from rwalk.testing.loss_checks import LOSS_CHECKS, a_compiled_step_is_the_eager_one
+from rwalk.testing.method_checks import METHOD_CHECKS, PROJECTOR_CHECKS
 from rwalk.training import Training
 
 MEMORY = MemorySpec(per_class=3, sampler="uniform")

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from rwalk.closed_form.features import LOOKED_AT, tensors_of
 from rwalk.closed_form.sums import Statistics
+from rwalk.engine.parameter_matrix import head_weight
 from rwalk.engine.task_plan import batches_of
-from rwalk.engine.vectors import head_weight
 from rwalk.errors import InputError
-from rwalk.methods.base import State
+from rwalk.methods.method import State
 from rwalk.training import batch_size
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from rwalk.classifiers import Classifier, Logits
 from rwalk.data.memory import Replay
+from rwalk.decision_rules import Classifier, Logits
 
 Number = float | Tensor
 State = dict[str, Tensor]

@@ -24,7 +24,7 @@ from rwalk.data.datasets.npz import optional
 from rwalk.data.large_files import Pictures, Source
 from rwalk.errors import InputError, first_line
 from rwalk.escaping import shown
-from rwalk.models.trained import Trained, load
+from rwalk.models.trained_on_files import Trained, load
 from rwalk.registry import imported
 
 COLOUR = ImageForm(3, 1, 1)  # images are read in colour, in their own sizes

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from rwalk.engine import teachers
+from rwalk.engine.architectures import Factory
 from rwalk.engine.fleet import Fleet
-from rwalk.engine.networks import Factory
 from rwalk.learners import Learner, learner
-from rwalk.testing.claims import Check, claim, draws, listed
-from rwalk.testing.trials import FLEET_CHECKS, Trial, stream_of
+from rwalk.testing.check_tools import Check, claim, draws, listed
+from rwalk.testing.fleet_checks import FLEET_CHECKS, Trial, stream_of
 from rwalk.training import Training
 
 # Plain SGD: where a gradient is zero up to rounding, Adam turns the rounding into a whole step, and depth

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rwalk.data.batches import Replay
+from rwalk.data.memory import Replay
 
 
 @dataclass(frozen=True)

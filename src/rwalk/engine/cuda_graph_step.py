@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from rwalk import private_torch
-from rwalk.engine.execution import FAILED, ExecutionPlan
+from rwalk.compiled_programs import Programs, fused
+from rwalk.engine.choose_execution import FAILED, ExecutionPlan
+from rwalk.engine.eager_step import Eager, Inputs, pure_gradient
 from rwalk.engine.method_groups import score, update
-from rwalk.engine.step import Eager, Inputs, pure_gradient
 from rwalk.gc_pause import gc_paused
-from rwalk.programs import Programs, fused
 
 if TYPE_CHECKING:
     from rwalk.engine.fleet import Fleet

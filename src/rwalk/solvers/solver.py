@@ -12,7 +12,7 @@ from rwalk.closed_form.features import Recipe, tensors_of
 from rwalk.closed_form.solve import Solution
 from rwalk.closed_form.sums import Statistics
 from rwalk.errors import InputError
-from rwalk.methods.base import require
+from rwalk.methods.method import require
 
 
 @dataclass(frozen=True)

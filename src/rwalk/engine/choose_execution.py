@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
-from rwalk.engine import networks
+from rwalk.compiled_programs import compiler_works
+from rwalk.engine import architectures
 from rwalk.engine.method_groups import kind
-from rwalk.programs import compiler_works
 
 if TYPE_CHECKING:
     from rwalk.engine.fleet import Fleet
@@ -108,7 +108,7 @@ def execution_plan(fleet: Fleet, fuse: bool | None) -> ExecutionPlan:
         observes=any(method.wants for method in methods),
         grows=any(method.grows for method in methods),
         one_gradient=learner.projector is None and learner.solver is None and not examples,
-        gains_from_recording=networks.gains_from_recording(fleet.net.module),
+        gains_from_recording=architectures.gains_from_recording(fleet.net.module),
         alike=len({kind(method) for method in methods}) == 1,
     )
     plan = choose(facts, fuse, lambda: compiler_works("cuda" if fleet.theta.is_cuda else "cpu"))
@@ -120,18 +120,18 @@ def execution_plan(fleet: Fleet, fuse: bool | None) -> ExecutionPlan:
 def execution_of(fleet: Fleet, plan: ExecutionPlan) -> Execution:
     """The execution that a plan names; each kind is imported only where it is used."""
     if fleet.learner.solver is not None:
-        from rwalk.engine.solved import Solved
+        from rwalk.engine.solver_step import Solved
 
         return Solved(fleet)
     if fleet.theta.is_cuda:
-        from rwalk.engine.captured import Captured
+        from rwalk.engine.cuda_graph_step import Captured
 
         return Captured(fleet, plan)
     if plan.compiled:
-        from rwalk.engine.compiled import Compiled
+        from rwalk.engine.compiled_step import Compiled
 
         return Compiled(fleet, plan)
-    from rwalk.engine.step import Eager
+    from rwalk.engine.eager_step import Eager
 
     return Eager(fleet)
 

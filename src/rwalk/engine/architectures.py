@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rwalk.compiled_programs import compiler_works, fused, recording
 from rwalk.errors import InputError, first_line, unknown
-from rwalk.programs import compiler_works, fused, recording
 from rwalk.registry import MOVED, imported
 from rwalk.seeds import seeded
 

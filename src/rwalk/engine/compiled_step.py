@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from rwalk.engine.execution import FAILED, ExecutionPlan
+from rwalk.compiled_programs import Function, Programs
+from rwalk.engine.choose_execution import FAILED, ExecutionPlan
+from rwalk.engine.eager_step import Eager, Inputs, StepInputs, pure_gradient
 from rwalk.engine.method_groups import chunks, tensors, update, with_tensors
-from rwalk.engine.optimizer import OPTIMIZERS
-from rwalk.engine.step import Eager, Inputs, StepInputs, pure_gradient
+from rwalk.engine.optimizers import OPTIMIZERS
 from rwalk.parts import stack
-from rwalk.programs import Function, Programs
 
 if TYPE_CHECKING:
     from rwalk.engine.fleet import Fleet

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reproduction import kept
-from reproduction.experiments import EXPERIMENTS, Entry
-from reproduction.questions import QUESTIONS
+from reproduction import packed_rows
+from reproduction.own_questions import QUESTIONS
+from reproduction.paper_experiments import EXPERIMENTS, Entry
 from rwalk.report.seed_summaries import Summary, summarise
 from rwalk.report.welch_test import Mean
 from rwalk.studies import provenance
@@ -42,7 +42,7 @@ class Measured:
     """All rows under a results folder, summarised over their seeds."""
 
     def __init__(self, folder: Path) -> None:
-        self._rows_in = kept.all_rows(folder)
+        self._rows_in = packed_rows.all_rows(folder)
         self.rows = {row.hash: row for rows in self._rows_in.values() for row in rows}
         self.summaries = _by_run(self.rows.values())
         self._entries: dict[str, list[tuple[Entry, Summary | None]]] = {}  # filled on demand
