@@ -35,9 +35,10 @@ def made_row(spec: RunSpec, tasks: int = 3, stopped: str | None = None) -> Row:
         a = np.where(np.tri(tasks, dtype=bool), draw.integers(500, 1000, (tasks, tasks)) / 1000, np.nan)
         if stopped:
             a[1:] = np.nan
-        measures = {"A": metrics.average_accuracy(a), "F": metrics.forgetting(a), "I": a[-1, -1] - 0.7}
+        measures = {"A": metrics.average_accuracy(a), "F": metrics.forgetting(a), "I": 0.7 - a[-1, -1]}
         row[head] = {name: None if np.isnan(value) else float(value) for name, value in measures.items()}
         row["accuracy"][head] = [[None if np.isnan(value) else value for value in line] for line in a.tolist()]
+    row["reference"] = {head: [None] * (tasks - 1) + [0.7] for head in HEADS}
     row["stopped"] = stopped
     row["spec"] = spec.to_json()
     row["made"] = {"rwalk": "0.1.0", "numerics": 1}
