@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +66,7 @@ def made_rows() -> list[Row]:
 
 def records(rows: Sequence[Row]) -> list[rows_of_studies.Row]:
     """Rows as the report reads them from a file."""
-    return [rows_of_studies.Row.from_json(row, sealed=True).shown() for row in rows]
+    return [rows_of_studies.Row.from_json(json.loads(json.dumps(row)), sealed=True).shown() for row in rows]
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:

@@ -209,7 +209,7 @@ def test_the_report_says_by_what_a_configuration_is_chosen(browser: Any, tmp_pat
         made = made_row(spec)
         flat = [[accuracy if j <= k else None for j in range(3)] for k in range(3)]
         measures = {"A": accuracy, "F": 0.0, "I": None}
-        made["reference"] = dict.fromkeys(HEADS, [None] * 3)
+        made["reference"] = {head: [None] * 3 for head in HEADS}
         return {**made, "accuracy": dict.fromkeys(HEADS, flat), **dict.fromkeys(HEADS, measures)}
 
     tested = [row(0.1, 0.9), row(10.0, 0.8)]
@@ -460,7 +460,7 @@ def test_no_control_is_shown_that_changes_nothing(browser: Any, tmp_path: Path) 
     """One method, one task, both heads alike, no reference for intransigence."""
     row = made_row(RunSpec(stream=StreamSpec("digits", permuted=1)), tasks=1)
     alike = {"A": row["single"]["A"], "F": None, "I": None}
-    row["reference"] = dict.fromkeys(HEADS, [None])
+    row["reference"] = {head: [None] for head in HEADS}
     row |= {"accuracy": dict.fromkeys(HEADS, row["accuracy"]["single"]), **dict.fromkeys(HEADS, alike)}
     write_rows(tmp_path / "runs.jsonl", [row])
     page = Opened(browser, write_report([tmp_path]))
