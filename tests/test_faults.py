@@ -26,7 +26,7 @@ from cluster import processes_of
 from processes import Child, command, until
 from rwalk import InputError, cli
 from rwalk.studies import Study, checkpoint
-from rwalk.studies.store import Store
+from rwalk.studies.study_folder import Store
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="faults are made with fork")
 

@@ -34,15 +34,15 @@ with atheris.instrument_imports(include=["rwalk"]):
     from rwalk.data.large_files import form_from_json
     from rwalk.guard import Guard
     from rwalk.guard import guard_file as guard_files
-    from rwalk.models.from_studies import INDEX, Keeper
+    from rwalk.models.kept_by_studies import INDEX, Keeper
     from rwalk.studies import Study, checkpoint
-    from rwalk.studies.claims import read_claim
-    from rwalk.studies.executors.base import NOTE, Context, begun
-    from rwalk.studies.executors.join import read_outcomes
-    from rwalk.studies.references import ReferenceCache
+    from rwalk.studies.executors.executor import NOTE, Context, begun
+    from rwalk.studies.executors.shared_folder import read_outcomes
+    from rwalk.studies.reference_cache import ReferenceCache
     from rwalk.studies.specs import reference_of
-    from rwalk.studies.status import _running
-    from rwalk.studies.store import Store, read_rows
+    from rwalk.studies.study_folder import Store, read_rows
+    from rwalk.studies.study_status import _running
+    from rwalk.studies.work_claims import read_claim
 
 import numpy as np
 import pyarrow

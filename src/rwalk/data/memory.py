@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from rwalk.errors import InputError, unknown
-from rwalk.fields import option
+from rwalk.option_fields import option
 
 if TYPE_CHECKING:  # `rwalk run --help` reads the record, and must not wait for torch
     from torch import Tensor

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rwalk.data.memory import Replay
-from rwalk.losses.base import Batch, Loss
 from rwalk.losses.heads import each_cross_entropy, mean_over
+from rwalk.losses.loss import Batch, Loss
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 from rwalk.data.file_options import Reading
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError, first_line
-from rwalk.fields import option
+from rwalk.option_fields import option
 from rwalk.training import Training
 
 if TYPE_CHECKING:
