@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import little
-from cluster import Cluster, kill, until
+from cluster import Cluster, kill
+from processes import until
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
