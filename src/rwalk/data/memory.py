@@ -50,7 +50,7 @@ class MemorySpec:
         size = self.per_class if self.per_class is not None else self.total
         if not isinstance(size, int) or size < 1:
             raise InputError(f"a memory must hold at least 1 exemplar, not {size!r}")
-        samplers.check_name(self.sampler)
+        object.__setattr__(self, "sampler", samplers.check_name(self.sampler))
         if self.replay not in REPLAYS:
             raise unknown("replay", self.replay, REPLAYS)
         if self.beside is not None and (not isinstance(self.beside, int) or self.beside < 1):

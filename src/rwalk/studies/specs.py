@@ -14,15 +14,18 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import numpy as np
 
 from rwalk import learners, parts
+from rwalk.augmentations import AUGMENTATIONS
 from rwalk.data import datasets, splits
 from rwalk.data.datasets import Reading
 from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Dataset, Stream
 from rwalk.engine.method_groups import can_be_mixed
+from rwalk.engine.networks import NETWORKS
 from rwalk.errors import InputError, first_line
 from rwalk.fields import option
 from rwalk.learners import Learner, learner
 from rwalk.methods import Method
+from rwalk.registry import full_name
 from rwalk.training import Training
 
 # The paper's split, Δt and networks; everywhere else two classes per task, RWalk's own default (10) and mlp.
@@ -254,7 +257,12 @@ class RunSpec:
     calibration: bool = option(False, "also measure expected calibration errors")
 
     def __post_init__(self) -> None:
-        """Record what will really be done: plain values, and the replay that the learner prescribes."""
+        """Record what will really be done: full names, plain values, and the replay that the learner prescribes."""
+        for field_, group, ours in (("method", "methods", parts.parts()), ("network", "networks", NETWORKS)):
+            object.__setattr__(self, field_, full_name(group, getattr(self, field_), ours))
+        if self.training.augment not in ("", *AUGMENTATIONS):
+            augment = full_name("augmentations", self.training.augment, AUGMENTATIONS)
+            object.__setattr__(self, "training", replace(self.training, augment=augment))
         object.__setattr__(self, "seed", _plain(self.seed))
         object.__setattr__(self, "numbers", {name: _plain(value) for name, value in self.numbers.items()})
         part = parts.parts().get(self.method) or parts.variant(self.method)
