@@ -257,7 +257,7 @@ class RunSpec:
     calibration: bool = option(False, "also measure expected calibration errors")
 
     def __post_init__(self) -> None:
-        """Record what will really be done: full names, plain values, and the replay that the learner prescribes."""
+        """Record what will be done: full names, plain values, and the replay that the learner prescribes."""
         for field_, group, ours in (("method", "methods", parts.parts()), ("network", "networks", NETWORKS)):
             object.__setattr__(self, field_, full_name(group, getattr(self, field_), ours))
         if self.training.augment not in ("", *AUGMENTATIONS):
