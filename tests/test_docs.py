@@ -15,7 +15,7 @@ import pytest
 from rwalk import cli
 
 DOCS = Path(__file__).parent.parent / "docs"
-EXTENDING = (DOCS / "extending.md").read_text()
+EXTENDING = "".join((DOCS / f"{page}.md").read_text() for page in ("extending", "extending-use"))
 
 
 def blocks(language: str, text: str = EXTENDING) -> list[str]:
