@@ -14,7 +14,7 @@ from rwalk import augmentations, parts, registry
 from rwalk.classifier import IncrementalClassifier
 from rwalk.data import samplers
 from rwalk.data.memory import MemorySpec
-from rwalk.engine import networks
+from rwalk.engine import architectures
 from rwalk.errors import InputError
 from rwalk.studies.specs import RunSpec
 from rwalk.training import Training
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
-from rwalk.augmentations.base import Augmentation
+from rwalk import Augmentation
 from rwalk.data.samplers import SAMPLERS
 from rwalk.methods import Vanilla
 
@@ -82,7 +82,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.usefixtures("package")
 def test_installed_parts_are_found_by_their_short_names() -> None:
     assert parts.find("still").__name__ == "Still"
-    assert networks.find("small").__name__ == "small"  # type: ignore[attr-defined]
+    assert architectures.find("small").__name__ == "small"  # type: ignore[attr-defined]
     assert samplers.find("last") is samplers.SAMPLERS["uniform"]
     assert type(augmentations.find("noise")).__name__ == "Noise"
 

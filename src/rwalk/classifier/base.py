@@ -17,7 +17,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor, nn
 
-from rwalk.engine.networks import Factory
+from rwalk.engine.architectures import Factory
 from rwalk.errors import InputError, first_line
 from rwalk.labels import array, inputs, labels_of, merged, one_line
 from rwalk.losses import Loss

@@ -128,9 +128,9 @@ def _function_of(encoder: Any) -> Callable[[Any], Any]:
 
 def _named(name: str) -> Any:
     """An encoder by its name: an installed one, "wordllama", "timm:MODEL", or a model of sentence-transformers."""
+    if name in installed("encoders"):
+        return imported(installed("encoders")[name], "encoder")
     try:
-        if name in installed("encoders"):
-            return imported(installed("encoders")[name], "encoder")
         if name == "wordllama":
             import wordllama  # type: ignore[import-not-found]
 

@@ -1,4 +1,7 @@
-"""An experiment is data: frozen records, one codec to JSON and back, and hashes of their content."""
+"""An experiment is data: frozen records, one codec to JSON and back, and hashes of their content.
+
+The options of `rwalk run` are fields of these records: modules that need torch are imported where they are used.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,18 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import numpy as np
-
-from rwalk import learners, parts
-from rwalk.augmentations import AUGMENTATIONS
-from rwalk.data import datasets, splits
-from rwalk.data.datasets import Reading
+from rwalk.data.file_options import Reading
 from rwalk.data.memory import MemorySpec
-from rwalk.data.streams import Dataset, Stream
-from rwalk.engine.method_groups import can_be_mixed
-from rwalk.engine.networks import NETWORKS
 from rwalk.errors import InputError, first_line
-from rwalk.fields import option
-from rwalk.learners import Learner, learner
-from rwalk.methods import Method
+from rwalk.option_fields import option
 from rwalk.registry import full_name
 from rwalk.training import Training
+
+if TYPE_CHECKING:
+    from rwalk.data.streams import Dataset, Stream
+    from rwalk.learners import Learner
 
 # The paper's split, Δt and networks; everywhere else two classes per task, RWalk's own default (10) and mlp.
 CLASSES_PER_TASK = {"cifar100": 10, "cifar100-pixels": 10}
@@ -190,6 +187,8 @@ class StreamSpec:
             object.__setattr__(self, "reading", None)  # given or not, it is the same stream
 
     def build(self, data: Path | str | None = None, download: bool = True) -> Stream:
+        from rwalk.data import datasets, splits
+
         self.check()
         dataset = datasets.load(self.dataset, data, download=download, reading=self.reading)
         stream = self._divided(dataset)
@@ -202,7 +201,9 @@ class StreamSpec:
 
     def check(self) -> None:
         """Refuse what does not go together, before any data are loaded."""
-        splits.check_scenario(self.scenario)
+        from rwalk.data.splits import check_scenario
+
+        check_scenario(self.scenario)
         if self.permuted is None and self.rotated is None:
             return
         how = "permuted" if self.rotated is None else "rotated"
@@ -216,6 +217,8 @@ class StreamSpec:
             )
 
     def _divided(self, dataset: Dataset) -> Stream:
+        from rwalk.data import splits
+
         if self.permuted is not None:
             return splits.permuted(dataset, self.permuted, self.order_seed or 0)
         if self.rotated is not None:
@@ -258,6 +261,10 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         """Record what will be done: full names, plain values, and the replay that the learner prescribes."""
+        from rwalk import learners, parts
+        from rwalk.augmentations import AUGMENTATIONS
+        from rwalk.engine.architectures import NETWORKS
+
         for field_, group, ours in (("method", "methods", parts.parts()), ("network", "networks", NETWORKS)):
             object.__setattr__(self, field_, full_name(group, getattr(self, field_), ours))
         if self.training.augment not in ("", *AUGMENTATIONS):
@@ -270,6 +277,8 @@ class RunSpec:
 
     def learner(self) -> Learner:
         """What learns; where λ is still to be chosen, with λ = 1."""
+        from rwalk.learners import learner
+
         numbers = self.with_lam(1.0).numbers if self.seeks_lam else self.numbers
         return learner(self.method, self.memory, **numbers)
 
@@ -333,6 +342,8 @@ class RunSpec:
 
         Cached, because it is needed many times per run, in studies of thousands of runs.
         """
+        from rwalk import parts
+
         usual = parts.defaults(self.method)
         if self.numbers.get("penalty") == "proximal":
             usual.pop("lam", None)  # that form has a λ of its own: the gradient form's, if given, is unusual
@@ -358,11 +369,17 @@ class RunSpec:
 
 @cache
 def _per_run(method: str) -> frozenset[str]:
+    from rwalk import parts
+
     return parts.per_run(parts.find(method))
 
 
 @cache
 def _can_be_mixed(method: str, shared: tuple[tuple[str, Any], ...]) -> bool:
+    from rwalk import parts
+    from rwalk.engine.method_groups import can_be_mixed
+    from rwalk.methods import Method
+
     part = parts.made(method, dict(shared))
     return isinstance(part, Method) and can_be_mixed(part)
 
@@ -378,7 +395,9 @@ def reference_of(run: RunSpec, k: int) -> RunSpec:
 
 def learned_by(spec: RunSpec, stream: Stream) -> Stream:
     """The stream that a run learns: for a reference all tasks so far at once."""
-    return stream if spec.reference is None else splits.union(stream, spec.reference)
+    from rwalk.data.splits import union
+
+    return stream if spec.reference is None else union(stream, spec.reference)
 
 
 def steps_of(spec: RunSpec, stream: Stream, tasks: int) -> int:
@@ -424,4 +443,6 @@ def _unusual(record: Any) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """NumPy's numbers, which sweeps often contain, as Python's."""
+    import numpy as np
+
     return value.item() if isinstance(value, np.generic) else value
