@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 import sys
@@ -107,6 +108,13 @@ def test_a_page_has_one_title_and_says_what_it_is_about(page: Path) -> None:
 def test_everything_public_has_a_page() -> None:
     listed = set(re.findall(r"^   (\S+)$", (DOCS / "api" / "index.md").read_text(), re.MULTILINE))
     assert set(rwalk.__all__) <= listed, f"docs/api/index.md lacks {sorted(set(rwalk.__all__) - listed)}"
+
+
+def test_every_name_of_the_api_page_can_be_imported() -> None:
+    for listed in re.findall(r"^   (\w[\w.]*)$", (DOCS / "api" / "index.md").read_text(), re.MULTILINE):
+        module, _, attribute = f"rwalk.{listed}".rpartition(".")
+        if "lightning" not in module and "hub" not in module and "huggingface" not in module:  # extras
+            assert hasattr(importlib.import_module(module), attribute), listed
 
 
 @pytest.mark.parametrize("door", ["Guard", "IncrementalClassifier"])
