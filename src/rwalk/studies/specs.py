@@ -16,6 +16,7 @@ from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError, first_line
 from rwalk.option_fields import option
 from rwalk.studies.json_records import UNREADABLE, content_hash, flat, from_json, to_json
+from rwalk.registry import full_name
 from rwalk.training import Training
 
 if TYPE_CHECKING:
@@ -165,9 +166,16 @@ class RunSpec:
     calibration: bool = option(False, "also measure expected calibration errors")
 
     def __post_init__(self) -> None:
-        """Record what will really be done: plain values, and the replay that the learner prescribes."""
+        """Record what will be done: full names, plain values, and the replay that the learner prescribes."""
         from rwalk import learners, parts
+        from rwalk.augmentations import AUGMENTATIONS
+        from rwalk.engine.architectures import NETWORKS
 
+        for field_, group, ours in (("method", "methods", parts.parts()), ("network", "networks", NETWORKS)):
+            object.__setattr__(self, field_, full_name(group, getattr(self, field_), ours))
+        if self.training.augment not in ("", *AUGMENTATIONS):
+            augment = full_name("augmentations", self.training.augment, AUGMENTATIONS)
+            object.__setattr__(self, "training", replace(self.training, augment=augment))
         object.__setattr__(self, "seed", _plain(self.seed))
         object.__setattr__(self, "numbers", {name: _plain(value) for name, value in self.numbers.items()})
         part = parts.parts().get(self.method) or parts.variant(self.method)
