@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from own_parts import MAS, Noise, Orthogonal, farthest
 from rwalk import Batch, Sampler
-from rwalk.losses import CrossEntropy, Taught
+from rwalk.losses import CrossEntropy
 from rwalk.methods.method import Ranges, State
 
 
@@ -110,17 +109,6 @@ class CannotBeRecorded(CrossEntropy):
 class Climbs(CrossEntropy):
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         return (logits + batch.head).softmax(-1).gather(-1, batch.y[..., None]).mean((1, 2))
-
-
-class TeachesByTask(Taught):
-    """Its state has another shape on paper than in training."""
-
-    def begin_task(self, state: State, theta: Tensor, task: int) -> None:
-        rows = 1 if theta.is_meta else 2
-        state["seen"] = theta.new_zeros(len(theta), rows)
-
-    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
-        return F.cross_entropy((logits + batch.head).transpose(1, 2), batch.y, reduction="none").mean(1)
 
 
 class Against(Orthogonal):
@@ -237,7 +225,6 @@ BROKEN = {  # and what is said of them
     "LooksAtValues": "run . ends differently in a fleet than alone",
     "CannotBeRecorded": "its step cannot be compiled",
     "Climbs": "it does not learn",
-    "TeachesByTask": "its checkpoint at .* is refused",
     "Against": "a constraint is violated",
     "ScalesByTheFleet": "projected differently than alone",
     "REPEATS": "contain one twice",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 import little
 from rwalk import InputError, Training, threads
 from rwalk.classifier import IncrementalClassifier
+from rwalk.gc_pause import gc_paused
 from rwalk.studies import Study
 from rwalk.threads import few_threads, flushes_denormals
 
@@ -259,3 +261,30 @@ def test_two_threads_learn_the_same_models_as_one(work: Callable[[int], Any], ea
         assert torch.get_rng_state().equal(random)
         for seed, found in enumerate(together):
             np.testing.assert_equal(found, work(seed), err_msg=f"seed {seed}")
+
+
+def test_few_threads_of_two_threads_hold_until_both_have_left() -> None:
+    """torch's number is the process's: the first to leave must not raise it under the other."""
+    first, second = few_threads(1), few_threads(2)
+    with ThreadPoolExecutor(1) as other:
+        first.__enter__()
+        other.submit(second.__enter__).result()
+        assert torch.get_num_threads() == 1
+        first.__exit__(None, None, None)
+        assert torch.get_num_threads() == 2
+        again = few_threads(1)
+        again.__enter__()
+        other.submit(second.__exit__, None, None, None).result()
+        assert torch.get_num_threads() == 1
+        again.__exit__(None, None, None)
+    assert torch.get_num_threads() == 3
+
+
+def test_gc_paused_by_two_threads_holds_until_both_have_left() -> None:
+    first, second = gc_paused(), gc_paused()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not gc.isenabled()
+    second.__exit__(None, None, None)
+    assert gc.isenabled()

@@ -15,7 +15,7 @@ from rwalk.losses import LOSSES, Loss
 from rwalk.methods import METHODS, Method
 from rwalk.part_names import in_order
 from rwalk.projectors import PROJECTORS, Projector
-from rwalk.registry import MOVED, imported
+from rwalk.registry import MOVED, full_name, imported, installed
 from rwalk.solvers import SOLVERS, Solver
 
 Part = Method | Loss | Projector | Solver
@@ -41,8 +41,9 @@ def find(name: str) -> type[Part]:
     """A part by its name, or by `package.module:Name`."""
     if name in parts():
         return parts()[name]
+    name = full_name("methods", name, parts())
     if ":" not in name and name not in MOVED:
-        raise unknown("method", name, [*parts(), "package.module:Name"])
+        raise unknown("method", name, [*parts(), *installed("methods"), "package.module:Name"])
     kind = imported(name, "method")
     if not (isinstance(kind, type) and issubclass(kind, Part)):
         raise InputError(f"method {name!r} is no Method, Loss, Projector or Solver of rwalk: make it one")

@@ -1,9 +1,16 @@
-"""Parts by name: ours, found automatically, one file each, and the user's own, named `package.module:Name`."""
+"""Parts by name: ours, found automatically, one file each, and the user's own, named `package.module:Name`.
+
+An installed package may declare short names for its parts, as entry points of the groups `rwalk.methods`,
+`rwalk.networks`, `rwalk.samplers`, `rwalk.augmentations` and `rwalk.encoders`.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Container
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from rwalk.errors import InputError, unknown
@@ -40,6 +47,17 @@ def discovered(package: str, base: type[Kind]) -> dict[str, type[Kind]]:
     return found
 
 
+@cache
+def installed(group: str) -> dict[str, str]:
+    """`package.module:Name` by the short names that installed packages declare; nothing is imported."""
+    return {each.name: each.value for each in entry_points(group=f"rwalk.{group}") if ":" in each.value}
+
+
+def full_name(group: str, name: str, ours: Container[str]) -> str:
+    """`package.module:Name` for the short name of an installed part; any other name as it is."""
+    return name if name in ours or name in MOVED or ":" in name else installed(group).get(name, name)
+
+
 def imported(name: str, what: str) -> Any:
     """The object that `package.module:name` names, or a published variant by its name."""
     module, _, attribute = MOVED.get(name, name).partition(":")
@@ -62,8 +80,9 @@ def found(what: str, name: str, known: dict[str, type[Kind]], base: type[Kind]) 
     """One of ours by its name, or the user's own by `package.module:Name`."""
     if name in known:
         return known[name]
+    name = full_name(f"{what}s", name, known)
     if ":" not in name:
-        raise unknown(what, name, [*known, "package.module:Name"])
+        raise unknown(what, name, [*known, *installed(f"{what}s"), "package.module:Name"])
     kind = imported(name, what)
     if not (isinstance(kind, type) and issubclass(kind, base)):
         article = "an" if base.__name__[0] in "AEIOU" else "a"

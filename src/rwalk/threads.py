@@ -9,6 +9,7 @@ differently. So the number never depends on how busy the machine is. (reproducti
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,22 +18,34 @@ import torch
 from rwalk.errors import InputError
 
 VARIABLE = "RWALK_THREADS"
+_changing = threading.Lock()
+_inside: list[int] = []  # the numbers that are asked for now, by any thread of this process
+_outside = 1  # the number that was set before the first of them
 
 
 @contextmanager
 def few_threads(count: int | None = None) -> Iterator[None]:
     """Use so many threads, or as many as are `allowed`; afterwards everything is restored.
 
+    torch has one number of threads for the whole process. If several threads of a program are in here, the least
+    number holds until its thread leaves, and the last to leave restores what was set before the first came.
     Denormals are flushed: moving averages of vanished gradients become denormals, which are slow.
     """
-    threads, flushing = torch.get_num_threads(), flushes_denormals()
-    torch.set_num_threads(allowed() if count is None else count)
+    global _outside
+    wanted, flushing = allowed() if count is None else count, flushes_denormals()
+    with _changing:
+        if not _inside:
+            _outside = torch.get_num_threads()
+        _inside.append(wanted)
+        torch.set_num_threads(min(_inside))
     torch.set_flush_denormal(True)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
         torch.set_flush_denormal(flushing)
+        with _changing:
+            _inside.remove(wanted)
+            torch.set_num_threads(min(_inside, default=_outside))
 
 
 def flushes_denormals() -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rwalk.engine.dropout import Dropout, replace_dropout
 from rwalk.errors import InputError, first_line, unknown
-from rwalk.registry import MOVED, imported
+from rwalk.registry import MOVED, full_name, imported, installed
 from rwalk.seeds import seeded
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
@@ -129,8 +129,9 @@ def find(name: str | Factory) -> Factory:
         return name
     if name in NETWORKS:
         return NETWORKS[name][0]
+    name = full_name("networks", name, NETWORKS)
     if ":" not in name and name not in MOVED:
-        raise unknown("network", name, [*NETWORKS, "package.module:factory"])
+        raise unknown("network", name, [*NETWORKS, *installed("networks"), "package.module:factory"])
     found = imported(name, "network")
     if not callable(found):
         raise InputError(f"network {name!r} is not callable: it must take (input_shape, classes)")
