@@ -87,7 +87,7 @@ sphinx_gallery_conf = {
     "reset_modules": ("matplotlib",),
     # Every example can be downloaded as a notebook too; rwalk is installed from a clone.
     "first_notebook_cell": "# Install rwalk from a clone of its repository; give the clone's path.\n"
-    "%pip install --quiet \"rwalk[all] @ file:///path/to/the/clone\"",
+    '%pip install --quiet "rwalk[all] @ file:///path/to/the/clone"',
 }
 not_executed = {f"gallery/{example}": EXTRAS[example] for example in MISSING}
 warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
