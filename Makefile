@@ -94,13 +94,12 @@ test-faults: $(READY)
 	RWALK_SCHEDULES=$(SCHEDULES) $(BIN)/python -m pytest -n 0 -s -m 'slow or not slow' \
 		tests/test_file_faults.py tests/test_schedules.py tests/test_corruption.py
 
-# Every loader for so many seconds; atheris is installed for this alone.
+# Every loader for so many seconds, so many of them at a time; atheris is installed for this alone.
+JOBS ?= 2
 SECONDS ?= 60
-LOADERS := record tensors guard classifier sums rows study npz table packed parquet image form pickle idx
 fuzz: $(READY)
 	$(INSTALL) atheris
-	@set -e; for loader in $(LOADERS); do echo "── $$loader"; \
-		$(BIN)/python tests/fuzz/loaders.py $$loader -max_total_time=$(SECONDS) -verbosity=0; done
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz $(JOBS) $(SECONDS) build/fuzz $(LOADERS)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -280,6 +281,14 @@ def test_every_path_in_the_design_exists() -> None:
     text = (DOCS / "design.md").read_text()
     assert len(PATH.findall(text)) > 60
     assert missing(text) == []
+
+
+def test_every_file_of_the_package_has_a_name_of_its_own_and_stands_in_the_design() -> None:
+    text = (DOCS / "design.md").read_text()
+    files = [each for each in (ROOT / "src/rwalk").rglob("*") if each.suffix in (".py", ".js", ".css", ".j2")]
+    names = [each.name for each in files if not each.name.startswith("__")]
+    assert [name for name, count in Counter(names).items() if count > 1] == []
+    assert [name for name in names if f"`{name}`" not in text] == []
 
 
 @pytest.mark.parametrize(

@@ -108,5 +108,8 @@ def per_run(kind: type[Any]) -> frozenset[str]:
     """The hyper-parameters in which the runs of one fleet may differ: the numeric ones of methods and losses."""
     if issubclass(kind, Projector | Solver):
         return frozenset()
-    types = get_type_hints(kind)  # not the fields' own: those are strings in some modules, types in others
+    try:
+        types = get_type_hints(kind)  # not the fields' own: those are strings in some modules, types in others
+    except NameError as error:
+        raise InputError(f"the fields of {kind.__name__} cannot be read ({error}): import their types") from error
     return frozenset(each.name for each in fields(kind) if types[each.name] in (float, float | Tensor))

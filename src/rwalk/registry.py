@@ -25,6 +25,11 @@ MOVED = {
     "icarl-2020": "reproduction.variants:ICaRL2020",
     "er-tasks": "reproduction.variants:ERByTasks",
     "mof-plain": "reproduction.variants:MOF_PLAIN",
+    "mlp-100": "reproduction.variants:mlp_100",
+    "mlp-400": "reproduction.variants:mlp_400",
+    "mlp-1000": "reproduction.variants:mlp_1000",
+    "mlp-normal": "reproduction.variants:mlp_normal",
+    "cnn-normal": "reproduction.variants:cnn_normal",
     "cnn-5": "reproduction.variants:cnn_5",
     "cnn-5-normal": "reproduction.variants:cnn_5_normal",
 }

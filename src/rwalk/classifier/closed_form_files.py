@@ -34,7 +34,7 @@ FORMAT, FIRST = "rwalk.closed_form/2", "rwalk.closed_form/1"
 # Every tensor of a map by its dimensions: equal letters are equal sizes, figures are themselves.
 DIMENSIONS = {
     "vectors": {"centre": "d", "scale": "d", "slopes": "dr", "offsets": "r", "waves": "df", "mixing": "dm"},
-    "images": {"filters": "kcss", "offsets": "k", "faint": "", "grid": "", "mirrored": ""},
+    "images": {"filters": "kcss", "offsets": "k", "faint": "", "grid": "", "mirrored": "", "floor": ""},
 }
 SUMS = {"gram": "t", "total": "D", "cross": "DC", "targets": "C", "squares": "C", "weight": "", "counts": "C"}
 RANGE = {"low": "i", "high": "i"}
@@ -264,11 +264,13 @@ def _restored_map(model: Model, stored: Any, left: dict[str, Tensor]) -> Feature
             expect(lift <= left["sums.total"].numel(), "the lift")
             features = replace(model.recipe, lift=lift).make(example, torch.ones(1))
     else:
-        parts = _taken(left, "map.", DIMENSIONS[kind])
+        names = {name: form for name, form in DIMENSIONS[kind].items() if name != "floor" or "map.floor" in left}
+        parts = _taken(left, "map.", names)  # earlier files have no floor
         known = {"d": math.prod(model.shape)} if kind == "vectors" else {"c": model.shape[0]}
-        check_tensors(parts, DIMENSIONS[kind], known, WHOLE)
+        check_tensors(parts, names, known, WHOLE)
         expect(bool((parts["scale"] > 0).all()) if kind == "vectors" else float(parts["faint"]) > 0, "a scale")
         expect(kind == "vectors" or 0 < int(parts["grid"]) <= min(model.shape[1:]), "the grid")
+        expect("floor" not in parts or float(parts["floor"]) > 0, "a scale")
         expect(kind == "vectors" or float(parts["mirrored"]) in (0.0, 0.5), "whether images are mirrored")
         features = KINDS[kind](**parts)
     if fingerprint(features) != stored["fingerprint"]:

@@ -111,7 +111,8 @@ def tensors_of(features: Any) -> dict[str, Tensor]:
     """The tensors of a map; none of a network."""
     if isinstance(features, BackboneFeatures):
         return {}
-    return {each.name: getattr(features, each.name) for each in fields(features)}
+    every = {each.name: getattr(features, each.name) for each in fields(features)}
+    return {name: each for name, each in every.items() if each is not None}
 
 
 def fingerprint(features: FeatureMap) -> str:
