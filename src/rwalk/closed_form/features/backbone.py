@@ -1,8 +1,8 @@
 """Features of a trained network: the input of its last layer, and a random lift of it.
 
-The lift is random waves (random Fourier features of a Gaussian kernel, Rahimi & Recht 2007), in the manner of RanPAC
-(McDonnell et al. 2023): it lets a linear rule use products of the network's features. `Fit` uses it where there are
-enough examples and the evidence is for it.
+The lift is random waves (random Fourier features of a Gaussian kernel, Rahimi & Recht 2007), in the manner of
+RanPAC (McDonnell et al. 2023): it lets a linear rule use products of the network's features. `Fit` uses it where
+there are enough examples and the evidence is for it.
 The waves depend on their number alone, not on a seed or on data, so models of one network can be merged.
 """
 
