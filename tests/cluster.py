@@ -10,21 +10,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import rwalk
-from little import PATIENCE
+from processes import until
 
 TASK = "ray::rwalk"  # what a worker process calls itself while it trains
-
-
-def until(condition: Callable[[], object], patience: float = PATIENCE) -> None:
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 class Cluster:

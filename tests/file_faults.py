@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors import safe_open as sealed_open
 
-from rwalk import IncrementalClassifier, InputError, cli
+from processes import Child, command
+from rwalk import IncrementalClassifier, cli
 from rwalk.report import html_page
 from rwalk.studies import study
 from rwalk.studies.study_folder import Store
@@ -47,38 +48,21 @@ class Attempt(NamedTuple):
 def attempt(work: Callable[[], object], folder: Path, kind: str = "", number: int = 0) -> Attempt:
     """Do it in a fork, with the `number`-th operation of a kind failing."""
     log, tally = folder.with_suffix(".log"), folder.with_suffix(".count")
-    pid = os.fork()
-    if pid == 0:
-        code = 70
+    log.unlink(missing_ok=True)
+
+    def counted() -> None:
         try:
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
-            sys.stderr = open(log, "w", buffering=1)  # noqa: SIM115
             if kind:
                 LIBRARY.faults_arm(KINDS[kind][0], ctypes.c_long(number), KINDS[kind][1], str(folder).encode())
-            work()
-            code = 0
-        except SystemExit as error:
-            code = int(error.code or 0)
-        except (InputError, OSError) as error:  # what the library raises, as its callers see it
-            print(f"rwalk: {error}", file=sys.stderr)
-            code = 2
-        except BaseException as error:
-            print(f"Traceback: {type(error).__name__}: {error}", file=sys.stderr)
+            with cli._friendly_errors():  # what the library raises, as its callers see it
+                work()
         finally:
             operations = LIBRARY.faults_counted()
             LIBRARY.faults_arm(0, ctypes.c_long(0), 0, b"/")
             tally.write_text(str(operations))
-            os._exit(code)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return Attempt(status, log.read_text(errors="replace"), int(tally.read_text()))
 
-
-def rwalk(*words: str) -> Callable[[], None]:
-    def work() -> None:
-        sys.argv = ["rwalk", *words]
-        cli.main()
-
-    return work
+    child = Child(counted, log)
+    return Attempt(child.result(), child.said(), int(tally.read_text()))
 
 
 def rows_in(folder: Path) -> bytes:
@@ -96,11 +80,11 @@ class Studies:
         self.expected = rows_in(folder)
 
     def work(self, folder: Path) -> Callable[[], None]:
-        return rwalk("run", *RUN, "--seeds=2", "--checkpoint-every=2", "--out", str(folder / "study"), *self.how)
+        return command("run", *RUN, "--seeds=2", "--checkpoint-every=2", "--out", str(folder / "study"), *self.how)
 
     def prepare(self, folder: Path) -> None:
         if not self.how:
-            done = attempt(rwalk("run", *RUN, "--seeds=1", "--out", str(folder / "study"), *self.how), folder)
+            done = attempt(command("run", *RUN, "--seeds=1", "--out", str(folder / "study"), *self.how), folder)
             assert done.code == 0, done.said
 
     def fault(self, folder: Path, before: dict[str, bytes], done: Attempt) -> str:
@@ -122,12 +106,12 @@ class Reports:
         self.prepare(folder)
 
     def prepare(self, folder: Path) -> None:
-        done = attempt(rwalk("run", *RUN, "--seeds=1", "--out", str(folder / "study")), folder)
+        done = attempt(command("run", *RUN, "--seeds=1", "--out", str(folder / "study")), folder)
         assert done.code == 0, done.said
         (folder / "study" / "report.html").write_text("an earlier page")
 
     def work(self, folder: Path) -> Callable[[], None]:
-        return rwalk("report", str(folder / "study"))
+        return command("report", str(folder / "study"))
 
     def fault(self, folder: Path, before: dict[str, bytes], done: Attempt) -> str:
         if contents(folder)["study/runs.jsonl"] != before["study/runs.jsonl"]:
@@ -148,11 +132,11 @@ class Fits:
         rows = [f"{i % 7},{i % 5},{'abc'[i % 3]}" for i in range(60)]
         (folder / "table.csv").write_text("\n".join(["x,y,label", *rows]) + "\n")
         model = str(folder / "clf.safetensors")
-        done = attempt(rwalk("fit", str(folder / "table.csv"), "--label=label", "--out", model), folder)
+        done = attempt(command("fit", str(folder / "table.csv"), "--label=label", "--out", model), folder)
         assert done.code == 0, done.said
 
     def work(self, folder: Path) -> Callable[[], None]:
-        return rwalk("fit", str(folder / "table.csv"), "--continue", str(folder / "clf.safetensors"))
+        return command("fit", str(folder / "table.csv"), "--continue", str(folder / "clf.safetensors"))
 
     def fault(self, folder: Path, before: dict[str, bytes], done: Attempt) -> str:
         path = folder / "clf.safetensors"
@@ -214,11 +198,12 @@ def emptied(folder: Path) -> Path:
     return folder
 
 
-def main(base: Path, command: str, step: int) -> None:
+def main(base: Path, name: str, step: int) -> None:
     os.environ |= {"RWALK_CACHE": str(base / "cache" / "x"), "RWALK_LEASE": "0.5"}
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
-        rwalk("run", *RUN, "--seeds=1", "--out", str(emptied(base / "warm") / "study"))()  # what it takes to begin
-    subject = COMMANDS[command](emptied(base / "first"))
+        warm = emptied(base / "warm") / "study"  # what it takes to begin
+        command("run", *RUN, "--seeds=1", "--out", warm)()
+    subject = COMMANDS[name](emptied(base / "first"))
     template = emptied(base / "template")
     subject.prepare(template)
     before = contents(template)

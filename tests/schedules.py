@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from rwalk import cli
+from processes import Child, command
 
 MOST_SEEDS = 3
 EVENTS = 12
@@ -31,54 +31,24 @@ LEASE = 0.6
 KINDS = [*("join",) * 3, "alone", "grow", "stop", "continue", "kill", "interrupt", "wait"]
 
 
-def rwalk_run(folder: Path, seeds: int, how: str = "--workers=1") -> None:
-    sys.argv = ["rwalk", "run", *OPTIONS, f"--seeds={seeds}", "--out", str(folder), how]
-    cli.main()
+def rwalk_run(folder: Path, seeds: int, how: str = "--workers=1", jump: int = 0) -> None:
+    if jump:
+        ctypes.CDLL(None).faults_clock(ctypes.c_long(jump))
+        times = [time.time() for _ in range(2000) if time.sleep(0.0005) is None]
+        assert max(times) - min(times) > abs(jump) / 2, "the clock does not jump"
+    command("run", *OPTIONS, f"--seeds={seeds}", "--out", folder, how)()
 
 
-class Process:
+def process(folder: Path, seeds: int, join: bool, jump: int = 0) -> Child:
     """`rwalk run` in a fork."""
+    how = "--join" if join else "--workers=1"
+    return Child(lambda: rwalk_run(folder, seeds, how, jump), folder.parent / f"log-{time.monotonic_ns()}")
 
-    def __init__(self, folder: Path, seeds: int, join: bool, jump: int = 0) -> None:
-        self.stopped = False
-        self.status: int | None = None
-        self.log = folder.parent / f"log-{time.monotonic_ns()}"
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 70
-            try:
-                sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
-                sys.stderr = open(self.log, "w", buffering=1)  # noqa: SIM115
-                if jump:
-                    ctypes.CDLL(None).faults_clock(ctypes.c_long(jump))
-                    times = [time.time() for _ in range(2000) if time.sleep(0.0005) is None]
-                    assert max(times) - min(times) > abs(jump) / 2, "the clock does not jump"
-                rwalk_run(folder, seeds, "--join" if join else "--workers=1")
-            except SystemExit as error:
-                code = int(error.code or 0)
-            except KeyboardInterrupt:  # before it had begun
-                code = 130
-            except BaseException as error:
-                print(f"Traceback: {type(error).__name__}: {error}", file=sys.stderr)
-            finally:
-                os._exit(code)
 
-    def ended(self) -> bool:
-        if self.status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.status = status if pid else None
-        return self.status is not None
-
-    def signal(self, number: signal.Signals) -> None:
-        if not self.ended():
-            os.kill(self.pid, number)
-
-    def end(self) -> int:
-        """Let it go on, and wait for it."""
-        self.signal(signal.SIGCONT)
-        if self.status is None:
-            self.status = os.waitpid(self.pid, 0)[1]
-        return os.waitstatus_to_exitcode(self.status)
+def end(each: Child) -> int:
+    """Let a process continue, and wait for it."""
+    each.signal(signal.SIGCONT)
+    return each.result()
 
 
 OPTIONS = [
@@ -97,7 +67,7 @@ def rows_of(folder: Path) -> set[str]:
 
 def schedule(folder: Path, chance: random.Random, expected: bytes) -> Counter[str]:
     """One schedule; how many events of each kind it had."""
-    counts, processes, seen, seeds = Counter[str](), list[Process](), set[str](), 1
+    counts, processes, seen, seeds = Counter[str](), list[Child](), set[str](), 1
 
     def check() -> None:
         now = rows_of(folder)
@@ -109,9 +79,9 @@ def schedule(folder: Path, chance: random.Random, expected: bytes) -> Counter[st
         alive = [each for each in processes if not each.ended()]
         if kind == "grow" and seeds < MOST_SEEDS:
             seeds += 1
-            processes.append(Process(folder, seeds, join=False))
+            processes.append(process(folder, seeds, join=False))
         elif kind in ("join", "alone"):
-            processes.append(Process(folder, seeds, join=kind == "join"))
+            processes.append(process(folder, seeds, join=kind == "join"))
         elif kind == "wait":
             time.sleep(chance.uniform(0, 2 * LEASE))
         elif alive:
@@ -126,13 +96,13 @@ def schedule(folder: Path, chance: random.Random, expected: bytes) -> Counter[st
     for each in processes:  # all of them: one that is stopped may hold the lock that another waits for
         each.signal(signal.SIGCONT)
     for each in processes:
-        code = each.end()
-        said = each.log.read_text()
+        code = end(each)
+        said = each.said()
         assert code in (0, 2, 130, -signal.SIGKILL), f"exit code {code}: {said}"
         assert "Traceback" not in said, said
         check()
-    last = Process(folder, MOST_SEEDS, join=False)
-    assert last.end() == 0, last.log.read_text()
+    last = process(folder, MOST_SEEDS, join=False)
+    assert last.result() == 0, last.said()
     check()
     assert (folder / "runs.jsonl").read_bytes() == expected, "other rows than those of one process"
     return counts
@@ -142,9 +112,9 @@ def clocks(base: Path, expected: bytes) -> None:
     """Three processes join, and the time of day of one of them jumps by an hour and back, again and again."""
     for jump in (3600, -3600):
         folder = base / f"clock{jump}"
-        processes = [Process(folder, MOST_SEEDS, join=True, jump=jump * (place == 1)) for place in range(3)]
+        processes = [process(folder, MOST_SEEDS, join=True, jump=jump * (place == 1)) for place in range(3)]
         for each in processes:
-            assert each.end() == 0, each.log.read_text()
+            assert end(each) == 0, each.said()
         assert (folder / "runs.jsonl").read_bytes() == expected
         print(json.dumps({"jump": jump}), flush=True)
 

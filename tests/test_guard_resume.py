@@ -7,9 +7,6 @@ import logging
 import os
 import random
 import signal
-import sys
-import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,6 +20,7 @@ from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader, TensorDataset
 
 import rwalk
+from processes import Child
 
 pl = pytest.importorskip("lightning.pytorch")
 transformers = pytest.importorskip("transformers")
@@ -272,30 +270,8 @@ def small_and_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def killed(run: Run, folder: Path, resume: bool, step: int) -> None:
     """In a process of its own, which kills itself within a step."""
-    log = folder.with_suffix(".txt")
-    process = os.fork()
-    if process == 0:
-        try:
-            out = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-            os.dup2(out, 1)
-            os.dup2(out, 2)
-            torch.set_num_threads(1)  # the threads of the parent are not there
-            run(folder, resume, step)
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-        finally:
-            os._exit(1)
-    for _ in range(1200):
-        found, status = os.waitpid(process, os.WNOHANG)
-        if found:
-            break
-        time.sleep(0.05)
-    else:
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-        pytest.fail(f"hangs: {log.read_text()}")
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, log.read_text()
+    child = Child(lambda: run(folder, resume, step), folder.with_suffix(".txt"))
+    assert child.result() == -signal.SIGKILL, child.said()
 
 
 def assert_equal(mine: Any, theirs: Any, at: str = "") -> None:

@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 
 import little
+from processes import Child, command, until
 from rwalk import InputError
 from rwalk.atomic_files import with_checksum
 from rwalk.cli.status import status as show_status
 from rwalk.studies.executors import shared_folder
 from rwalk.studies.executors.executor import Context, Job, Result
-from rwalk.studies.executors.shared_folder import GATHERED, OUTCOMES, Join, read_outcomes
+from rwalk.studies.executors.shared_folder import OUTCOMES, Join, read_outcomes
+from rwalk.studies.json_records import from_json
 from rwalk.studies.rows import Outcome
 from rwalk.studies.study_folder import SharedStore, Store
 from rwalk.studies.study_status import status_of
@@ -39,7 +41,7 @@ OPTIONS = [
 LONGER = "--epochs=8"
 LEASE = 2.0
 STUDY = little.study(methods=["vanilla"], seeds=7, executor="join")
-Start = Callable[..., subprocess.Popen[str]]
+Start = Callable[..., Child]
 
 
 # ── claims ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -172,50 +174,51 @@ def test_status_of_a_forged_claim_is_shown_escaped_or_left_out(
 # ── processes ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def begun(folder: Path, *options: str) -> subprocess.Popen[str]:
-    """`rwalk run` in a process of its own."""
-    tests = os.path.dirname(little.__file__)
-    path = os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])])
-    environ = {**os.environ, "PYTHONPATH": path, "RWALK_LEASE": str(LEASE), "RWALK_CACHE": str(folder / "cache")}
-    command = [sys.executable, "-m", "rwalk", "run", "--quiet", *OPTIONS, *options]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, env=environ, stdout=pipe, stderr=pipe, text=True)
+@pytest.fixture(scope="module", autouse=True)
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.path.dirname(little.__file__), prepend=os.pathsep)
+        patch.setenv("RWALK_LEASE", str(LEASE))
+        patch.setenv("RWALK_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def begun(folder: Path, *options: str) -> Child:
+    """`rwalk run` in a fork."""
+    work = command("run", "--quiet", *OPTIONS, *options)
+
+    def there() -> None:
+        os.chdir(folder)
+        work()
+
+    return Child(there, folder / f"log-{time.monotonic_ns()}")
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts processes that are ended afterwards, whatever happened."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[Child] = []
 
-    def call(*options: str) -> subprocess.Popen[str]:
+    def call(*options: str) -> Child:
         started.append(begun(tmp_path, *options))
         return started[-1]
 
     yield call
     for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+        process.killed()
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same study, by one process."""
+    """The same study, by one process, which is a new one."""
     folder = tmp_path_factory.mktemp("alone")
-    ended(begun(folder, "--out=study", "--workers=1"))
+    new = [sys.executable, "-m", "rwalk", "run", "--quiet", *OPTIONS, "--out=study", "--workers=1"]
+    subprocess.run(new, cwd=folder, check=True, capture_output=True)
     return folder / "study"
 
 
-def ended(process: subprocess.Popen[str]) -> None:
-    _, err = process.communicate(timeout=little.PATIENCE)
-    assert process.returncode == 0, err
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + little.PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def ended(process: Child) -> None:
+    assert process.result() == 0, process.said()
 
 
 def names(folder: Path) -> list[str]:
@@ -233,7 +236,7 @@ def test_three_processes_write_the_rows_that_one_writes(start: Start, alone: Pat
     assert (found.done, found.running, found.waiting) == (4, (), 0)
 
 
-def trains(folder: Path, process: subprocess.Popen[str]) -> bool:
+def trains(folder: Path, process: Child) -> bool:
     """Whether a process holds a claim: it has begun, and is not through."""
     claims = [read_claim(folder / CLAIMS / name) for name in names(folder / CLAIMS)]
     return any(f"-{process.pid}-" in str(claim.get("owner")) for claim in claims)
@@ -245,13 +248,11 @@ def killed_until_done(start: Start, folder: Path, kills: int, *options: str, see
     options = (f"--out={folder.name}", "--join", "--checkpoint-every=3", *options)
     processes, through = [start(*options) for _ in range(2)], folder / "runs.jsonl"
     while done < kills and not through.exists():
-        wait_until(lambda: any(trains(folder, each) for each in processes) or through.exists())
-        time.sleep(chance.uniform(0, 0.5))
+        until(lambda: any(trains(folder, each) for each in processes) or through.exists())
+        time.sleep(chance.uniform(0, 0.5) if done else 0)
         victim = chance.choice([n for n in range(2) if trains(folder, processes[n])] or [0, 1])
-        processes[victim].kill()
-        processes[victim].communicate()
+        done += processes[victim].killed() == -signal.SIGKILL
         processes[victim] = start(*options)
-        done += 1
     for each in processes:
         ended(each)
     return done
@@ -280,14 +281,14 @@ def test_many_kills_lose_nothing(start: Start, tmp_path: Path) -> None:
 
 def test_a_process_that_sleeps_through_its_lease_does_no_harm(start: Start, alone: Path, tmp_path: Path) -> None:
     sleeper = start("--out=shared", "--join", "--checkpoint-every=3")
-    wait_until(lambda: bool(names(tmp_path / "shared" / CLAIMS)))
-    sleeper.send_signal(signal.SIGSTOP)
+    until(lambda: bool(names(tmp_path / "shared" / CLAIMS)))
+    sleeper.signal(signal.SIGSTOP)
     try:
         (claimed,) = names(tmp_path / "shared" / CLAIMS)
         ended(start("--out=shared", "--join"))
         assert Path(claimed).stem + ".json" in names(tmp_path / "shared" / OUTCOMES), "another has done its work"
     finally:
-        sleeper.send_signal(signal.SIGCONT)
+        sleeper.signal(signal.SIGCONT)
     ended(sleeper)
     rows = (tmp_path / "shared" / "runs.jsonl").read_bytes()
     assert rows == (alone / "runs.jsonl").read_bytes()
@@ -295,11 +296,10 @@ def test_a_process_that_sleeps_through_its_lease_does_no_harm(start: Start, alon
 
 def test_told_to_stop_a_process_gives_its_run_back_at_once(start: Start, tmp_path: Path) -> None:
     process = start("--out=shared", "--join", "--checkpoint-every=3")
-    wait_until(lambda: bool(names(tmp_path / "shared" / CLAIMS)))
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=little.PATIENCE)
-    if process.returncode == 130:  # else it was through before it heard
-        assert "the same command resumes from there" in err and err.count("\n") == 1
+    until(lambda: bool(names(tmp_path / "shared" / CLAIMS)))
+    process.signal(signal.SIGINT)
+    if process.result() == 130:  # else it was through before it heard
+        assert "the same command resumes from there" in process.said() and process.said().count("\n") == 1
     assert names(tmp_path / "shared" / CLAIMS) == []
 
 
@@ -307,9 +307,8 @@ def test_told_to_stop_a_process_gives_its_run_back_at_once(start: Start, tmp_pat
 
 
 @pytest.fixture
-def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Join]:
-    """Makes executors that share a folder, for a study that counts as large."""
-    monkeypatch.setattr(shared_folder, "MANY", 1)
+def member(tmp_path: Path) -> Callable[[], Join]:
+    """Makes executors that share a folder, for one study."""
 
     def make() -> Join:
         found = STUDY._executor(len(STUDY.runs), SharedStore(tmp_path), stop=lambda: False)
@@ -337,7 +336,7 @@ def outcomes_of(executor: Join) -> Iterator[tuple[str, list[Result]]]:
         yield run.hash(), outcomes
 
 
-def test_one_of_many_gathers_the_outcomes_and_the_others_read_one_file(
+def test_every_process_reads_the_outcomes_of_the_others_and_damaged_ones_are_trained_again(
     member: Callable[[], Join], trained: list[str], tmp_path: Path
 ) -> None:
     taking_turns, found = [outcomes_of(member()) for _ in range(3)], [dict[str, Any]() for _ in range(3)]
@@ -345,14 +344,8 @@ def test_one_of_many_gathers_the_outcomes_and_the_others_read_one_file(
         for executor, each in zip(taking_turns, found, strict=True):
             each.update([turn] if (turn := next(executor, None)) else [])
     assert found[0] == found[1] == found[2] and sorted(trained) == sorted(run.hash() for run in STUDY.runs)
-    (everything,) = (tmp_path / GATHERED).iterdir()
-    for path in (tmp_path / OUTCOMES).iterdir():
-        path.write_text("unreadable")
-    assert dict(outcomes_of(member())) == found[0] and len(trained) == len(STUDY.runs)
-    lines = everything.read_bytes().splitlines(keepends=True)
-    everything.write_bytes(b"".join([*lines[1:], b"\xff torn"]))
-    assert dict(outcomes_of(member())) == found[0], "what is nowhere to be read"
-    assert len(trained) == len(STUDY.runs) + 1, "is trained again"
+    next((tmp_path / OUTCOMES).iterdir()).write_text("unreadable")
+    assert dict(outcomes_of(member())) == found[0] and len(trained) == len(STUDY.runs) + 1
 
 
 # ── what is refused ───────────────────────────────────────────────────────────────────────────────────────────
@@ -393,7 +386,7 @@ def test_an_outcome_that_is_no_outcome_is_not_used(tmp_path: Path) -> None:
         path.write_text(json.dumps(record))  # as 0.2.0 writes it, without a checksum
         assert (read_outcomes(path, job) is not None) == used
     path.write_text(with_checksum({"runs": runs, "outcomes": [good]}))
-    assert read_outcomes(path, job) == [Outcome.from_json(good)]
+    assert read_outcomes(path, job) == [from_json(Outcome, good, "an outcome")]
     path.write_text(path.read_text().replace("0.25", "0.35"))
     assert read_outcomes(path, job) is None
     path.write_text('{"runs": [')

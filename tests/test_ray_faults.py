@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import little
-from cluster import Cluster, kill, processes_of, until
+from cluster import Cluster, kill, processes_of
+from processes import until
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]

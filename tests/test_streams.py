@@ -498,3 +498,10 @@ def test_a_stream_needs_a_task_and_a_class_one_home() -> None:
     with refused("class 'ant' is in two tasks, task 1 the second"):
         split(toy(), tasks=[["ant", "bee"], ["ant"]])
     assert isinstance(stream, Stream)
+
+
+def test_inputs_of_two_types_become_one() -> None:
+    data = toy()
+    mixed = split(replace(data, x_test=data.x_test.double()), classes_per_task=2)
+    assert mixed.to("cpu", torch.float32).x_test.dtype == torch.float32
+    assert mixed.to("cpu") is mixed

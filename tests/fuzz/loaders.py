@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of everything that reads a file: `make fuzz`, or one loader by name:
+"""Coverage-guided fuzzing of everything that reads a file: `make fuzz` for all loaders, or one by name:
 
     python tests/fuzz/loaders.py npz -max_total_time=60
 
@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 with atheris.instrument_imports(include=["rwalk"]):
     import little
     from rwalk import Fleet, InputError, MemorySpec, Training, learner, model_file
-    from rwalk.atomic_files import parse_json
-    from rwalk.classifier import IncrementalClassifier, closed_form_files
+    from rwalk.atomic_files import checked_json, parse_json, with_checksum
+    from rwalk.classifier import IncrementalClassifier, closed_form_files, family_choice, texts
     from rwalk.classifier import network as classifier_network
     from rwalk.data import datasets
     from rwalk.data.datasets.images import FORMATS, form_of, read_image
@@ -34,8 +34,15 @@ with atheris.instrument_imports(include=["rwalk"]):
     from rwalk.data.large_files import form_from_json
     from rwalk.guard import Guard
     from rwalk.guard import guard_file as guard_files
+    from rwalk.models.kept_by_studies import INDEX, Keeper
     from rwalk.studies import Study, checkpoint
+    from rwalk.studies.executors.executor import NOTE, Context, begun
+    from rwalk.studies.executors.shared_folder import read_outcomes
+    from rwalk.studies.reference_cache import ReferenceCache
+    from rwalk.studies.specs import reference_of
     from rwalk.studies.study_folder import Store, read_rows
+    from rwalk.studies.study_status import _running
+    from rwalk.studies.work_claims import read_claim
 
 import numpy as np
 import pyarrow
@@ -47,6 +54,9 @@ from torch import nn
 
 FOLDER = Path(tempfile.mkdtemp())
 STREAM = little.stream()
+RUN = little.study(seeds=1).runs[0]
+REFERENCE = reference_of(RUN, 0)
+REFERENCES = ReferenceCache(Context("cpu", {RUN.stream: STREAM}, None, None), FOLDER / "cache")
 
 
 def fleet() -> Fleet:
@@ -72,8 +82,7 @@ def signed(content: object, packed: bytes) -> Path:
     record.with_suffix(".safetensors").write_bytes(packed)
     if isinstance(content, dict):
         content["tensors"] = {"bytes": len(packed), "sha256": hashlib.sha256(packed).hexdigest()}
-        content = {"sha256": checkpoint._checksum(content), "content": content}
-    record.write_text(json.dumps(content))
+    record.write_text(with_checksum(content) if isinstance(content, dict) else json.dumps(content))
     return record
 
 
@@ -91,7 +100,7 @@ def record(data: bytes) -> None:
 
 def tensors(data: bytes) -> None:
     """The tensors of a checkpoint."""
-    checkpoint.load(signed(json.loads(RECORD)["content"], data), VICTIM, "run")
+    checkpoint.load(signed(checked_json(RECORD)[0], data), VICTIM, "run")
 
 
 def sealed_again(kind: str, data: bytes) -> Path:
@@ -109,6 +118,68 @@ def sealed_again(kind: str, data: bytes) -> Path:
     else:
         safetensors.torch.save_file(held, path, metadata)
     return path
+
+
+def held(data: bytes, name: str) -> Path:
+    """A file with these bytes in a folder of its own."""
+    folder = FOLDER / f"with-{name}"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(data)
+    return folder / name
+
+
+def sound(data: bytes) -> str | bytes:
+    """A JSON object with a right checksum, so that its content is read; other bytes as they are."""
+    with suppress(ValueError, RecursionError):
+        content = json.loads(data)
+        if isinstance(content, dict):
+            return with_checksum(content)
+    return data
+
+
+def claim(data: bytes) -> None:
+    """Another process's claim, as `rwalk status` shows it."""
+    _running(read_claim(held(data, "run.0")), {})
+
+
+def outcome(data: bytes) -> None:
+    """What another process that joined has trained."""
+    for each in (data, sound(data)):
+        path = held(b"", "outcome.json")
+        path.write_bytes(each.encode() if isinstance(each, str) else each)
+        read_outcomes(path, (RUN,))
+
+
+def reference(data: bytes) -> None:
+    """The accuracies of a reference model."""
+    text = sound(data)
+    file = REFERENCES._file(REFERENCE, without=False)
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    REFERENCES._read(REFERENCE, without=False)
+
+
+def note(data: bytes) -> None:
+    """The runs of a fleet, beside its checkpoints."""
+    begun(held(data, NOTE).parent.parent, [RUN])
+
+
+def models(data: bytes) -> None:
+    """The index of a study's models."""
+    folder = FOLDER / "of-models"
+    (folder / "models").mkdir(parents=True, exist_ok=True)
+    (folder / "models" / INDEX).write_bytes(data)
+    Keeper.of(folder, "")
+
+
+def text(data: bytes) -> None:
+    """A classifier of texts."""
+    IncrementalClassifier.load(sealed_again(texts.TextClassifier._formats[0], data))
+
+
+def choice(data: bytes) -> None:
+    """A classifier that has chosen its method."""
+    IncrementalClassifier.load(sealed_again(family_choice.FORMAT, data))
 
 
 def guard(data: bytes) -> None:
@@ -242,6 +313,26 @@ TABLE = b"age,colour,price,label\n1,red,$2,a\n2,blue,$3,b\n3,red,$1,a\n4,,$4,b\n
 FORM = datasets.TableEncoder.fit(FOLDER / "first.csv", reading=datasets.Reading(missing="fill"))
 
 
+def seeds_of_texts() -> list[bytes]:
+    learned = IncrementalClassifier(size=16).fit(np.array(["a b", "b c", "c d", "d a"] * 3), ["x", "y"] * 6)
+    learned.save(FOLDER / "texts.safetensors")
+    return taken_apart(FOLDER / "texts.safetensors")
+
+
+def choices() -> list[bytes]:
+    x = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
+    with warnings.catch_warnings(action="ignore"):
+        learned = IncrementalClassifier(method="auto", network=little.Network, epochs=1, memory=1, random_state=0)
+        learned.fit(x, ["a", "b"] * 20).save(FOLDER / "choice.safetensors")
+    return taken_apart(FOLDER / "choice.safetensors")
+
+
+def outcomes() -> list[bytes]:
+    matrix = [[0.5, None], [0.25, 1]]
+    found = {"accuracy": {"single": matrix, "multi": matrix}, "made": {}, "stopped": None}
+    return [json.dumps({"runs": [RUN.hash()], "outcomes": [found]}).encode()]
+
+
 def closed_forms() -> list[bytes]:
     x = np.random.default_rng(0).normal(size=(12, 2))
     seeds = []
@@ -274,30 +365,46 @@ def arrays() -> bytes:
     return packed.getvalue()
 
 
-LOADERS: dict[str, tuple[Callable[[bytes], None], list[bytes]]] = {
-    "record": (record, [json.dumps(json.loads(RECORD)["content"]).encode(), RECORD]),
-    "tensors": (tensors, [TENSORS]),
-    "guard": (guard, guards()),
-    "classifier": (classifier, classifiers()),
-    "rows": (rows, [b'{"hash": "x", "method": "pi", "lam": 1.0, "seed": 0}\n']),
-    "study": (study, [json.dumps(little.study(seeds=1).describe().to_json()).encode()]),
-    "npz": (npz, [arrays()]),
+LOADERS: dict[str, tuple[Callable[[bytes], None], Callable[[], list[bytes]]]] = {
+    "record": (record, lambda: [json.dumps(checked_json(RECORD)[0]).encode(), RECORD]),
+    "tensors": (tensors, lambda: [TENSORS]),
+    "guard": (guard, guards),
+    "classifier": (classifier, classifiers),
+    "sums": (sums, closed_forms),
+    "text": (text, seeds_of_texts),
+    "choice": (choice, choices),
+    "rows": (rows, lambda: [b'{"hash": "x", "method": "pi", "lam": 1.0, "seed": 0}\n']),
+    "study": (study, lambda: [json.dumps(little.study(seeds=1).describe().to_json()).encode()]),
+    "claim": (
+        claim,
+        lambda: [json.dumps({"owner": "a", "runs": ["b"], "task": 1, "tasks": 2, "step": 0}).encode()],
+    ),
+    "outcome": (outcome, outcomes),
+    "reference": (
+        reference,
+        lambda: [json.dumps({"run": REFERENCE.hash(), "single": 0.5, "multi": 1.0}).encode()],
+    ),
+    "note": (note, lambda: [json.dumps([RUN.hash()]).encode()]),
+    "models": (models, lambda: [b'{"keep": "best", "models": []}']),
+    "npz": (npz, lambda: [arrays()]),
     "table": (
         table,
-        [
+        lambda: [
             TABLE,
             TABLE.replace(b",", b";").replace(b"$", b"1.000,"),
             TABLE.replace(b"$", b"1%").decode().encode("utf-16"),
             b",x,class\n0,\xe4,a\n1,5,b\n2,1e9,a\n",
         ],
     ),
-    "packed": (packed, [gzip.compress(TABLE)]),
-    "parquet": (parquet, [tables()]),
-    "image": (image, images()),
-    "form": (form, [json.dumps(FORM.to_json()).encode(), b'{"kind": "images", "shape": [3, 8, 8], "size": null}']),
-    "sums": (sums, closed_forms()),
-    "pickle": (pickle, [b"\x80\x02}q\x00U\x04dataq\x01]s."]),
-    "idx": (idx, [b"\x00\x00\x08\x01\x00\x00\x00\x02ab"]),
+    "packed": (packed, lambda: [gzip.compress(TABLE)]),
+    "parquet": (parquet, lambda: [tables()]),
+    "image": (image, images),
+    "form": (
+        form,
+        lambda: [json.dumps(FORM.to_json()).encode(), b'{"kind": "images", "shape": [3, 8, 8], "size": null}'],
+    ),
+    "pickle": (pickle, lambda: [b"\x80\x02}q\x00U\x04dataq\x01]s."]),
+    "idx": (idx, lambda: [b"\x00\x00\x08\x01\x00\x00\x00\x02ab"]),
 }
 
 
@@ -306,7 +413,7 @@ def main() -> None:
     load, seeds = LOADERS[name]
     corpus = FOLDER / f"corpus-{name}"
     corpus.mkdir()
-    for number, seed in enumerate(seeds):
+    for number, seed in enumerate(seeds()):
         (corpus / str(number)).write_bytes(seed)
 
     def one(data: bytes) -> None:

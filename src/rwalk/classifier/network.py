@@ -71,7 +71,7 @@ class NetworkClassifier(Takes, Stored, ArrayClassifier):
     Parameters as for `IncrementalClassifier`.
 
     On a CPU it computes in one thread, which is as fast as several for small networks and safe on a busy machine.
-    For large ones on an idle machine, the environment variable RWALK_THREADS allows more; how many there are shows
+    For large ones on an idle machine, the environment variable RWALK_THREADS sets more; how many there are shows
     in the last digits.
 
     Inputs are [n, features] or images [n, channels, height, width]. `standardize` brings columns, or channels, to

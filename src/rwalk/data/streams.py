@@ -278,7 +278,8 @@ class Stream:
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Stream:
         """The same stream elsewhere; `dtype` is the inputs' alone."""
-        if self.x.device == torch.device(device) and dtype in (None, self.x.dtype):
+        wanted = torch.device(device)
+        if all(each.device == wanted and dtype in (None, each.dtype) for each in (self.x, self.x_test)):
             return self
         return replace(
             self,

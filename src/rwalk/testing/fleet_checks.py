@@ -8,7 +8,6 @@ import random
 import tempfile
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -131,36 +130,42 @@ def an_interrupted_fleet_ends_as_if_it_had_not_been(trial: Trial) -> None:
     _claim_it_resumes(trial, None)
 
 
+class _Moments:
+    """Writes a checkpoint at every one of the INTERRUPTIONS, while training continues."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def at(self, task: int, step: int) -> Checkpointer:
+        return Checkpointer(self.folder / f"{task}-{step}", "check")
+
+    def due(self, fleet: Fleet) -> bool:
+        return (fleet.task, fleet.step) in INTERRUPTIONS
+
+    def save(self, fleet: Fleet) -> None:
+        self.at(fleet.task, fleet.step).save(fleet)
+
+
 def _claim_it_resumes(trial: Trial, runs: Sequence[int] | None) -> None:
-    whole = snapshots.take(trial.trained(runs))
-    for task, step in INTERRUPTIONS:
-        where = f"task {task + 1}, step {step}" if step else f"the end of task {task}"
-        rest = snapshots.take(_interrupted(trial, runs, (task, step), where))
-        different = _first_difference(rest, whole)
-        claim(
-            different is None,
-            f"a run interrupted at {where} ends differently: {different} differs, so it depends on something "
-            "that is not in the state",
-        )
-
-
-def _interrupted(trial: Trial, runs: Sequence[int] | None, at: tuple[int, int], where: str) -> Fleet:
-    """Trained until `at`, saved to a file, and resumed by a new fleet."""
     with tempfile.TemporaryDirectory() as folder:
-        first = trial.fleet(runs)
-        checkpoints = Checkpointer(Path(folder), "check", stop=lambda: (first.task, first.step) == at)
-        with suppress(KeyboardInterrupt):
-            first.train(checkpoints=checkpoints)
-        second = trial.fleet(runs)
-        for remark in Checkpointer(Path(folder), "check").resume(second):
-            raise AssertionError(
-                f"its checkpoint at {where} is refused: {remark}; start, consolidate and begin_task must give the "
-                "state the same names and shapes for any θ, also one on the device 'meta'"
+        moments = _Moments(Path(folder))
+        fleet = trial.fleet(runs)
+        fleet.train(checkpoints=moments)
+        whole = snapshots.take(fleet)
+        for at in INTERRUPTIONS:
+            where = f"task {at[0] + 1}, step {at[1]}" if at[1] else f"the end of task {at[0]}"
+            rest = trial.fleet(runs)
+            for remark in moments.at(*at).resume(rest):
+                raise AssertionError(f"its checkpoint at {where} is refused: {remark}")
+            reached = (rest.task, rest.step)
+            claim(reached == at, f"a checkpoint at {where} leads to task {reached[0] + 1}, step {reached[1]}")
+            rest.train()
+            different = _first_difference(snapshots.take(rest), whole)
+            claim(
+                different is None,
+                f"a run interrupted at {where} ends differently: {different} differs, so it depends on something "
+                "that is not in the state",
             )
-        reached = (second.task, second.step)
-        claim(reached == at, f"a checkpoint at {where} leads to task {reached[0] + 1}, step {reached[1]}")
-    second.train()
-    return second
 
 
 def _first_difference(one: Snapshot, other: Snapshot) -> str | None:
