@@ -15,8 +15,8 @@ from rwalk.data.file_options import Reading
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError, first_line
 from rwalk.option_fields import option
-from rwalk.studies.json_records import UNREADABLE, content_hash, flat, from_json, to_json
 from rwalk.registry import full_name
+from rwalk.studies.json_records import UNREADABLE, content_hash, flat, from_json, to_json
 from rwalk.training import Training
 
 if TYPE_CHECKING:
