@@ -51,8 +51,8 @@ class Computed:
     features: Tensor
     kind = "images"
 
-    def __call__(self, number: Tensor) -> Tensor:
-        return self.features[number[:, 0].long()]
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.features[x[:, 0].long()]
 
     @property
     def blocks(self) -> list[int]:
@@ -109,7 +109,11 @@ def measure(data: str | None, kind: str, size: int | None, tasks: list[int], ord
             solving = round(time.process_time() - start)
             for each in together:
                 ends = range(100 // each, 101, 100 // each)
-                row = {**key, "tasks": each, "accuracy": [round(found[known], 2) for known in ends]}
+                row: dict[str, Any] = {
+                    **key,
+                    "tasks": each,
+                    "accuracy": [round(found[known], 2) for known in ends],
+                }
                 row |= {"features_seconds": round(seconds), "solving_seconds": solving, "commit": commit()}
                 store(row)
                 print(key, f"T = {each}: last {row['accuracy'][-1]}, {seconds:.0f} + {solving} s", flush=True)

@@ -155,7 +155,7 @@ def without_ledger(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Le
 def restore(model: Model, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Put the contents of a file into a model that has learned nothing."""
     expect(type(record["seed"]) is int and 0 <= record["seed"] < 2**63, "the seed")
-    model.recipe = model.recipe.with_seed(record["seed"])
+    model.recipe = replace(model.recipe, seed=record["seed"])
     left = dict(tensors)
     model.held = [_held(model, left, place) for place in range(_whole(record["held"]))]
     if record["map"] is None:
@@ -254,15 +254,14 @@ def _restored_map(model: Model, stored: Any, left: dict[str, Tensor]) -> Feature
     if kind == "backbone":
         example = torch.zeros(1, *model.shape, device=model.device)
         own = {key.removeprefix("map."): left.pop(key) for key in [*left] if key.startswith("map.")}
-        if not isinstance(model.recipe.features, str | nn.Module):
-            features = BackboneFeatures(
-                _filled(cast("FirstCall", model.recipe.features), model.shape, stored, own), example
-            )
-        else:
+        given = model.recipe.features
+        if isinstance(given, nn.Module):
             expect(not own, "the list of tensors")
             lift = _whole(stored.get("lift", 0))  # the first versions had none
             expect(lift <= left["sums.total"].numel(), "the lift")
-            features = replace(model.recipe, lift=lift).make(example, torch.ones(1))
+            features = BackboneFeatures(given, example, lift)
+        else:
+            features = BackboneFeatures(_filled(cast("FirstCall", given), model.shape, stored, own), example)
     else:
         names = {name: form for name, form in DIMENSIONS[kind].items() if name != "floor" or "map.floor" in left}
         parts = _taken(left, "map.", names)  # earlier files have no floor

@@ -42,10 +42,8 @@ class BackboneFeatures:
         size = own.shape[1]
         lift = min(max(LIFT[0], 4 * size), LIFT[1]) if lift is None else lift
         draw = generator("closed-form", "lift", size, lift)
-        waves = torch.randn(size, -(-lift // 2), generator=draw) * (
-            FREQUENCY / size**0.5
-        )  # each has a cosine and a sine
-        self.waves, self.lift = waves.to(own), lift
+        waves = torch.randn(size, -(-lift // 2), generator=draw)  # each has a cosine and a sine
+        self.waves, self.lift = (waves * (FREQUENCY / size**0.5)).to(own), lift
         self.blocks = [size, lift] if lift else [size]
 
     def to(self, device: torch.device) -> BackboneFeatures:
