@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.model_selection import GridSearchCV
 
+from command_line import Rwalk, refused
 from rwalk import IncrementalClassifier, IncrementalRegressor, InputError
 
 
@@ -191,3 +194,18 @@ def test_data_frame_with_text_is_learned_as_from_a_file(tmp_path: Path) -> None:
     apart = IncrementalClassifier(size=50).partial_fit(frame[["price"]], y)
     with pytest.raises(InputError, match=r"cannot be merged|other columns"):
         clf.merge(apart)
+
+
+def test_every_parameter_is_described_once() -> None:
+    for kind in (IncrementalClassifier, IncrementalRegressor):
+        for name in inspect.signature(kind).parameters:
+            assert len(re.findall(rf"(?m)^    {name}  ", kind.__doc__ or "")) == 1, name
+
+
+def test_fit_of_the_command_line_takes_parameters_of_the_classifier(rwalk: Rwalk, tmp_path: Path) -> None:
+    table, out = tmp_path / "table.csv", tmp_path / "clf.safetensors"
+    table.write_text("a,label\n" + "".join(f"{n},{'yes' if n > 30 else 'no'}\n" for n in range(60)))
+    assert rwalk("fit", table, "--out", out, "--half-life", 40, "--class-weight", "balanced").code == 0
+    clf = IncrementalClassifier.load(out)
+    assert (clf.half_life, clf.ledger, clf.class_weight) == (40.0, False, "balanced")
+    refused(rwalk("fit", table, "--continue", out, "--ledger"), "drop --ledger")

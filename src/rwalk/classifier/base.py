@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Mapping
+from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from rwalk.engine.networks import Factory
 from rwalk.errors import InputError, first_line
+from rwalk.fields import setting
 from rwalk.labels import array, inputs, labels_of, merged, one_line
 from rwalk.losses import Loss
 from rwalk.methods import Method
@@ -26,6 +26,53 @@ from rwalk.projectors import Projector
 
 TORCH_READS = (np.float32, np.float64, np.float16, np.uint8, np.int16, np.int32, np.int64, np.bool_)
 CHANNELS = (1, 3, 4)  # of images whose channels come last
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class MethodParameter:
+    """Of classifiers."""
+
+    method: str | Method | Loss | Projector | None = setting(
+        "closed-form",
+        '"closed-form", ridge regression on fixed features, or "lda", Gaussian classes on them; or how a network '
+        'keeps old classes: "rwalk", "ewc", "ewc++", "pi", "icarl", "gem", "a-gem" …; an object with '
+        "hyper-parameters of your own, such as RWalk(lam=10); None for a network without protection; or "
+        '"auto", to have closed form and several networks learn and the best of them used',
+    )
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class SumParameters:
+    """Of everything that is learned as sums."""
+
+    size: int | None = setting(
+        None,
+        "random features of vectors or of a network's features (its lift), patches of images, or columns of texts "
+        "that all others are multiplied with; None for a good number",
+    )
+    ridge: float | None = setting(
+        None, "how strongly weights are held back, relative to a feature's variance; None to have it chosen"
+    )
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class SharedParameters:
+    """Of closed form and of networks."""
+
+    network: str | Factory | nn.Module | None = setting(
+        None,
+        "for closed form, a trained nn.Module whose last layer's inputs are the features; None for features of "
+        'rwalk\'s own. For networks "mlp", "cnn", "resnet18", "package.module:factory", or a function '
+        '(input_shape, classes) that makes an nn.Module; None for "mlp"',
+    )
+    standardize: bool = setting(
+        True,
+        "scale every column of a vector, or channel of a network's images, by the first examples; off, the map "
+        "of closed form depends on the seed alone",
+    )
+    device: str | torch.device = setting("cpu", '"cpu", "cuda" …, or "auto"')
+    random_state: int | np.random.RandomState | None = setting(0, "an integer makes everything repeatable")
+    verbose: bool | int = setting(False, "one line per call; with an encoder, its progress")
 
 
 class ArrayEstimator(BaseEstimator):  # type: ignore[misc]
@@ -158,84 +205,6 @@ class ArrayClassifier(ClassifierMixin, ArrayEstimator):  # type: ignore[misc]
             raise InputError(f"{len(predicted)} inputs but {len(labels)} labels: give one label per example")
         right = np.array([guess == label for guess, label in zip(predicted, labels, strict=True)], dtype=float)
         return float(np.average(right, weights=None if sample_weight is None else np.asarray(sample_weight)))
-
-
-class Parameters(ArrayClassifier):
-    """The parameters of all estimators, declared once; `IncrementalClassifier` documents them."""
-
-    def __init__(
-        self,
-        *,
-        method: str | Method | Loss | Projector | None = "closed-form",
-        network: str | Factory | nn.Module | None = None,
-        encoder: Any = None,
-        backbone: str = "frozen",
-        features: str = "auto",
-        size: int | None = None,
-        ridge: float | None = None,
-        class_weight: str | Mapping[Any, float] | None = None,
-        half_life: float | None = None,
-        ledger: bool = False,
-        standardize: bool = True,
-        mirror: bool | None = None,
-        warm_up: int = 100,
-        dtype: str | None = None,
-        lam: float | str | None = None,
-        memory: int | None = None,
-        memory_total: int | None = None,
-        sampler: str = "mof",
-        epochs: int | None = None,
-        batch_size: int = 64,
-        learning_rate: float = 1e-3,
-        device: str | torch.device = "cpu",
-        random_state: int | np.random.RandomState | None = 0,
-        verbose: bool | int = False,
-    ) -> None:
-        given = dict(locals())
-        for name in DECLARED:
-            setattr(self, name, given[name])
-
-    # Messages about wrong arguments show the public name.
-    __init__.__qualname__ = "IncrementalClassifier"
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
-
-
-DECLARED = dict([*inspect.signature(Parameters.__init__).parameters.items()][1:])
-
-
-class Takes:
-    """Base of estimators that take some of these parameters: a subclass names them in `_takes`."""
-
-    _takes: ClassVar[tuple[str, ...]]
-    _defaults: ClassVar[Mapping[str, Any]] = {}  # where they differ from those declared above
-
-    def __init__(self, **given: Any) -> None:
-        raise NotImplementedError
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "_takes" not in cls.__dict__:
-            return
-        default = {each: cls._defaults.get(each, DECLARED[each].default) for each in cls._takes}
-        own = [DECLARED[each].replace(default=value) for each, value in default.items()]
-        myself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        signature = inspect.Signature([myself, *own])
-
-        def __init__(self: Any, **given: Any) -> None:
-            bound = signature.bind(self, **given)
-            bound.apply_defaults()
-            for each in own:
-                setattr(self, each.name, bound.arguments[each.name])
-
-        __init__.__signature__ = signature  # type: ignore[attr-defined]
-        cls.__init__ = __init__  # type: ignore[method-assign]
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
 
 
 def checked_weights(sample_weight: Any, x: Any) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

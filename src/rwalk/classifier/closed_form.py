@@ -22,7 +22,15 @@ from torch import Tensor, nn
 
 from rwalk.classifier import closed_form_files as sums_files
 from rwalk.classifier import encoders, estimator_files
-from rwalk.classifier.base import ArrayClassifier, ArrayEstimator, Summable, Takes, positive
+from rwalk.classifier.base import (
+    ArrayClassifier,
+    ArrayEstimator,
+    MethodParameter,
+    SharedParameters,
+    Summable,
+    SumParameters,
+    positive,
+)
 from rwalk.classifier.call_as_task import Scaling
 from rwalk.classifier.encoders import texts_of
 from rwalk.classifier.estimator_files import Contents, Stored
@@ -38,18 +46,58 @@ from rwalk.closed_form.solve import FOR_CLASSES
 from rwalk.engine import networks
 from rwalk.engine.networks import Factory
 from rwalk.errors import InputError, unknown
+from rwalk.fields import described, option, setting
 from rwalk.labels import columns_of, labels_of, merged
 
 METHODS = {"closed-form": "ridge", "lda": "lda"}  # and how they solve
 BACKBONES = ("frozen", "first call")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-TAKES = ("network", "encoder", "backbone", "features", "size", "ridge", "half_life", "ledger", "standardize",
-         "mirror", "warm_up", "dtype", "device", "random_state", "verbose")  # fmt: skip
 FIXED = ("network", "encoder", "backbone", "features", "size", "standardize", "mirror", "dtype", "random_state",
          "ledger")  # fmt: skip
 
 
-class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class ClosedFormParameters(SumParameters, SharedParameters):
+    """Of classifiers and regressors in closed form."""
+
+    encoder: Any = setting(
+        None,
+        "makes a vector of every input before anything else: a function of a batch, an object with `encode`, "
+        '`embed` or `transform`, an nn.Module, or the name of a pretrained model ("wordllama", "timm:NAME", or '
+        "one of sentence-transformers)",
+    )
+    backbone: str = setting(
+        "frozen",
+        '"frozen", or "first call" to train the network on the first examples and freeze it then; it may be named '
+        "or made by a function, as for networks",
+    )
+    features: str = setting("auto", '"auto", "vectors" or "images": how inputs become features')
+    half_life: float | None = option(
+        None, "examples after which a learned example counts half; by default all count alike"
+    )
+    ledger: bool = option(
+        False, "keep a salted fingerprint of every example, so that rows that were not learned cannot be forgotten"
+    )
+    mirror: bool | None = setting(
+        None, "take images and their mirror images for the same; None to have it seen from the first ones"
+    )
+    warm_up: int = setting(
+        100, "examples the feature map is made of: fewer are held as they are until more have come"
+    )
+    dtype: str | None = setting(None, '"float64", "float32", or None for one that suits the features')
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ClosedFormClassifierParameters(ClosedFormParameters, MethodParameter):
+    """Of classifiers in closed form."""
+
+    class_weight: str | Mapping[Any, float] | None = option(
+        None,
+        'factors of probabilities: "balanced" for the inverse of the classes\' shares; in Python also by label',
+    )
+
+
+class ClosedForm(Summable, Stored, ArrayEstimator):
     """Inputs, files and sums of both estimators."""
 
     _formats = (sums_files.FORMAT, sums_files.FIRST)
@@ -245,7 +293,7 @@ class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
         raise NotImplementedError
 
 
-class ClosedFormClassifier(ArrayClassifier, ClosedForm):
+class ClosedFormClassifier(ClosedFormClassifierParameters, ArrayClassifier, ClosedForm):
     """Learns classes call by call, in any order and any portions, exactly as if it had seen all at once.
 
     Nothing is forgotten unless `forget` is called. Parameters as for `IncrementalClassifier`.
@@ -259,7 +307,6 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
 
     classes_: NDArray[Any]
     moved_: dict[Any, float]
-    _takes = ("method", "class_weight", *TAKES)
     _share = FOR_CLASSES
 
     # ── learning ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -349,7 +396,7 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
         return novelty
 
     def _solver(self) -> str:
-        return METHODS[self.method]
+        return METHODS[str(self.method)]
 
     @property
     def class_count_(self) -> NDArray[np.int64]:
@@ -365,10 +412,12 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
         return len(self.classes_)
 
 
-class IncrementalRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
-    """Predicts numbers, one target or several, by closed form; parameters as for `IncrementalClassifier`."""
+class IncrementalRegressor(ClosedFormParameters, RegressorMixin, ClosedForm):  # type: ignore[misc]
+    """Predicts numbers, one target or several, by closed form.
 
-    _takes = TAKES
+    {parameters}
+    """
+
     _flat: bool
 
     def __sklearn_tags__(self) -> Any:
@@ -440,6 +489,14 @@ class IncrementalRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
     def _restore_targets(self, record: Mapping[str, Any]) -> int:
         targets, self._flat = sums_files.checked_targets(record["targets"], record["flat"])
         return targets
+
+
+IncrementalRegressor.__doc__ = (IncrementalRegressor.__doc__ or "").format(
+    parameters=described(ClosedFormParameters)
+)
+ClosedFormParameters.__init__.__qualname__ = (
+    "IncrementalRegressor"  # messages about wrong arguments show this name
+)
 
 
 @dataclass(frozen=True)

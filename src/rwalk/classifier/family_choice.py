@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -18,11 +19,11 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from rwalk.classifier import estimator_files
-from rwalk.classifier.base import Parameters
+from rwalk.classifier.base import ArrayClassifier
 from rwalk.classifier.call_as_task import FOR_JUDGES, some_of_each
-from rwalk.classifier.closed_form import ClosedFormClassifier
+from rwalk.classifier.closed_form import ClosedFormClassifier, ClosedFormClassifierParameters
 from rwalk.classifier.estimator_files import Contents, Stored, section
-from rwalk.classifier.network import NetworkClassifier, memory_of
+from rwalk.classifier.network import NetworkClassifier, NetworkParameters, memory_of
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
 from rwalk.labels import columns_of, labels_of, merged
@@ -43,7 +44,15 @@ class Judges(NamedTuple):
     y: NDArray[Any]
 
 
-class AutoClassifier(Stored, Parameters):
+@dataclass(kw_only=True, eq=False, repr=False)
+class Parameters(ClosedFormClassifierParameters, NetworkParameters):
+    """Of all families."""
+
+
+Parameters.__init__.__qualname__ = "IncrementalClassifier"  # messages about wrong arguments show this name
+
+
+class AutoClassifier(Parameters, Stored, ArrayClassifier):
     """Learns with every candidate, and uses the one that recognises most examples held out from all of them.
 
     chosen_  the method in use

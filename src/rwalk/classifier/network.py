@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rwalk import parts
 from rwalk.classifier import estimator_files
-from rwalk.classifier.base import ArrayClassifier, Takes
+from rwalk.classifier.base import ArrayClassifier, MethodParameter, SharedParameters
 from rwalk.classifier.call_as_task import (
     Call,
     Knowledge,
@@ -40,6 +40,7 @@ from rwalk.engine import networks
 from rwalk.engine.networks import Factory
 from rwalk.engine.vectors import Layout, Networks
 from rwalk.errors import InputError
+from rwalk.fields import setting
 from rwalk.labels import columns_of, labels_of, merged, whole
 from rwalk.learners import LAMS, Learner, learner, with_lam
 from rwalk.methods import Method
@@ -64,7 +65,23 @@ NOTHING_TO_HOLD = (
 )
 
 
-class NetworkClassifier(Takes, Stored, ArrayClassifier):
+@dataclass(kw_only=True, eq=False, repr=False)
+class NetworkParameters(SharedParameters, MethodParameter):
+    """Of networks that are trained."""
+
+    method: Any = "rwalk"
+    lam: float | str | None = setting(None, "strength of the penalty; None for the method's own")
+    memory: int | None = setting(None, "exemplars kept per class; None for no exemplars")
+    memory_total: int | None = setting(
+        None, "instead of `memory`: exemplars of all classes together, shared equally"
+    )
+    sampler: str = setting("mof", 'which examples are kept: "mof", "uniform", "plane", "entropy" …')
+    epochs: int | None = setting(None, "passes over a call's data; None for as many as pay")
+    batch_size: int = setting(64, "examples in a step")
+    learning_rate: float = setting(1e-3, "of Adam")
+
+
+class NetworkClassifier(NetworkParameters, Stored, ArrayClassifier):
     """A network that learns new classes call by call and keeps the old ones.
 
     Every call of `partial_fit` is a task: it may bring new classes, repeat old ones, or both.
@@ -91,9 +108,6 @@ class NetworkClassifier(Takes, Stored, ArrayClassifier):
     """
 
     _formats = (FORMAT, FIRST)
-    _takes = ("method", "memory", "memory_total", "lam", "standardize", "sampler", "network", "epochs",
-              "batch_size", "learning_rate", "device", "random_state", "verbose")  # fmt: skip
-    _defaults: ClassVar = {"method": "rwalk"}
     _dtype = np.float32
     _warned = False
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +21,14 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from rwalk.classifier import estimator_files
-from rwalk.classifier.base import ArrayClassifier, Summable, Takes, checked_weights, positive
+from rwalk.classifier.base import (
+    ArrayClassifier,
+    MethodParameter,
+    Summable,
+    SumParameters,
+    checked_weights,
+    positive,
+)
 from rwalk.classifier.encoders import texts_of
 from rwalk.classifier.estimator_files import Contents, Stored
 from rwalk.classifier.sparse_sums import Sample, Solution, SparseSums
@@ -61,10 +69,14 @@ def _counted(texts: list[str], columns: int, how: Mapping[str, Any]) -> Any:
     return normalize(counts)
 
 
-class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
+@dataclass(kw_only=True, eq=False, repr=False)
+class TextParameters(SumParameters, MethodParameter):
+    """Of classifiers of texts."""
+
+
+class TextClassifier(TextParameters, Summable, Stored, ArrayClassifier):
     """Closed form for texts, and for sparse inputs of many columns. Parameters as for `IncrementalClassifier`."""
 
-    _takes = ("method", "size", "ridge")
     _formats = ("rwalk.texts/1",)
     _sums: SparseSums
     _kind: str
