@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import little
 from reproduction.reproduce import _steps_per_second
 from rwalk import InputError, Training, threads
-from rwalk.classifier import IncrementalClassifier
+from rwalk.classifier.estimator import IncrementalClassifier
 from rwalk.studies import Study
 from rwalk.threads import few_threads, flushes_denormals
 
@@ -143,7 +143,7 @@ SPINNING = "while True: pass"
 CALLS = """
 import sys, time
 import numpy as np
-from rwalk.classifier import IncrementalClassifier
+from rwalk.classifier.estimator import IncrementalClassifier
 x = np.random.default_rng(0).standard_normal((1280, 784), dtype=np.float32)
 y = np.arange(1280) % 10
 def call():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Self, cast
 
@@ -14,65 +13,13 @@ from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, validate_data
-from torch import Tensor, nn
+from torch import Tensor
 
-from rwalk.engine.networks import Factory
 from rwalk.errors import InputError, first_line
-from rwalk.fields import setting
 from rwalk.labels import array, inputs, labels_of, merged, one_line
-from rwalk.losses import Loss
-from rwalk.methods import Method
-from rwalk.projectors import Projector
 
 TORCH_READS = (np.float32, np.float64, np.float16, np.uint8, np.int16, np.int32, np.int64, np.bool_)
 CHANNELS = (1, 3, 4)  # of images whose channels come last
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class MethodParameter:
-    """Of classifiers."""
-
-    method: str | Method | Loss | Projector | None = setting(
-        "closed-form",
-        '"closed-form", ridge regression on fixed features, or "lda", Gaussian classes on them; or how a network '
-        'keeps old classes: "rwalk", "ewc", "ewc++", "pi", "icarl", "gem", "a-gem" …; an object with '
-        "hyper-parameters of your own, such as RWalk(lam=10); None for a network without protection; or "
-        '"auto", to have closed form and several networks learn and the best of them used',
-    )
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class SumParameters:
-    """Of everything that is learned as sums."""
-
-    size: int | None = setting(
-        None,
-        "random features of vectors or of a network's features (its lift), patches of images, or columns of texts "
-        "that all others are multiplied with; None for a good number",
-    )
-    ridge: float | None = setting(
-        None, "how strongly weights are held back, relative to a feature's variance; None to have it chosen"
-    )
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class SharedParameters:
-    """Of closed form and of networks."""
-
-    network: str | Factory | nn.Module | None = setting(
-        None,
-        "for closed form, a trained nn.Module whose last layer's inputs are the features; None for features of "
-        'rwalk\'s own. For networks "mlp", "cnn", "resnet18", "package.module:factory", or a function '
-        '(input_shape, classes) that makes an nn.Module; None for "mlp"',
-    )
-    standardize: bool = setting(
-        True,
-        "scale every column of a vector, or channel of a network's images, by the first examples; off, the map "
-        "of closed form depends on the seed alone",
-    )
-    device: str | torch.device = setting("cpu", '"cpu", "cuda" …, or "auto"')
-    random_state: int | np.random.RandomState | None = setting(0, "an integer makes everything repeatable")
-    verbose: bool | int = setting(False, "one line per call; with an encoder, its progress")
 
 
 class ArrayEstimator(BaseEstimator):  # type: ignore[misc]

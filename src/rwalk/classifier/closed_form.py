@@ -25,10 +25,7 @@ from rwalk.classifier import encoders, estimator_files
 from rwalk.classifier.base import (
     ArrayClassifier,
     ArrayEstimator,
-    MethodParameter,
-    SharedParameters,
     Summable,
-    SumParameters,
     positive,
 )
 from rwalk.classifier.call_as_task import Scaling
@@ -36,6 +33,7 @@ from rwalk.classifier.encoders import texts_of
 from rwalk.classifier.estimator_files import Contents, Stored
 from rwalk.classifier.frames import form_of_table, rows_of
 from rwalk.classifier.network import NetworkClassifier
+from rwalk.classifier.parameters import ClosedFormClassifierParameters, ClosedFormParameters
 from rwalk.closed_form.examples import Examples
 from rwalk.closed_form.features import Recipe
 from rwalk.closed_form.features.backbone import BackboneFeatures
@@ -46,7 +44,7 @@ from rwalk.closed_form.solve import FOR_CLASSES
 from rwalk.engine import networks
 from rwalk.engine.networks import Factory
 from rwalk.errors import InputError, unknown
-from rwalk.fields import described, option, setting
+from rwalk.fields import described
 from rwalk.labels import columns_of, labels_of, merged
 
 METHODS = {"closed-form": "ridge", "lda": "lda"}  # and how they solve
@@ -54,47 +52,6 @@ BACKBONES = ("frozen", "first call")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 FIXED = ("network", "encoder", "backbone", "features", "size", "standardize", "mirror", "dtype", "random_state",
          "ledger")  # fmt: skip
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class ClosedFormParameters(SumParameters, SharedParameters):
-    """Of classifiers and regressors in closed form."""
-
-    encoder: Any = setting(
-        None,
-        "makes a vector of every input before anything else: a function of a batch, an object with `encode`, "
-        '`embed` or `transform`, an nn.Module, or the name of a pretrained model ("wordllama", "timm:NAME", or '
-        "one of sentence-transformers)",
-    )
-    backbone: str = setting(
-        "frozen",
-        '"frozen", or "first call" to train the network on the first examples and freeze it then; it may be named '
-        "or made by a function, as for networks",
-    )
-    features: str = setting("auto", '"auto", "vectors" or "images": how inputs become features')
-    half_life: float | None = option(
-        None, "examples after which a learned example counts half; by default all count alike"
-    )
-    ledger: bool = option(
-        False, "keep a salted fingerprint of every example, so that rows that were not learned cannot be forgotten"
-    )
-    mirror: bool | None = setting(
-        None, "take images and their mirror images for the same; None to have it seen from the first ones"
-    )
-    warm_up: int = setting(
-        100, "examples the feature map is made of: fewer are held as they are until more have come"
-    )
-    dtype: str | None = setting(None, '"float64", "float32", or None for one that suits the features')
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class ClosedFormClassifierParameters(ClosedFormParameters, MethodParameter):
-    """Of classifiers in closed form."""
-
-    class_weight: str | Mapping[Any, float] | None = option(
-        None,
-        'factors of probabilities: "balanced" for the inverse of the classes\' shares; in Python also by label',
-    )
 
 
 class ClosedForm(Summable, Stored, ArrayEstimator):
@@ -493,9 +450,6 @@ class IncrementalRegressor(ClosedFormParameters, RegressorMixin, ClosedForm):  #
 
 IncrementalRegressor.__doc__ = (IncrementalRegressor.__doc__ or "").format(
     parameters=described(ClosedFormParameters)
-)
-ClosedFormParameters.__init__.__qualname__ = (
-    "IncrementalRegressor"  # messages about wrong arguments show this name
 )
 
 

@@ -22,13 +22,20 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from rwalk import model_file, parts
-from rwalk.classifier.base import ArrayClassifier, MethodParameter, SharedParameters, Summable
-from rwalk.classifier.closed_form import METHODS, ClosedFormClassifier, ClosedFormClassifierParameters
+from rwalk.classifier.base import ArrayClassifier, Summable
+from rwalk.classifier.closed_form import METHODS, ClosedFormClassifier
 from rwalk.classifier.encoders import texts_of
 from rwalk.classifier.estimator_files import reading
-from rwalk.classifier.family_choice import AutoClassifier, Parameters
+from rwalk.classifier.family_choice import AutoClassifier
 from rwalk.classifier.frames import form_of_table, names_of, rows_of
-from rwalk.classifier.network import AUTO, NetworkClassifier, NetworkParameters
+from rwalk.classifier.network import AUTO, NetworkClassifier
+from rwalk.classifier.parameters import (
+    ClosedFormClassifierParameters,
+    MethodParameter,
+    NetworkParameters,
+    Parameters,
+    SharedParameters,
+)
 from rwalk.classifier.texts import TextClassifier, is_sparse
 from rwalk.data import samplers
 from rwalk.data.streams import Form

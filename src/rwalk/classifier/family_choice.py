@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -21,9 +20,10 @@ from torch import Tensor, nn
 from rwalk.classifier import estimator_files
 from rwalk.classifier.base import ArrayClassifier
 from rwalk.classifier.call_as_task import FOR_JUDGES, some_of_each
-from rwalk.classifier.closed_form import ClosedFormClassifier, ClosedFormClassifierParameters
+from rwalk.classifier.closed_form import ClosedFormClassifier
 from rwalk.classifier.estimator_files import Contents, Stored, section
-from rwalk.classifier.network import NetworkClassifier, NetworkParameters, memory_of
+from rwalk.classifier.network import NetworkClassifier, memory_of
+from rwalk.classifier.parameters import Parameters
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
 from rwalk.labels import columns_of, labels_of, merged
@@ -42,14 +42,6 @@ class Judges(NamedTuple):
 
     x: Tensor
     y: NDArray[Any]
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class Parameters(ClosedFormClassifierParameters, NetworkParameters):
-    """Of all families."""
-
-
-Parameters.__init__.__qualname__ = "IncrementalClassifier"  # messages about wrong arguments show this name
 
 
 class AutoClassifier(Parameters, Stored, ArrayClassifier):

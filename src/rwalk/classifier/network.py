@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rwalk import parts
 from rwalk.classifier import estimator_files
-from rwalk.classifier.base import ArrayClassifier, MethodParameter, SharedParameters
+from rwalk.classifier.base import ArrayClassifier
 from rwalk.classifier.call_as_task import (
     Call,
     Knowledge,
@@ -33,6 +33,7 @@ from rwalk.classifier.call_as_task import (
     trained_network,
 )
 from rwalk.classifier.estimator_files import Contents, Stored, fingerprint, section
+from rwalk.classifier.parameters import NetworkParameters
 from rwalk.classifiers import Classifier
 from rwalk.data.memory import MemorySpec
 from rwalk.data.samplers import RESERVOIR
@@ -40,7 +41,6 @@ from rwalk.engine import networks
 from rwalk.engine.networks import Factory
 from rwalk.engine.vectors import Layout, Networks
 from rwalk.errors import InputError
-from rwalk.fields import setting
 from rwalk.labels import columns_of, labels_of, merged, whole
 from rwalk.learners import LAMS, Learner, learner, with_lam
 from rwalk.methods import Method
@@ -63,22 +63,6 @@ NOTHING_TO_HOLD = (
     "one call of fit has nothing to forget, so lam has no effect: to find a good one, use "
     "rwalk.stream_search over several calls, or lam='auto'"
 )
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class NetworkParameters(SharedParameters, MethodParameter):
-    """Of networks that are trained."""
-
-    method: Any = "rwalk"
-    lam: float | str | None = setting(None, "strength of the penalty; None for the method's own")
-    memory: int | None = setting(None, "exemplars kept per class; None for no exemplars")
-    memory_total: int | None = setting(
-        None, "instead of `memory`: exemplars of all classes together, shared equally"
-    )
-    sampler: str = setting("mof", 'which examples are kept: "mof", "uniform", "plane", "entropy" …')
-    epochs: int | None = setting(None, "passes over a call's data; None for as many as pay")
-    batch_size: int = setting(64, "examples in a step")
-    learning_rate: float = setting(1e-3, "of Adam")
 
 
 class NetworkClassifier(NetworkParameters, Stored, ArrayClassifier):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -23,14 +22,13 @@ from torch import Tensor
 from rwalk.classifier import estimator_files
 from rwalk.classifier.base import (
     ArrayClassifier,
-    MethodParameter,
     Summable,
-    SumParameters,
     checked_weights,
     positive,
 )
 from rwalk.classifier.encoders import texts_of
 from rwalk.classifier.estimator_files import Contents, Stored
+from rwalk.classifier.parameters import TextParameters
 from rwalk.classifier.sparse_sums import Sample, Solution, SparseSums
 from rwalk.errors import InputError
 from rwalk.labels import array, columns_of, labels_of, merged
@@ -67,11 +65,6 @@ def _counted(texts: list[str], columns: int, how: Mapping[str, Any]) -> Any:
     counts = HashingVectorizer(n_features=columns, norm=None, alternate_sign=False, **how).transform(texts)
     counts.data = 1 + np.log(counts.data)
     return normalize(counts)
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class TextParameters(SumParameters, MethodParameter):
-    """Of classifiers of texts."""
 
 
 class TextClassifier(TextParameters, Summable, Stored, ArrayClassifier):

@@ -32,7 +32,7 @@ add_command(
     app,
     classifier_commands.fit,
     "rwalk.data.file_options:Reading",
-    "rwalk.classifier.closed_form:ClosedFormClassifierParameters",
+    "rwalk.classifier.parameters:ClosedFormClassifierParameters",
     but="task_column",
 )
 app.command()(classifier_commands.predict)
