@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, Self, cast
 
 import numpy as np
@@ -15,11 +16,13 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor
 
+from rwalk.data.datasets.images import ImageForm, pixels_of, read_image, unit_pixels
 from rwalk.errors import InputError, first_line
 from rwalk.labels import array, inputs, labels_of, merged, one_line
 
 TORCH_READS = (np.float32, np.float64, np.float16, np.uint8, np.int16, np.int32, np.int64, np.bool_)
 CHANNELS = (1, 3, 4)  # of images whose channels come last
+HEAVIEST = 1e100  # sample weight, and its inverse the lightest: sums of squares must not overflow
 
 
 class ArrayEstimator(BaseEstimator):  # type: ignore[misc]
@@ -69,8 +72,8 @@ class ArrayEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _dense(self, X: Any, afresh: bool = False) -> Any:
         """Inputs for scikit-learn's checks: sparse ones as arrays, the channels of images first."""
-        x = X.toarray() if issparse(X) else inputs(X)
         shape = None if afresh else getattr(self, "input_shape_", None)
+        x = X.toarray() if issparse(X) else inputs(_pixels(X, shape))
         if isinstance(x, list | tuple) and len(np.shape(x[0] if len(x) else ())) == 3:
             x = np.asarray(x)
         given = tuple(np.shape(x)[1:]) if isinstance(x, np.ndarray) else ()
@@ -154,6 +157,25 @@ class ArrayClassifier(ClassifierMixin, ArrayEstimator):  # type: ignore[misc]
         return float(np.average(right, weights=None if sample_weight is None else np.asarray(sample_weight)))
 
 
+def _pixels(X: Any, shape: tuple[int, ...] | None) -> Any:
+    """The pixels of Pillow's images or of image files, in as many channels as inputs of this shape; else X."""
+    first = X[0] if isinstance(X, list | tuple) and len(X) else None
+    if not (isinstance(first, Path) or hasattr(first, "getexif")):
+        return X
+
+    def read(image: Any, form: ImageForm | None) -> NDArray[Any]:
+        return read_image(image, form) if isinstance(image, Path) else pixels_of(image, form)
+
+    channels = max(len(read(each, None)) for each in X) if shape is None or len(shape) != 3 else shape[0]
+    images = [read(each, ImageForm(channels, 1, 1)) for each in X]
+    for place, each in enumerate(images):
+        if each.shape != images[0].shape:
+            sizes = [f"{shape[2]} × {shape[1]} pixels" for shape in (images[0].shape, each.shape)]
+            raise InputError(f"image 0 has {sizes[0]}, image {place} has {sizes[1]}: resize all to one size")
+    deep = any(each.dtype != np.uint8 for each in images)
+    return np.stack([unit_pixels(each) for each in images] if deep else images)
+
+
 def checked_weights(sample_weight: Any, x: Any) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """The weights of examples that have any, and the places of these examples."""
     with one_line():
@@ -161,6 +183,8 @@ def checked_weights(sample_weight: Any, x: Any) -> tuple[NDArray[np.float64], ND
     some = np.flatnonzero(weight > 0)
     if not len(some):
         raise InputError("every example has the weight 0: give at least one a positive weight")
+    if not 1 / HEAVIEST <= weight[some].min() <= weight[some].max() <= HEAVIEST:
+        raise InputError(f"a sample_weight is beyond {1 / HEAVIEST:g} … {HEAVIEST:g}: bring weights to scale")
     return weight[some], some
 
 

@@ -45,7 +45,7 @@ from rwalk.engine import networks
 from rwalk.engine.networks import Factory
 from rwalk.errors import InputError, unknown
 from rwalk.fields import described
-from rwalk.labels import columns_of, labels_of, merged
+from rwalk.labels import columns_of, labels_of, merged, one_line
 
 METHODS = {"closed-form": "ridge", "lda": "lda"}  # and how they solve
 BACKBONES = ("frozen", "first call")
@@ -430,7 +430,8 @@ class IncrementalRegressor(ClosedFormParameters, RegressorMixin, ClosedForm):  #
         if self.encoder is None and texts_of(X) is not None:
             raise InputError("numbers cannot be learned from texts alone: give vectors, or an encoder=")
         x, y, weight = self._examples(X, y, sample_weight, afresh, multi_output=True, y_numeric=True)
-        targets = torch.from_numpy(np.array(y, dtype=np.float64, ndmin=1))
+        with one_line():
+            targets = torch.from_numpy(np.array(y, dtype=np.float64, ndmin=1))
         flat = targets.ndim == 1
         targets = targets[:, None] if flat else targets
         if not afresh and targets.shape[1] != self._model.columns:
