@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from rwalk.data.splits import from_arrays
-from rwalk.studies.executors import join
-from rwalk.studies.executors.base import Context
+from rwalk.studies.executors import shared_folder
+from rwalk.studies.executors.executor import Context
 from rwalk.studies.rows import Made, Outcome
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.training import Training
@@ -46,9 +46,9 @@ def joined(folder: Path, runs: int, train: bool, start: Any, answers: Any) -> No
     """One process: all outcomes, its own and the others'."""
     torch.set_num_threads(1)
     if not train:
-        join.train_fleet = not_trained  # type: ignore[assignment,attr-defined]
+        shared_folder.train_fleet = not_trained  # type: ignore[assignment,attr-defined]
     specs, context = tiny(runs)
-    executor = join.Join(context._replace(checkpoints=folder / "checkpoints"), 1, lambda: False)
+    executor = shared_folder.Join(context._replace(checkpoints=folder / "checkpoints"), 1, lambda: False)
     start.wait()
     begun = time.perf_counter()
     done = sum(len(job) for job, _ in executor.train(specs, lambda event: None))
@@ -67,8 +67,8 @@ def bench(runs: int = 10_000, processes: int = 2, train: bool = False) -> dict[s
         for each in crew:
             each.join()
         assert all(done == runs for done, _ in results), "a run was lost"
-        outcomes = len(list((Path(name) / join.OUTCOMES).iterdir()))
-        assert outcomes == runs and not list((Path(name) / join.CLAIMS).iterdir())
+        outcomes = len(list((Path(name) / shared_folder.OUTCOMES).iterdir()))
+        assert outcomes == runs and not list((Path(name) / shared_folder.CLAIMS).iterdir())
     slowest = max(seconds for _, seconds in results)
     return {"runs": runs, "processes": processes, "seconds": slowest, "claims_per_second": runs / slowest}
 

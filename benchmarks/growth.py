@@ -21,11 +21,11 @@ from torch import nn
 
 from benchmarks.meter import Reading, meter
 from benchmarks.rounds import Contender, interleaved, ratios
+from rwalk.compiled_programs import compiler_works
 from rwalk.data import splits, streams
-from rwalk.engine import networks
+from rwalk.engine import architectures
 from rwalk.engine.fleet import Fleet
 from rwalk.learners import learner
-from rwalk.programs import compiler_works
 from rwalk.threads import few_threads
 from rwalk.training import Training
 
@@ -63,7 +63,7 @@ class Clock:
 
 
 def mlp(width: int, shape: tuple[int, ...], classes: int) -> nn.Module:
-    return networks.MLP(shape, classes, (width, width))
+    return architectures.MLP(shape, classes, (width, width))
 
 
 def stream(tasks: int, per_class: int) -> streams.Stream:

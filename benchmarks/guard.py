@@ -18,7 +18,7 @@ from torch import nn
 
 from benchmarks import bars
 from benchmarks.rounds import Contender, beside
-from rwalk.engine.networks import ResNet18
+from rwalk.engine.architectures import ResNet18
 from rwalk.guard import Guard
 from rwalk.methods import RWalk
 

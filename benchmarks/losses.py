@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from benchmarks.rounds import Contender, beside, timed
 from benchmarks.steps import ROUNDS, STEPS, data, mlp, ours
+from rwalk.compiled_programs import compiler_works
 from rwalk.data import splits
 from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Stream
-from rwalk.programs import compiler_works
 from rwalk.threads import few_threads
 
 KEPT, BATCH = 200, 64

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Setting:
-    """Times in seconds; the folder's are those of rwalk.studies.claims and executors.join."""
+    """Times in seconds; the folder's are those of rwalk.studies.work_claims and executors.join."""
 
     workers: int
     runs: int

@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.rounds import Contender, beside, interleaved, timed
+from rwalk.compiled_programs import compiler_works
 from rwalk.data import splits, streams
 from rwalk.data.memory import MemorySpec
 from rwalk.engine.fleet import Fleet
 from rwalk.learners import learner
-from rwalk.programs import compiler_works
 from rwalk.studies import Study
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.threads import few_threads

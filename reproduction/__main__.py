@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rwalk.cli import main
-from rwalk.cli.options import (
+from rwalk.cli.command_options import (
     Data,
     Device,
     ExecutorName,
@@ -23,6 +24,7 @@ from rwalk.cli.options import (
     to_stderr,
 )
 from rwalk.cli.run_study import SAME_COMMAND, execute, placed
+from rwalk.escaping import duration
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -40,12 +42,6 @@ def reproduce(
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="how many seeds (default: the experiment's, 3 to 20)")] = None,
     only: Annotated[str, typer.Option(help="only these methods: rwalk,pi (default: all)")] = "",
-    scenario: Annotated[
-        str, typer.Option(help="only this scenario of a yardstick: task, domain or class (default: all)")
-    ] = "",
-    buffer: Annotated[
-        int | None, typer.Option(help="only this buffer of mammoth-mnist: 200, 500 or 5120 (default: all)")
-    ] = None,
     tune: Annotated[
         str,
         typer.Option(
@@ -55,7 +51,7 @@ def reproduce(
     ] = "",
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="print missing runs and their estimated time, from a measured rate"),
+        typer.Option("--dry-run", help="print how many runs are missing, and how long each experiment took"),
     ] = False,
     data: Data = None,
     device: Device = "auto",
@@ -89,25 +85,24 @@ def reproduce(
 
     Only missing runs are trained. On a GPU they are trained as one study, the longest first.
     """
-    from reproduction import budgets, kept, race, together
-    from reproduction import reproduce as paper
-    from reproduction.clock import Clock
-    from reproduction.results import write_results
-    from reproduction.yardsticks import experiments as yardsticks
-    from reproduction.yardsticks.page import write_page
+    from reproduction import budgets, packed_rows, pooled_study, tuning_rounds
+    from reproduction import planned_studies as paper
+    from reproduction.results_pages import write_results
+    from reproduction.yardstick_page import write_page
+    from reproduction.yardsticks import YARDSTICKS
     from rwalk.errors import InputError, unknown
     from rwalk.studies.provenance import machine_here
     from rwalk.studies.rows import Row
 
     if report:
-        from reproduction.experiments import published_values
-        from rwalk.report.html import write_report
+        from reproduction.paper_experiments import published_values
+        from rwalk.report.html_page import write_report
 
-        with kept.opened(out) as folder:
+        with packed_rows.opened(out) as folder:
             say(write_report([folder], out / "report.html", published_values(), title=out.resolve().name))
         return
     if pack:
-        for path in kept.pack(out):
+        for path in packed_rows.pack(out):
             say(path)
         return
     check_seeds(seeds)
@@ -123,17 +118,11 @@ def reproduce(
         if names or seeds or only:
             raise InputError("--tune only chooses budgets: drop experiments, --seeds, --only")
         out /= "tuning"
-    asked = yardsticks.spelled_out(names or [])
-    theirs = [name for name in asked if name in yardsticks.EXPERIMENTS]
-    theirs_alone = bool(theirs) and theirs == asked
-    if (scenario or buffer is not None) and (tune or not theirs_alone):
-        raise InputError("--scenario and --buffer are of yardsticks only: name one, and no other experiments")
-    others = yardsticks.experiments(scenario, buffer)
-    yardsticks.check_parts(others, theirs)
     chosen = budgets_file or out / "budgets.json"
     with budgets.taken_from(None if tune else budgets_file):
-        plan = paper.plan_tuning(tune, out, **where) if tune else paper.plan(asked, out, seeds, others, **where)
-        for line in () if tune else paper.left_out(asked, others):
+        plan = paper.plan_tuning(tune, out, **where) if tune else paper.plan(names or (), out, seeds, **where)
+        asked = [] if tune else paper.find(names or ())
+        for line in paper.left_out(asked):
             to_stderr(line)
         compared = dict.fromkeys(run.method for planned in plan for run in planned.study.runs)
         for name in wanted:
@@ -148,58 +137,60 @@ def reproduce(
             name, title, _, study, folder = planned
             say(f"{name}: {title}")
             study, store = placed(study, folder, join, shared=out)
-            there = kept.rows_of(folder)
+            there = packed_rows.rows_of(folder)
             if not study.missing(study.current(there), wanted):  # then the data are not needed
                 return there
             known = paper.known_rows(out)
             before = None if join else store.set_aside(study.describe())  # another process may be using it
             if before:
                 say(f"{folder} held what {name} was before: that is {before} now, and rows of it are reused")
-            with clock.lap(name, len(study.missing(study.current(known.values()), wanted))):
-                return execute(study, store, show=not quiet, known=known, only=wanted, go_on=SAME_COMMAND)
+            missing, began = len(study.missing(study.current(known.values()), wanted)), time.perf_counter()
+            rows = execute(study, store, show=not quiet, known=known, only=wanted, go_on=SAME_COMMAND)
+            if missing:
+                took = duration(time.perf_counter() - began)
+                say(f"{name}: {missing} run{'s' * (missing != 1)} trained in {took} on {machine}")
+            return rows
 
         def choose_for(setting: str) -> str:
             with budgets.taken_from(chosen if chosen.exists() else None):  # settings may follow one another
                 (planned,) = paper.plan_tuning(setting, out, **where)
                 rows = run(planned)
-                for number in range(race.ROUNDS):
+                for number in range(tuning_rounds.ROUNDS):
                     further = paper.next_round(planned, rows, number)
                     if further is None:
                         break
                     planned, rows = further, run(further)
                 return budgets.decide(setting, rows, chosen)
 
-        clock = Clock()
-        # A process that joins trains one run at a time, and so does a CPU's core: no pool is needed there.
-        alone = tune or join or where["device"] == "cpu" or len(plan) < 2
-        pool = None if alone else together.as_one(plan, out)
-        if pool and together.is_worth_it(plan, wanted):
-            run(pool)
-        for planned in plan:
-            if tune:
+        machine = machine_here(where["device"])
+        if tune:
+            for planned in plan:
                 for line in choose_for(planned.name).splitlines():
                     say(line)
-            else:
-                run(planned)
-        if pool:
-            together.dissolve(pool, plan)
-        if tune:
             say(f"to use {chosen}: python -m reproduction --budgets {shlex.quote(str(chosen))}")
-        else:
-            try:
-                pages = [] if theirs_alone else write_results(out)
-                pages += [write_page(out)] if theirs else []
-            except OSError as error:
-                place = error.filename2 or error.filename or "the pages"
-                raise InputError(
-                    f"cannot write {place}: {error.strerror or error}; all rows are kept in {out}: make room for "
-                    "it, and the same command writes it"
-                ) from error
-            for path in pages:
-                say(path)
-            say(f"interactive, in one page: python -m reproduction --report --out {out}")
-        for line in clock.lines(machine_here(where["device"])):
-            say(line)
+            return
+        # A process that joins trains one run at a time, and so does a CPU's core: no pool is needed there.
+        alone = join or where["device"] == "cpu" or len(plan) < 2
+        pool = None if alone else pooled_study.as_one(plan, out)
+        if pool and pooled_study.is_worth_it(plan, wanted):
+            run(pool)
+        for planned in plan:
+            run(planned)
+        if pool:
+            pooled_study.dissolve(pool, plan)
+        theirs = [each.name in YARDSTICKS for each in asked]
+        try:
+            pages = [] if all(theirs) else write_results(out)
+            pages += [write_page(out)] if any(theirs) else []
+        except OSError as error:
+            place = error.filename2 or error.filename or "the pages"
+            raise InputError(
+                f"cannot write {place}: {error.strerror or error}; all rows are kept in {out}: make room for "
+                "it, and the same command writes it"
+            ) from error
+        for path in pages:
+            say(path)
+        say(f"interactive, in one page: python -m reproduction --report --out {out}")
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from reproduction import race
-from reproduction.settings import SETTINGS, TUNED_AS, Setting, base
+from reproduction import tuning_rounds
+from reproduction.tuning_settings import SETTINGS, TUNED_AS, Setting, base
 from rwalk.atomic_files import parse_json, write_atomically
 from rwalk.errors import InputError
 from rwalk.studies.rows import Row
@@ -41,8 +41,8 @@ def setting_of(name: str) -> Setting:
 
 def choose(setting: Setting, rows: Iterable[Row]) -> dict[str, Any]:
     """Apply the rule to the rows of a setting."""
-    tried = race.tried_in(setting, rows)
-    how, best = race.best_of(setting, tried)
+    tried = tuning_rounds.tried_in(setting, rows)
+    how, best = tuning_rounds.best_of(setting, tried)
     network, training = json.loads(how)
     return {
         "network": network,
@@ -71,9 +71,12 @@ def is_current(name: str) -> bool:
     """Whether a setting's budget was chosen by today's rule, from all of today's grid."""
     setting, chosen = setting_of(name), load().get(name, {"tried": []})
     seeds = {
-        (how_long, method, race.text(numbers)): count for how_long, method, numbers, _, *count in chosen["tried"]
+        (how_long, method, tuning_rounds.text(numbers)): count
+        for how_long, method, numbers, _, *count in chosen["tried"]
     }
-    scouts = ((brief(run.to_json()["training"]), run.method, race.text(run.numbers)) for run in setting.scouts())
+    scouts = (
+        (brief(run.to_json()["training"]), run.method, tuning_rounds.text(run.numbers)) for run in setting.scouts()
+    )
     return all(seeds.get(scout) for scout in scouts)  # before there were scouts, seeds were not counted
 
 

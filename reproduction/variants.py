@@ -12,14 +12,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rwalk.classifiers import Classifier, NearestMean
-from rwalk.data.batches import Replay
+from rwalk.data.memory import Replay
 from rwalk.data.samplers import Sampler, mean_of_features
-from rwalk.engine.networks import CNN, normal
-from rwalk.losses.base import Batch, Loss
+from rwalk.decision_rules import Classifier, NearestMean
+from rwalk.engine.architectures import CNN, normal
 from rwalk.losses.heads import cross_entropy, each_cross_entropy, mean_over
 from rwalk.losses.icarl import ICaRL
-from rwalk.methods.base import Ranges, State
+from rwalk.losses.loss import Batch, Loss
+from rwalk.methods.method import Ranges, State
 from rwalk.methods.rwalk import RWalk
 
 # Networks of RWalk's public code: a fifth convolution, of 512 filters, and its initial weights.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rwalk.report.statistics import Mean
+from rwalk.report.welch_test import Mean, holm
 
 LEVEL = 0.05
 POWER = 0.8
@@ -20,13 +20,7 @@ YES, NO, UNDECIDED = "confirmed", "**refuted**", "undecided"
 
 def decided(margins: Sequence[Mean]) -> list[bool]:
     """Which margins differ from zero, by Holm's step-down procedure."""
-    found = [False] * len(margins)
-    chances = [margin.chance for margin in margins]
-    for rank, place in enumerate(np.argsort(chances, kind="stable")):
-        if chances[place] > LEVEL / (len(margins) - rank):
-            break
-        found[place] = True
-    return found
+    return [chance <= LEVEL for chance in holm([margin.chance for margin in margins])]
 
 
 def verdict(margins: Sequence[Mean]) -> str:

@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 from own_parts import MAS, Noise, Orthogonal, farthest
 from rwalk import Batch, Sampler
 from rwalk.losses import CrossEntropy, Taught
-from rwalk.methods.base import Ranges, State
+from rwalk.methods.method import Ranges, State
 
 
 class AllRunsTogether(MAS):

@@ -14,8 +14,8 @@ from typer.main import get_command
 
 from command_line import Outcome, Rwalk
 from rwalk import cli
-from rwalk.programs import compiler_works
-from rwalk.report import figures
+from rwalk.compiled_programs import compiler_works
+from rwalk.report import matplotlib_figures
 
 # The networks of the tests are tiny: a second thread costs more time than it saves.
 torch.set_num_threads(1)
@@ -39,7 +39,7 @@ def rwalk(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
     Figures are built but not rendered. `test_cli.py` renders one, in a process of its own.
     """
-    monkeypatch.setattr(figures, "save", lambda figure, path: path.touch())
+    monkeypatch.setattr(matplotlib_figures, "save", lambda figure, path: path.touch())
 
     def call(*arguments: str | Path) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["rwalk", *map(str, arguments)])

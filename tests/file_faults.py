@@ -28,9 +28,9 @@ import numpy as np
 from safetensors import safe_open as sealed_open
 
 from rwalk import IncrementalClassifier, InputError, cli
-from rwalk.report import html
+from rwalk.report import html_page
 from rwalk.studies import study
-from rwalk.studies.store import Store
+from rwalk.studies.study_folder import Store
 
 LIBRARY = ctypes.CDLL(None)
 KINDS = {"open": (1, errno.EIO), "write": (2, errno.ENOSPC), "fsync": (3, errno.EIO), "rename": (4, errno.ENOSPC)}
@@ -250,5 +250,5 @@ def main(base: Path, command: str, step: int) -> None:
 
 
 if __name__ == "__main__":
-    assert html and study  # everything is imported before the first fork
+    assert html_page and study  # everything is imported before the first fork
     main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

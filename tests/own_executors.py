@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from rwalk.studies.executors.base import Executor, Job, train_fleet
-from rwalk.studies.executors.machine import Gpus, Local
+from rwalk.studies.executors.executor import Executor, Job, train_fleet
+from rwalk.studies.executors.local_processes import Gpus, Local
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.workers import Work
+from rwalk.studies.worker_pool import Work
 
 
 def small_memory(context: Any, job: Any, report: Callable[[Any], None], stop: Callable[[], bool]) -> Any:

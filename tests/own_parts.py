@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from rwalk import Augmentation, Batch, Loss, Method, Projector, Sampler
-from rwalk.data.batches import Replay
-from rwalk.methods.base import Number, Ranges, State, normalized, require
+from rwalk.data.replay_batches import Replay
+from rwalk.methods.method import Number, Ranges, State, normalized, require
 
 
 @dataclass(frozen=True)

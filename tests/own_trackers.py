@@ -10,7 +10,7 @@ from typing import Any
 
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.trackers import Tracker
-from rwalk.studies.trackers.base import digest
+from rwalk.studies.trackers.tracker import digest
 
 
 class Diary(Tracker):

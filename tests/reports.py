@@ -13,7 +13,7 @@ from rwalk import metrics
 from rwalk.atomic_files import with_checksum
 from rwalk.data.memory import MemorySpec
 from rwalk.parts import defaults
-from rwalk.report.html import write_report
+from rwalk.report.html_page import write_report
 from rwalk.studies import rows as rows_of_studies
 from rwalk.studies.rows import SCHEMA, Description
 from rwalk.studies.specs import RunSpec, StreamSpec, content_hash

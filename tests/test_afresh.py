@@ -11,9 +11,9 @@ from torch import Tensor
 
 import little
 from rwalk import Fleet, IncrementalClassifier, InputError, MemorySpec, Training, learner
-from rwalk.engine import networks
+from rwalk.engine import architectures
+from rwalk.engine.parameter_matrix import seeded
 from rwalk.engine.task_plan import batches_of
-from rwalk.engine.vectors import seeded
 from rwalk.studies import Study
 from rwalk.studies.specs import RunSpec
 
@@ -46,7 +46,7 @@ def test_every_task_is_a_plain_training_of_a_new_network(name: str) -> None:
     for run, seed in enumerate((5, 6)):
         for k in range(len(stream)):
             with seeded(seed):
-                module = networks.builder("mlp", tuple(stream.shape), stream.classes)().double()
+                module = architectures.builder("mlp", tuple(stream.shape), stream.classes)().double()
             optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
             seen = list(stream.seen(k))
             for index in batches[k]:

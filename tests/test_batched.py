@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from rwalk.engine.batched import BatchWell
+from rwalk.engine.vmap_layers import BatchWell
 
 RUNS, BATCH = 3, 4
 

@@ -11,10 +11,10 @@ import broken_parts
 import own_parts
 from rwalk import Method, RWalk, testing
 from rwalk.augmentations import AUGMENTATIONS
+from rwalk.compiled_programs import compiler_works
 from rwalk.data.samplers import SAMPLERS
 from rwalk.errors import InputError
 from rwalk.parts import parts
-from rwalk.programs import compiler_works
 from rwalk.registry import MOVED
 from rwalk.testing import checks_of
 

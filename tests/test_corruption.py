@@ -16,15 +16,15 @@ from corruption import forged, survey
 from rwalk import Fleet, InputError, MemorySpec, Training, learner
 from rwalk.atomic_files import with_checksum
 from rwalk.cli.status import status as show_status
-from rwalk.report import study_results
-from rwalk.report.html import render
+from rwalk.report import result_folders
+from rwalk.report.html_page import render
 from rwalk.studies import Study
 from rwalk.studies.checkpoint import Checkpointer, load
-from rwalk.studies.claims import CLAIMS, Claims
-from rwalk.studies.executors.join import OUTCOMES, read_outcomes
-from rwalk.studies.references import ReferenceCache
+from rwalk.studies.executors.shared_folder import OUTCOMES, read_outcomes
+from rwalk.studies.reference_cache import ReferenceCache
 from rwalk.studies.rows import ReferenceOutcome
-from rwalk.studies.store import SharedStore, Store, read_rows
+from rwalk.studies.study_folder import SharedStore, Store, read_rows
+from rwalk.studies.work_claims import CLAIMS, Claims
 
 NUMBER = 300
 STUDY = little.study(methods=["vanilla"], seeds=2, executor="join")
@@ -49,7 +49,7 @@ def test_corrupt_study_file_is_refused_by_every_reader(folder: Path) -> None:
 
     def read() -> Any:
         record = store.study()
-        assert study_results.read(folder).planned == {run.hash() for run in STUDY.runs}
+        assert result_folders.read(folder).planned == {run.hash() for run in STUDY.runs}
         return record, Study.of(record).runs
 
     counts = survey(store.study_file, read, NUMBER)
@@ -64,7 +64,7 @@ def test_corrupt_rows_are_refused_or_dropped_as_torn(folder: Path) -> None:
 
     counts = survey(rows_file, lambda: read_rows(rows_file), NUMBER, among)
     assert counts["refused"] > NUMBER / 2
-    report = survey(rows_file, lambda: study_results.read(folder).rows, 50, among, seed=1)
+    report = survey(rows_file, lambda: result_folders.read(folder).rows, 50, among, seed=1)
     assert report.total() == 50
 
 
@@ -164,7 +164,7 @@ def test_forged_record_with_the_right_checksum_is_refused_or_shown(kind: str, fo
         else:
             store.study_file.write_text(with_checksum(forged(study, chance), indent=1))
         try:
-            found = study_results.read(folder)
+            found = result_folders.read(folder)
             _use(kind, folder)
             if attempt % 10 == 0:
                 render([found], "forged")

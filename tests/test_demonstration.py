@@ -19,16 +19,16 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reproduction import kept
+from reproduction import packed_rows
 from rwalk import cli
 from rwalk.cli import demonstrate
-from rwalk.cli.options import how, says_what_to_learn
+from rwalk.cli.command_options import how, says_what_to_learn
 from rwalk.demonstration import runs as demonstration
 from rwalk.demonstration import story
 from rwalk.demonstration.picture import LINE, _apart, picture
 from rwalk.demonstration.story import Way
-from rwalk.report.study_results import summarise
-from rwalk.studies.store import Store
+from rwalk.report.seed_summaries import summarise
+from rwalk.studies.study_folder import Store
 
 ROOT = Path(__file__).parent.parent
 LEFT = {"vanilla": 26.0, "ewc": 52.0, "ewc++": 61.0, "pi": 59.0, "rwalk": 55.0, "ridge": 97.0}
@@ -49,7 +49,7 @@ def test_every_strength_is_the_best_on_validation_data() -> None:
     """The rows of the choice are kept; all else in them is as in the demonstration."""
     scores: dict[str, dict[float, list[float]]] = {}
     ours = demonstration.runs()[0]
-    for row in kept.rows_of(ROOT / "results" / "demonstration-validation"):
+    for row in packed_rows.rows_of(ROOT / "results" / "demonstration-validation"):
         run = row.spec
         assert run.stream.validation == 0.2 and run.stream.permuted == ours.stream.permuted
         assert (run.training, run.network, run.stream.dataset) == (ours.training, ours.network, "digits")
@@ -63,7 +63,7 @@ def test_every_strength_is_the_best_on_validation_data() -> None:
 
 
 def test_the_readme_says_and_shows_what_the_rows_kept_say() -> None:
-    rows = kept.rows_of(ROOT / "results" / "demonstration")
+    rows = packed_rows.rows_of(ROOT / "results" / "demonstration")
     assert demonstration.are_all_in(rows)
     ways = story.ways(summarise(rows))
     readme = " ".join((ROOT / "README.md").read_text().split())

@@ -19,7 +19,7 @@ TINY = """
 from dataclasses import replace
 from rwalk.cli import main
 from reproduction.__main__ import app
-from reproduction.experiments import EXPERIMENTS, Entry, Experiment
+from reproduction.paper_experiments import EXPERIMENTS, Entry, Experiment
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.training import Training
 

@@ -24,7 +24,7 @@ import little
 from cluster import processes_of
 from rwalk import InputError, cli
 from rwalk.studies import Study
-from rwalk.studies.store import Store
+from rwalk.studies.study_folder import Store
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="faults are made with fork")
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from rwalk import seeds
-from rwalk.data import batches, datasets, splits
+from rwalk.data import datasets, replay_batches, splits
 from rwalk.data.streams import Stream
 from rwalk.engine.fleet import Fleet
 from rwalk.guard import Guard
@@ -39,7 +39,7 @@ def fleet_batches(stream: Stream, task: int, training: Training) -> Iterator[tup
     pools = [train[labels == label] for label in stream.tasks[task].classes]
     for epoch in range(training.epochs):
         generator = seeds.generator(SEED, "order", task, epoch)
-        for index in batches.epoch(pools, [], "none", training.batch, generator):
+        for index in replay_batches.epoch(pools, [], "none", training.batch, generator):
             yield stream.batch(index)
 
 

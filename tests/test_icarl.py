@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import little
 from reproduction.variants import ICaRL2020
 from rwalk import Fleet, InputError, MemorySpec, Stream, Training, learner
-from rwalk.classifiers import NearestMean
 from rwalk.data import datasets, splits
-from rwalk.engine import step
+from rwalk.decision_rules import NearestMean
+from rwalk.engine import eager_step
 from rwalk.engine.task_plan import batches_of
 from rwalk.losses import Batch
 from rwalk.losses.icarl import ICaRL
@@ -230,13 +230,13 @@ def test_a_teacher_with_batch_norm_is_the_whole_network_before_the_task(
     before, moved = copy.deepcopy(fleet), 0.0
     fleet.task, fleet.step = 1, 0
     taught: list[tuple[Tensor, Tensor]] = []
-    batch_of = step.batch_of
+    batch_of = eager_step.batch_of
 
     def noted(inputs: dict[str, Tensor], said: Tensor) -> Batch:
         taught.append((inputs["x"], said))
         return batch_of(inputs, said)
 
-    monkeypatch.setattr(step, "batch_of", noted)
+    monkeypatch.setattr(eager_step, "batch_of", noted)
     fleet.begin_task()
     fleet.train_task()
     assert len(taught) == fleet.task_plan.steps

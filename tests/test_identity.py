@@ -18,24 +18,25 @@ import torch
 import little
 from rwalk import Fleet, MemorySpec, Training, learner, seeds
 from rwalk.atomic_files import with_checksum
+from rwalk.compiled_programs import compiler_works
 from rwalk.data import datasets, splits
-from rwalk.engine import evaluation, execution
+from rwalk.engine import choose_execution, evaluation
 from rwalk.engine import fisher as fisher_of
 from rwalk.methods import Method
 from rwalk.parts import VARIANTS, parts, stack
-from rwalk.programs import compiler_works
-from rwalk.report.html import render
-from rwalk.report.study_results import read, summarise
+from rwalk.report.html_page import render
+from rwalk.report.result_folders import read
+from rwalk.report.seed_summaries import summarise
 from rwalk.solvers import SOLVERS
-from rwalk.studies import Study, numerics, provenance
+from rwalk.studies import Study, numerics_history, provenance
 from rwalk.studies.checkpoint import Checkpointer
-from rwalk.studies.compare import compare
-from rwalk.studies.events import Stepped
 from rwalk.studies.executors.ray_worker import packed, unpacked
 from rwalk.studies.provenance import commit
 from rwalk.studies.rows import SCHEMA, Made, Rows
 from rwalk.studies.specs import RunSpec, StreamSpec, content_hash
-from rwalk.studies.store import Store
+from rwalk.studies.study_diff import compare
+from rwalk.studies.study_events import Stepped
+from rwalk.studies.study_folder import Store
 from rwalk.studies.user_code import carried
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -228,7 +229,7 @@ def test_accuracies_are_fractions_of_the_test_examples_rounded_once() -> None:
     ],
 )
 def test_numerics_change_for_the_runs_that_a_change_affects(run: RunSpec, number: int) -> None:
-    assert numerics.number_of(run) == number
+    assert numerics_history.number_of(run) == number
 
 
 TABLE = Path(__file__).parent / "numerics.json"
@@ -260,10 +261,10 @@ TRAINED = [
 
 @pytest.mark.parametrize(("name", "optimizer"), TRAINED)
 def test_what_is_computed_changes_only_with_its_number(name: str, optimizer: str) -> None:
-    """After a change that is meant: add it to numerics.HISTORY, and run this file to write the table anew."""
+    """After a change that is meant: add it to numerics_history.HISTORY, and run this file to write the table."""
     known = json.loads(TABLE.read_text())
     number, value = known[f"{name} {optimizer}"]
-    assert number == numerics.number_of(RunSpec(method=name))
+    assert number == numerics_history.number_of(RunSpec(method=name))
     # Networks begin in float32, which instruction sets round differently: by 1e-7, of which Adam makes 1e-5.
     assert trained(name, optimizer) == pytest.approx(value, rel=1e-4)
 
@@ -282,7 +283,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], No
             monkeypatch.setenv("CXX", "no-such-compiler")
         compiler_works.cache_clear()
 
-    monkeypatch.setattr(execution, "WORTH_COMPILING", {True: 0, False: 0})
+    monkeypatch.setattr(choose_execution, "WORTH_COMPILING", {True: 0, False: 0})
     change(there=False)
     yield change
     compiler_works.cache_clear()
@@ -329,7 +330,7 @@ def test_a_run_that_is_resumed_without_a_compiler_says_both(
         return Fleet(little.stream(), little.Network, [learner("vanilla")], [0], Training(steps=4))
 
     with monkeypatch.context() as patch:
-        patch.setattr(execution, "WORTH_COMPILING", {True: 10**6, False: 10**6})
+        patch.setattr(choose_execution, "WORTH_COMPILING", {True: 10**6, False: 10**6})
         first = fleet()
         with pytest.raises(KeyboardInterrupt):
             first.train(checkpoints=Checkpointer(tmp_path, "same", stop=lambda: first.step == 2))
@@ -454,7 +455,7 @@ def test_ewcs_fisher_is_that_of_shuffled_batches() -> None:
 
 
 if __name__ == "__main__":
-    table = {f"{n} {o}": [numerics.number_of(RunSpec(method=n)), trained(n, o)] for n, o in TRAINED}
+    table = {f"{n} {o}": [numerics_history.number_of(RunSpec(method=n)), trained(n, o)] for n, o in TRAINED}
     TABLE.write_text(json.dumps(table, indent=1) + "\n")
 
 

@@ -20,13 +20,13 @@ import little
 from rwalk import InputError
 from rwalk.atomic_files import with_checksum
 from rwalk.cli.status import status as show_status
-from rwalk.studies.claims import CLAIMS, Claims, read_claim
-from rwalk.studies.executors import join
-from rwalk.studies.executors.base import Context, Job, Result
-from rwalk.studies.executors.join import GATHERED, OUTCOMES, Join, read_outcomes
+from rwalk.studies.executors import shared_folder
+from rwalk.studies.executors.executor import Context, Job, Result
+from rwalk.studies.executors.shared_folder import GATHERED, OUTCOMES, Join, read_outcomes
 from rwalk.studies.rows import Outcome
-from rwalk.studies.status import status_of
-from rwalk.studies.store import SharedStore, Store
+from rwalk.studies.study_folder import SharedStore, Store
+from rwalk.studies.study_status import status_of
+from rwalk.studies.work_claims import CLAIMS, Claims, read_claim
 
 OPTIONS = [
     "--network=little:Network",
@@ -309,7 +309,7 @@ def test_told_to_stop_a_process_gives_its_run_back_at_once(start: Start, tmp_pat
 @pytest.fixture
 def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Join]:
     """Makes executors that share a folder, for a study that counts as large."""
-    monkeypatch.setattr(join, "MANY", 1)
+    monkeypatch.setattr(shared_folder, "MANY", 1)
 
     def make() -> Join:
         found = STUDY._executor(len(STUDY.runs), SharedStore(tmp_path), stop=lambda: False)
@@ -322,13 +322,13 @@ def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Join
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The runs that are trained, by any executor of this process."""
-    found, train = list[str](), join.train_fleet
+    found, train = list[str](), shared_folder.train_fleet
 
     def counted(context: Context, job: Job, *rest: Any) -> Any:
         found.extend(run.hash() for run in job)
         return train(context, job, *rest)
 
-    monkeypatch.setattr(join, "train_fleet", counted)
+    monkeypatch.setattr(shared_folder, "train_fleet", counted)
     return found
 
 

@@ -16,12 +16,12 @@ import little
 from rwalk import InputError, MemorySpec
 from rwalk.cli import app
 from rwalk.models import Keeper
-from rwalk.studies import Study, lams
-from rwalk.studies.events import Event, Started, Stepped, Trained
-from rwalk.studies.lams import FIRST_TASKS, choose, trials_of
+from rwalk.studies import Study, lambda_choice
+from rwalk.studies.lambda_choice import FIRST_TASKS, choose, trials_of
 from rwalk.studies.rows import Made, Outcome, ReferenceOutcome
 from rwalk.studies.specs import RunSpec, StreamSpec, Trial
-from rwalk.studies.store import Store
+from rwalk.studies.study_events import Event, Started, Stepped, Trained
+from rwalk.studies.study_folder import Store
 from rwalk.training import Training
 
 STEPS = Training(steps=8, batch=16, lr=0.03)
@@ -30,7 +30,7 @@ LAMS = (0.0, 1.0, 1e3)  # few, to be quick
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(lams, "LAMS", LAMS)
+    monkeypatch.setattr(lambda_choice, "LAMS", LAMS)
     monkeypatch.setenv("RWALK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", os.path.dirname(little.__file__), prepend=os.pathsep)
     return tmp_path / "cache"
@@ -197,4 +197,6 @@ def test_trial_without_a_compiler_is_kept_apart_as_a_reference_is() -> None:
     matrix = [[0.5, None], [0.25, 1.0]]
     made = Made(execution="eager (no working compiler)")
     outcome = Outcome(accuracy={"single": matrix, "multi": matrix}, stopped=None, made=made)
-    assert lams.judged_by(outcome) == ReferenceOutcome(0.625, 0.625, execution="eager (no working compiler)")
+    assert lambda_choice.judged_by(outcome) == ReferenceOutcome(
+        0.625, 0.625, execution="eager (no working compiler)"
+    )

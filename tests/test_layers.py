@@ -13,10 +13,10 @@ ROOT = Path(rwalk.__file__).parent
 # From the bottom up. A module imports from lower lines only, never from its own line or above.
 LAYERS = """
 gc_pause escaping
-errors fields
+errors option_fields
 part_names atomic_files metrics private_torch registry seeds threads training
-model_file closed_form programs
-methods data augmentations classifiers
+model_file closed_form compiled_programs
+methods data augmentations decision_rules
 losses projectors solvers guard
 parts integrations
 learners

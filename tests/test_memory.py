@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 import little
 from rwalk import Batch, Fleet, InputError, Learner, Loss, MemorySpec, Stream, Training, from_arrays, learner
-from rwalk.data.batches import REPLAYS, Replay, balanced, epoch, shuffled
-from rwalk.data.memory import Group, Memory
+from rwalk.data.memory import REPLAYS, Group, Memory, Replay
+from rwalk.data.replay_batches import balanced, epoch, shuffled
 from rwalk.data.samplers import SAMPLERS
-from rwalk.engine import networks
+from rwalk.engine import architectures
 from rwalk.losses import heads
 from rwalk.training import batch_size, steps_per_epoch
 
@@ -130,7 +130,7 @@ def test_exemplars_are_training_examples_of_their_class_and_task(stream: Stream,
 
 
 def frozen_head(shape: tuple[int, ...], classes: int) -> nn.Module:
-    network = networks.MLP(shape, classes, (8,))
+    network = architectures.MLP(shape, classes, (8,))
     network.head.requires_grad_(False)
     return network
 

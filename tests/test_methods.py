@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from reproduction.variants import RWalk2018, RWalkEuclidean, RWalkUndivided
 from rwalk.errors import InputError
 from rwalk.methods import EWC, METHODS, PI, EWCpp, Method, RWalk, Vanilla
-from rwalk.methods.base import normalized
 from rwalk.methods.ewc_online import EWCOnline
 from rwalk.methods.l2 import L2SP
 from rwalk.methods.mas import MAS
+from rwalk.methods.method import normalized
 from rwalk.parts import stack
 
 R, P, STEPS = 3, 17, 23

@@ -30,7 +30,7 @@ from rwalk.data.datasets import Reading, TableEncoder, table_encoder
 from rwalk.data.datasets.columns import Column
 from rwalk.data.large_files import source
 from rwalk.errors import InputError
-from rwalk.models.from_studies import refusal
+from rwalk.models.kept_by_studies import refusal
 from rwalk.studies.executors import fleet_of
 from rwalk.studies.specs import RunSpec, StreamSpec
 

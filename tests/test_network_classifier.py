@@ -32,7 +32,7 @@ from rwalk.data import datasets, splits
 from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Stream
 from rwalk.engine.fleet import Fleet
-from rwalk.engine.vectors import Layout
+from rwalk.engine.parameter_matrix import Layout
 from rwalk.errors import InputError
 from rwalk.learners import LAMS, learner
 from rwalk.methods import EWCpp, RWalk

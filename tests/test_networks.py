@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import little
 from rwalk import Fleet, InputError, Learner, Training
-from rwalk.engine import networks
-from rwalk.engine.networks import NETWORKS, Dropout, builder, find, hashed, head_of
+from rwalk.engine import architectures
+from rwalk.engine.architectures import NETWORKS, Dropout, builder, find, hashed, head_of
 
 
 def dropout(p: float = 0.5, whole: bool = False, counter: int = 0) -> Dropout:
@@ -123,12 +123,12 @@ def test_every_named_network_gives_one_output_a_class(name: str) -> None:
 
 def test_the_mlp_is_the_papers() -> None:
     """Two hidden layers of 256 units (section 6)."""
-    assert parameters(networks.MLP((1, 28, 28), 10)) == (784 + 1) * 256 + (256 + 1) * 256 + (256 + 1) * 10
-    assert networks.MLP((5,), 3)(torch.zeros(4, 5)).shape == (4, 3)
+    assert parameters(architectures.MLP((1, 28, 28), 10)) == (784 + 1) * 256 + (256 + 1) * 256 + (256 + 1) * 10
+    assert architectures.MLP((5,), 3)(torch.zeros(4, 5)).shape == (4, 3)
 
 
 def test_the_cnn_is_the_supplements_table() -> None:
-    module = networks.CNN((3, 32, 32), 100)
+    module = architectures.CNN((3, 32, 32), 100)
     convolutions = [(3, 32), (32, 32), (32, 64), (64, 64)]
     expected = sum((9 * inside + 1) * outside for inside, outside in convolutions) + (64 * 8 * 8 + 1) * 100
     assert parameters(module) == expected == 475_268
@@ -151,7 +151,7 @@ def test_resnet18_is_gems_reduced_version() -> None:
         expected += 2 * block(filters, filters)
         expected += sum(block(a, b) + block(b, b) for a, b in pairwise(widths))
         expected += (8 * filters + 1) * 100
-        module = networks.ResNet18((3, 32, 32), 100, filters)
+        module = architectures.ResNet18((3, 32, 32), 100, filters)
         assert parameters(module) == expected == pytest.approx(about, rel=0.02)
         convolutions = [m for m in module.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
         assert len(convolutions) == 17
@@ -190,10 +190,10 @@ def test_the_networks_of_the_public_code() -> None:
 
 def test_a_factory_is_found_by_its_name() -> None:
     assert find("little:Network") is little.Network
-    assert find("rwalk.engine.networks:ResNet18") is networks.ResNet18
+    assert find("rwalk.engine.architectures:ResNet18") is architectures.ResNet18
     assert find("torch:nn.Sequential") is nn.Sequential
     assert find(little.Network) is little.Network
-    assert find("mlp") is networks.MLP
+    assert find("mlp") is architectures.MLP
 
 
 @pytest.mark.parametrize(

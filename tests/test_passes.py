@@ -59,7 +59,7 @@ def slow_pass(theta: Tensor, batches: list[list[Tensor]], task: int, scalar: Sca
 
 
 def _mlp_like(inputs: int, classes: int) -> list[nn.Module]:
-    """The paper's MLP, as `networks.py` makes it."""
+    """The paper's MLP, as `architectures.py` makes it."""
     fleet = Fleet(little.stream(), "mlp", [learner("vanilla")], [0])
     widths = [shape[0] for shape in fleet.net.layout.shapes if len(shape) == 2]
     layers: list[nn.Module] = []

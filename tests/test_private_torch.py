@@ -14,9 +14,9 @@ import torch
 
 import little
 import rwalk
-from rwalk import Fleet, Guard, InputError, Training, private_torch, programs
+from rwalk import Fleet, Guard, InputError, Training, compiled_programs, private_torch
 from rwalk.data.memory import MemorySpec
-from rwalk.engine.step import Eager
+from rwalk.engine.eager_step import Eager
 from rwalk.learners import learner
 
 PRIVATE = re.compile(r"torch\._\w|torch\.fx\.experimental|\bhooked\"|nn\.modules\.\w+\._|functorch")
@@ -26,7 +26,7 @@ TRAINING = Training(steps=5, batch=16)
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known from other tests: no program, no message said already."""
-    monkeypatch.setattr(programs, "_known", {})
+    monkeypatch.setattr(compiled_programs, "_known", {})
     private_torch._say_once.cache_clear()
     private_torch._marks_steps.cache_clear()
 
@@ -76,8 +76,8 @@ def test_without_what_compiles_training_goes_on_eagerly_and_says_so_in_one_line(
     (line,) = said(caplog)
     assert re.fullmatch(r"the network is not compiled: this torch has no .*", line)
     caplog.clear()
-    monkeypatch.setattr(programs, "which", lambda compiler: compiler)
-    assert not programs.compiler_works.__wrapped__()
+    monkeypatch.setattr(compiled_programs, "which", lambda compiler: compiler)
+    assert not compiled_programs.compiler_works.__wrapped__()
     (line,) = said(caplog)
     assert line.startswith("the compiler of torch does not work, training continues without it: this torch has no")
 

@@ -17,20 +17,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rwalk import programs
+from rwalk import compiled_programs
 from rwalk.atomic_files import is_private
+from rwalk.compiled_programs import CompilerFailed, compiler_works, program, recording
 from rwalk.data import splits
 from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Stream
-from rwalk.engine import execution, networks, snapshots
-from rwalk.engine.compiled import Compiled
-from rwalk.engine.execution import NO_COMPILER, Facts, choose, executed
-from rwalk.engine.execution import ExecutionPlan as Plan
+from rwalk.engine import architectures, choose_execution, snapshots
+from rwalk.engine.choose_execution import NO_COMPILER, Facts, choose, executed
+from rwalk.engine.choose_execution import ExecutionPlan as Plan
+from rwalk.engine.compiled_step import Compiled
+from rwalk.engine.eager_step import Eager
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.snapshots import Snapshot
-from rwalk.engine.step import Eager
 from rwalk.learners import Learner, learner
-from rwalk.programs import CompilerFailed, compiler_works, program, recording
 from rwalk.training import Training
 
 needs_compiler = pytest.mark.usefixtures("compiler")
@@ -72,7 +72,7 @@ class WithBuffers(nn.Module):
         return self.head(torch.relu(self.frozen(self.dropout(self.norm(self.convolution(x))).flatten(1))))
 
 
-class Undecided(networks.MLP):
+class Undecided(architectures.MLP):
     """Looks at values to decide what to do, which no record of its operations can repeat."""
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
@@ -186,13 +186,13 @@ def test_a_compiled_run_goes_on_bit_for_bit(stream: Stream) -> None:
     whole.train(checkpoints=keeper)
     rest = Fleet(stream, WithBuffers, [LEARNERS["rwalk-S"]()], [3], TRAINING, dtype=DOUBLE, fuse=True)
     tensors = keeper.kept.tensors()
-    known = len(programs._known)
+    known = len(compiled_programs._known)
     in_order = {name: tensors[name] for name in sorted(tensors)}  # a file's order is the alphabet's
     snapshots.restore(rest, Snapshot.of(in_order, keeper.kept.counters()))
     rest.train()
     assert torch.equal(rest.theta, whole.theta)
     assert None not in [*programs_of(whole), *programs_of(rest)]
-    assert len(programs._known) == known, "a run that goes on has the same programs"
+    assert len(compiled_programs._known) == known, "a run that goes on has the same programs"
 
 
 @needs_compiler
@@ -213,9 +213,9 @@ def test_a_compiler_that_fails_within_a_run_is_told_and_recorded(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("torch._inductor.compile", full)
-    monkeypatch.setattr(programs, "_known", {})
-    monkeypatch.setattr(execution, "WORTH_COMPILING", {True: 0, False: 0})
-    monkeypatch.setattr("rwalk.engine.execution.compiler_works", lambda device: True)  # when it was tried
+    monkeypatch.setattr(compiled_programs, "_known", {})
+    monkeypatch.setattr(choose_execution, "WORTH_COMPILING", {True: 0, False: 0})
+    monkeypatch.setattr("rwalk.engine.choose_execution.compiler_works", lambda device: True)  # when it was tried
     fleet = trained(stream, WithBuffers, learner("vanilla"), fuse=None)
     assert executed(fleet) == "eager (the compiler failed)"
     ours = [record.getMessage() for record in caplog.records if record.name.startswith("rwalk")]
@@ -230,12 +230,12 @@ def test_a_compiler_that_fails_is_asked_once(monkeypatch: pytest.MonkeyPatch) ->
         raise AssertionError  # some have no message
 
     monkeypatch.setattr("torch._inductor.compile", failing)
-    monkeypatch.setattr(programs, "_known", {})
+    monkeypatch.setattr(compiled_programs, "_known", {})
     for _ in range(2):
         with pytest.raises(CompilerFailed, match="AssertionError"):
             program(lambda x: (x + 5,), torch.ones(3))
     assert len(asked) == 1
-    monkeypatch.setattr(programs, "which", lambda name: name)
+    monkeypatch.setattr(compiled_programs, "which", lambda name: name)
     assert not compiler_works.__wrapped__()
 
 
@@ -296,9 +296,9 @@ SCRIPT = """
 import torch
 from rwalk import Fleet, Training
 from rwalk.data import splits
-from rwalk.engine import execution
+from rwalk.engine import choose_execution
 from rwalk.learners import learner
-execution.WORTH_COMPILING = {True: 0, False: 0}
+choose_execution.WORTH_COMPILING = {True: 0, False: 0}
 x, y = torch.rand(80, 1, 4, 4), torch.arange(4).repeat(20)
 stream = splits.from_arrays(x, y, x, y, classes_per_task=2)
 each = Fleet(stream, "mlp", [learner("rwalk")], [0], Training(steps=2))
@@ -339,9 +339,9 @@ def test_compiled_code_is_kept_in_a_private_folder(
 ) -> None:
     def cache() -> Path:
         """Where a new process would keep what it compiles."""
-        monkeypatch.delenv(programs.CACHE_VARIABLE, raising=False)
-        programs.use_private_cache.__wrapped__()
-        return Path(os.environ[programs.CACHE_VARIABLE])
+        monkeypatch.delenv(compiled_programs.CACHE_VARIABLE, raising=False)
+        compiled_programs.use_private_cache.__wrapped__()
+        return Path(os.environ[compiled_programs.CACHE_VARIABLE])
 
     ours = cache()
     assert ours == temporary / f"rwalk-compiled-{os.getuid()}" and not caplog.records
@@ -360,17 +360,17 @@ def test_a_cache_that_the_user_names_is_used_if_it_is_private(
     mode: int, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = temporary / "named"
-    monkeypatch.setenv(programs.CACHE_VARIABLE, str(named))
+    monkeypatch.setenv(compiled_programs.CACHE_VARIABLE, str(named))
     named.mkdir()
     named.chmod(mode)
-    programs.use_private_cache.__wrapped__()
-    assert (os.environ[programs.CACHE_VARIABLE] == str(named)) == (mode == 0o755)
+    compiled_programs.use_private_cache.__wrapped__()
+    assert (os.environ[compiled_programs.CACHE_VARIABLE] == str(named)) == (mode == 0o755)
 
 
 WHERE = """
 import os, torch
 from pathlib import Path
-from rwalk.programs import program
+from rwalk.compiled_programs import program
 program(lambda x: (x.sin() + 1,), torch.zeros(64))
 folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
 print(folder, any(folder.rglob("*.so")))
@@ -381,7 +381,7 @@ print(folder, any(folder.rglob("*.so")))
 @has_owners
 @needs_compiler
 def test_the_compiler_writes_to_the_private_folder_and_nowhere_else(tmp_path: Path) -> None:
-    around = {name: value for name, value in os.environ.items() if name != programs.CACHE_VARIABLE}
+    around = {name: value for name, value in os.environ.items() if name != compiled_programs.CACHE_VARIABLE}
     around |= {"TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", WHERE], env=around, capture_output=True, text=True)
     ours = tmp_path / f"rwalk-compiled-{os.getuid()}"

@@ -28,15 +28,15 @@ from reports import HOSTILE, Row, hostile_page, made_row, made_rows, records, wr
 from rwalk.cli import app
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
-from rwalk.report import colours, live_server, sections, study_results
-from rwalk.report.html import render, write_report
-from rwalk.report.statistics import Mean, holm, pairwise
-from rwalk.report.study_results import summarise
+from rwalk.report import method_colours, page_data, result_folders, watch_server
+from rwalk.report.html_page import render, write_report
+from rwalk.report.seed_summaries import summarise
+from rwalk.report.welch_test import Mean, holm, pairwise
 from rwalk.studies import Study
-from rwalk.studies.events import Event, Stepped
-from rwalk.studies.logs import Costs
+from rwalk.studies.losses_and_costs import Costs
 from rwalk.studies.specs import RunSpec, StreamSpec
-from rwalk.studies.store import Store
+from rwalk.studies.study_events import Event, Stepped
+from rwalk.studies.study_folder import Store
 from rwalk.training import Training
 from test_escaping import HOSTILE as HOSTILE_NAMES
 
@@ -48,7 +48,7 @@ def test_a_real_study_is_read_whole(tmp_path: Path) -> None:
     study = Study(runs, reference="none", workers=1)
     with Store(tmp_path / "study").opened(study.describe()) as store:
         rows = study.execute(store)
-    found = study_results.read(tmp_path / "study")
+    found = result_folders.read(tmp_path / "study")
     assert [row.hash for row in found.rows] == [row.hash for row in rows]
     assert found.environments[0]["torch"]
     page = write_report([tmp_path / "study"]).read_text()
@@ -72,7 +72,7 @@ def test_a_folder_may_hold_many_files_or_many_studies(tmp_path: Path) -> None:
     (tmp_path / "studies" / "notes" / "rows.jsonl").write_text("{}\n")  # not a study's
     wanted = {row["hash"] for row in rows}
     for folder in ("files", "studies"):
-        found = study_results.read(tmp_path / folder).rows
+        found = result_folders.read(tmp_path / folder).rows
         assert {row.hash for row in found} == wanted and len(found) == len(wanted)  # no run counts twice
 
 
@@ -90,7 +90,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, content: str | None, compla
     if content is not None:
         (tmp_path / "runs.jsonl").write_text(content)
     with pytest.raises(InputError, match=complaint) as caught:
-        study_results.read(tmp_path)
+        result_folders.read(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -107,7 +107,7 @@ def test_a_row_of_the_wrong_form_is_refused(tmp_path: Path) -> None:
         spoil(row)
         write_rows(tmp_path / "runs.jsonl", [row])
         with pytest.raises(InputError, match="not a result of a run"):
-            study_results.read(tmp_path)
+            result_folders.read(tmp_path)
 
 
 @pytest.mark.parametrize(("name", "cure"), [("runs", "`rwalk resume {}` trains that run again"), ("mine", "")])
@@ -118,17 +118,17 @@ def test_a_torn_last_line_is_left_out_and_said_so(
     file = tmp_path / f"{name}.jsonl"
     write_rows(file, rows[:1])
     file.write_text(file.read_text() + json.dumps(rows[1])[:50])
-    assert [row.hash for row in study_results.read(tmp_path).rows] == [rows[0]["hash"]]
+    assert [row.hash for row in result_folders.read(tmp_path).rows] == [rows[0]["hash"]]
     (said,) = caplog.messages
     assert said.startswith(f"{file} ends in the middle of a row, which is left out")
     assert said.endswith(cure.format(tmp_path))
     caplog.clear()
     write_rows(file, rows)
-    assert len(study_results.read(tmp_path).rows) == 2 and not caplog.messages
+    assert len(result_folders.read(tmp_path).rows) == 2 and not caplog.messages
 
 
 def test_a_stopped_run_without_a_strength_shows_none() -> None:
-    page = render([study_results.Results(records([row for row in made_rows() if row["stopped"]]))], "title")
+    page = render([result_folders.Results(records([row for row in made_rows() if row["stopped"]]))], "title")
     assert re.search(r"<td>no protection</td><td class=\"number\">–</td>", page)
 
 
@@ -137,7 +137,7 @@ def test_a_stopped_run_without_a_strength_shows_none() -> None:
 
 def test_a_section_holds_what_can_be_compared() -> None:
     rows = made_rows()
-    one, other = sections.sections(summarise(records(rows)))
+    one, other = page_data.sections(summarise(records(rows)))
     assert one["title"] == "digits" and other["title"] == HOSTILE
     assert len(one["configurations"]) == 12
     vanilla = one["configurations"][0]
@@ -151,7 +151,7 @@ def test_networks_and_numbers_of_tasks_are_not_mixed() -> None:
     base = RunSpec()
     rows = [made_row(base), made_row(replace(base, network="cnn")), made_row(replace(base, seed=1), tasks=4)]
     rows[2]["spec"]["seed"] = 1
-    found = sections.sections([*summarise(records(rows[:2])), *summarise(records(rows[2:]))])
+    found = page_data.sections([*summarise(records(rows[:2])), *summarise(records(rows[2:]))])
     assert [(section["facts"][1], section["tasks"]) for section in found] == [
         ("network mlp", 3), ("network cnn", 3), ("network mlp", 4)]  # fmt: skip
 
@@ -164,7 +164,7 @@ def test_settings_are_told_where_they_differ() -> None:
     kept = replace(base, method="rwalk", numbers={"lam": 1.0}, memory=MemorySpec(per_class=5))
 
     def told(*runs: RunSpec) -> list[str]:
-        (section,) = sections.sections(summarise(records([made_row(run) for run in runs])))
+        (section,) = page_data.sections(summarise(records([made_row(run) for run in runs])))
         return [each["settings"] for each in section["configurations"]]
 
     assert told(base, default, kept) == ["", "", ""]
@@ -174,13 +174,13 @@ def test_settings_are_told_where_they_differ() -> None:
 
 def test_a_method_has_one_colour_whatever_it_is_shown_with() -> None:
     rows = made_rows()
-    everywhere = {each["id"]: each["colour"] for each in sections.methods(summarise(records(rows)))}
-    alone = sections.methods(summarise(records([row for row in rows if row["method"] == "rwalk"])))
+    everywhere = {each["id"]: each["colour"] for each in page_data.methods(summarise(records(rows)))}
+    alone = page_data.methods(summarise(records([row for row in rows if row["method"] == "rwalk"])))
     assert alone == [{"id": "rwalk", "name": "RWalk", "colour": everywhere["rwalk"], "symbol": alone[0]["symbol"]}]
     assert len(set(everywhere.values())) == len(everywhere)
-    usual = colours.places(colours.OWNERS)
-    assert len(set(usual.values())) == len(usual) == len(colours.PALETTE), "among them closed form and PI"
-    assert len(set(colours.places(["mas", "l2", "own:Part", *colours.OWNERS[:9]]).values())) == 12
+    usual = method_colours.places(method_colours.OWNERS)
+    assert len(set(usual.values())) == len(usual) == len(method_colours.PALETTE), "among them closed form and PI"
+    assert len(set(method_colours.places(["mas", "l2", "own:Part", *method_colours.OWNERS[:9]]).values())) == 12
 
 
 # ── verdicts ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -200,7 +200,7 @@ def scored(accuracies: dict[str, list[float]], memory: MemorySpec | None = None)
 
 
 def said(rows: list[Row]) -> str:
-    (section,) = sections.sections(summarise(records(rows)))
+    (section,) = page_data.sections(summarise(records(rows)))
     verdict = section["verdicts"]["single"]
     return " ".join([verdict["headline"], *verdict["details"]]).replace("\u00a0", " ")
 
@@ -296,7 +296,7 @@ def test_losses_costs_and_commands_are_kept_and_shown(
     ]
     monkeypatch.chdir(tmp_path)
     assert rwalk("run", *options, "--quiet", "--out", "one").code == 0
-    found = study_results.read(tmp_path / "one")
+    found = result_folders.read(tmp_path / "one")
     vanilla, walked = (row.hash for row in found.rows)
     assert [step for step, _ in found.losses(walked)] == list(range(1, 41))  # eight steps, five tasks
     exemplars = 10 * 2 * 64 * 4  # classes, each with two pictures of 64 pixels
@@ -348,11 +348,11 @@ def test_a_watched_folder_is_read_again_when_it_changes(tmp_path: Path) -> None:
     rows = made_rows()[:4]
     runs = [row["spec"] for row in rows]
     write_study(tmp_path, runs=runs)
-    watched = live_server.Watched([tmp_path])
+    watched = watch_server.Watched([tmp_path])
     before = watched.state()
     assert before["status"] == "0 of 4 runs have finished." and "<h1>" in watched.page()
     (tmp_path / "losses.csv").write_text(f"{rows[0]['hash']},7,0.25\n")
-    watched._made = -live_server.AT_MOST  # as if some time had passed
+    watched._made = -watch_server.AT_MOST  # as if some time had passed
     assert watched.state()["status"] == "0 of 4 runs have finished; in training: step 7, loss 0.25."
     write_rows(tmp_path / "runs.jsonl", rows[:1])
     after = watched.state()
@@ -394,9 +394,9 @@ def test_watching_serves_this_machine_alone_and_ends_cleanly(ending: signal.Sign
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[live_server._Server]:
+def server(tmp_path: Path) -> Iterator[watch_server._Server]:
     write_rows(tmp_path / "runs.jsonl", made_rows()[:4])
-    with live_server.serve(live_server.Watched([tmp_path])) as found:
+    with watch_server.serve(watch_server.Watched([tmp_path])) as found:
         thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield found
@@ -405,9 +405,9 @@ def server(tmp_path: Path) -> Iterator[live_server._Server]:
 
 
 def test_watching_answers_beside_many_idle_connections(
-    server: live_server._Server, monkeypatch: pytest.MonkeyPatch
+    server: watch_server._Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_server._Handler, "timeout", 0.5)
+    monkeypatch.setattr(watch_server._Handler, "timeout", 0.5)
     root = urlsplit(server.address).path
     idle = [socket.create_connection(server.server_address[:2]) for _ in range(300)]  # type: ignore[arg-type]
     try:
@@ -423,13 +423,13 @@ def test_watching_answers_beside_many_idle_connections(
             each.close()
 
 
-def test_watching_sends_security_headers_with_every_answer(server: live_server._Server) -> None:
+def test_watching_sends_security_headers_with_every_answer(server: watch_server._Server) -> None:
     root = urlsplit(server.address)
     for path in (root.path, f"{root.path}state.json", "/elsewhere"):
         connection = http.client.HTTPConnection(root.netloc, timeout=little.PATIENCE)
         connection.request("GET", path)
         found = dict(connection.getresponse().getheaders())
-        assert found.items() >= live_server.HEADERS.items()
+        assert found.items() >= watch_server.HEADERS.items()
         assert found["Server"] == "rwalk", "which says nothing about versions"
 
 
@@ -489,7 +489,7 @@ def test_without_its_extra_the_report_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(InputError, match=r"pip install 'rwalk\[report\]'"):
-        render([study_results.Results(records(rows))], "title")
+        render([result_folders.Results(records(rows))], "title")
 
 
 def test_the_command_writes_the_page(rows: list[Row], tmp_path: Path) -> None:

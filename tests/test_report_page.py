@@ -18,11 +18,11 @@ import pytest
 from scipy import stats
 
 from reports import HEADS, HOSTILE, Row, hostile_page, made_row, made_rows, write_rows, write_study
-from reproduction import kept
-from reproduction.experiments import published_values
+from reproduction import packed_rows
+from reproduction.paper_experiments import published_values
 from rwalk.data.memory import MemorySpec
-from rwalk.report.html import write_report
-from rwalk.report.live_server import Watched, serve
+from rwalk.report.html_page import write_report
+from rwalk.report.watch_server import Watched, serve
 from rwalk.studies.specs import RunSpec, StreamSpec
 
 # ── the page in a browser ────────────────────────────────────────────────────────────────────────────────────────
@@ -163,7 +163,9 @@ def test_methods_with_a_memory_each_are_shown_together(browser: Any, tmp_path: P
 
 
 def test_published_values_stand_beside_the_papers_runs(browser: Any, tmp_path: Path) -> None:
-    (tmp_path / "runs.jsonl").write_bytes(kept.text(Path(__file__).parent.parent / "results", "table1-mnist"))
+    (tmp_path / "runs.jsonl").write_bytes(
+        packed_rows.text(Path(__file__).parent.parent / "results", "table1-mnist")
+    )
     file = write_report([tmp_path], published=published_values())
     page = Opened(browser, file, viewport={"width": 1280, "height": 900})
 
@@ -592,7 +594,7 @@ def test_axe_finds_nothing(browser: Any, page_file: Path, scheme: str, width: in
 
 def write_results(folder: Path) -> Path:
     """The report of all our own results."""
-    with kept.opened(Path(__file__).parent.parent / "results") as results:
+    with packed_rows.opened(Path(__file__).parent.parent / "results") as results:
         return write_report([results], folder / "all.html", published_values(), title="results")
 
 

@@ -16,9 +16,9 @@ import little
 from rwalk import Dataset, Fleet, InputError, MemorySpec, Stream, Training, from_arrays, learner
 from rwalk.data import splits
 from rwalk.engine import exemplars, fisher
+from rwalk.engine.architectures import MLP
 from rwalk.engine.fisher import squares_of_linear_layers
-from rwalk.engine.networks import MLP
-from rwalk.engine.optimizer import Adam
+from rwalk.engine.optimizers import Adam
 from rwalk.losses import LOSSES, Batch
 from rwalk.parts import find
 from rwalk.studies import Study

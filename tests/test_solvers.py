@@ -15,7 +15,7 @@ from rwalk.data import datasets
 from rwalk.data.streams import Task
 from rwalk.studies import Study
 from rwalk.studies.specs import RunSpec
-from rwalk.testing.trials import (
+from rwalk.testing.fleet_checks import (
     Trial,
     a_fleet_equals_its_runs_alone,
     an_interrupted_run_ends_as_if_it_had_not_been,

@@ -20,11 +20,11 @@ import little
 from rwalk import InputError, model_file
 from rwalk.atomic_files import LEFT, with_checksum, write_atomically
 from rwalk.studies import Study, provenance
-from rwalk.studies.claims import CLAIMS, Claims
-from rwalk.studies.events import Event, Stepped
 from rwalk.studies.rows import SCHEMA, Description, Made, Row
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.store import PATIENCE, SharedStore, Store, read_rows
+from rwalk.studies.study_events import Event, Stepped
+from rwalk.studies.study_folder import PATIENCE, SharedStore, Store, read_rows
+from rwalk.studies.work_claims import CLAIMS, Claims
 
 
 def record(number: int = 0, tasks: int = 3) -> dict[str, Any]:

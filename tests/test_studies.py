@@ -21,16 +21,16 @@ import rwalk
 from rwalk import Fleet, InputError, MemorySpec
 from rwalk.atomic_files import with_checksum
 from rwalk.studies import Study
-from rwalk.studies.compare import compare
-from rwalk.studies.events import Event, RowDone, Started, Stepped, Trained
-from rwalk.studies.executors import EXECUTORS, base
+from rwalk.studies.executors import EXECUTORS, executor
 from rwalk.studies.executors import find as find_executor
-from rwalk.studies.executors.base import Executor, begun, is_out_of_memory, note, spread
-from rwalk.studies.executors.base import fleets as in_fleets
+from rwalk.studies.executors.executor import Executor, begun, is_out_of_memory, note, spread
+from rwalk.studies.executors.executor import fleets as in_fleets
 from rwalk.studies.rows import Measures
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.store import Store
-from rwalk.studies.workers import Pool, WorkerDied
+from rwalk.studies.study_diff import compare
+from rwalk.studies.study_events import Event, RowDone, Started, Stepped, Trained
+from rwalk.studies.study_folder import Store
+from rwalk.studies.worker_pool import Pool, WorkerDied
 
 
 @pytest.fixture(autouse=True)
@@ -70,10 +70,12 @@ def test_whether_a_study_can_be_run_is_found_out_without_a_compiler(monkeypatch:
     study = little.study()
     long = replace(study.runs[0], network="mlp", training=rwalk.Training(steps=10**6))
     tried: list[str] = []
-    monkeypatch.setattr("rwalk.engine.execution.compiler_works", lambda device: tried.append(device) or False)
+    monkeypatch.setattr(
+        "rwalk.engine.choose_execution.compiler_works", lambda device: tried.append(device) or False
+    )
     replace(study, runs=(long,)).prepare()
     assert tried == []
-    base.fleet_of("cpu", study.stream(long.stream), [long])
+    executor.fleet_of("cpu", study.stream(long.stream), [long])
     assert tried == ["cpu"], "as it would be in a worker"
 
 
@@ -407,7 +409,7 @@ LEAVES_MANY_JOBS = """
 import threading
 import time
 import little
-from rwalk.studies.workers import GRACE, Pool
+from rwalk.studies.worker_pool import GRACE, Pool
 
 with Pool(little.work, [None]) as pool:
     for _ in pool.run(["ends" + " " * 1000] * 1000, lambda *news: None, lambda: False):
@@ -423,7 +425,7 @@ DEAF = """
 import signal
 from pathlib import Path
 import little
-from rwalk.studies.workers import Pool
+from rwalk.studies.worker_pool import Pool
 
 with Pool(little.work, [None, None]) as pool:
     for process in pool.processes:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import little
-from reproduction.reproduce import _steps_per_second
+from reproduction.planned_studies import _steps_per_second
 from rwalk import InputError, Training, threads
 from rwalk.classifier.estimator import IncrementalClassifier
 from rwalk.studies import Study

@@ -23,11 +23,11 @@ import own_trackers
 import readers
 from rwalk import InputError, cli
 from rwalk.studies import trackers
-from rwalk.studies.logs import Curves
+from rwalk.studies.losses_and_costs import Curves
 from rwalk.studies.specs import RunSpec, steps_of, to_json
-from rwalk.studies.store import Store
 from rwalk.studies.study import Study
-from rwalk.studies.trackers import Subject, Tracking, base
+from rwalk.studies.study_folder import Store
+from rwalk.studies.trackers import Subject, Tracking, tracker
 
 OPTIONS = ["--methods=vanilla,rwalk", "--seeds=2", "--steps=5", "--workers=1", "--quiet", "--out=study"]
 Rwalk = Callable[..., tuple[int, str, str]]
@@ -283,7 +283,7 @@ def test_a_tracker_that_fails_is_dropped_with_one_warning(
 def test_a_tracker_that_hangs_holds_nothing_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(base, "PATIENCE", 0.2)
+    monkeypatch.setattr(tracker, "PATIENCE", 0.2)
     study = little.study(methods=["vanilla"], seeds=1)
     with caplog.at_level("WARNING"):
         rows = tracked(study, tmp_path / "study", own_trackers.Hanging)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from rwalk import parts
-from rwalk.classifiers import Classifier
 from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Stream, Task
+from rwalk.decision_rules import Classifier
 from rwalk.errors import InputError
 from rwalk.losses import CrossEntropy, Loss
 from rwalk.methods import Method, Vanilla

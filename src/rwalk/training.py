@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rwalk.errors import InputError, unknown
-from rwalk.fields import option
+from rwalk.option_fields import option
 
 OPTIMIZERS = ("adam", "sgd")
 ONLINE_BATCH = 10

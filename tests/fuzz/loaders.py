@@ -35,7 +35,7 @@ with atheris.instrument_imports(include=["rwalk"]):
     from rwalk.guard import Guard
     from rwalk.guard import guard_file as guard_files
     from rwalk.studies import Study, checkpoint
-    from rwalk.studies.store import Store, read_rows
+    from rwalk.studies.study_folder import Store, read_rows
 
 import numpy as np
 import pyarrow

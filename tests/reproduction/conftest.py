@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reproduction import budgets
-from reproduction.measured import Measured
+from reproduction.measured_cells import Measured
 
 
 @pytest.fixture

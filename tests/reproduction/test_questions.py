@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reproduction import answers, budgets, claims, figures, questions
+from reproduction import budgets, own_questions, paper_claims, paper_figures, question_tables
 from reproduction.__main__ import app
-from reproduction.answers import Surface
-from reproduction.experiments import EXPERIMENTS, runs_of
-from reproduction.measured import Measured
-from reproduction.questions import FACTORS_OF, QUESTIONS
-from reproduction.results import blocks_of_appendix
+from reproduction.measured_cells import Measured
+from reproduction.own_questions import FACTORS_OF, QUESTIONS
+from reproduction.paper_experiments import EXPERIMENTS, runs_of
+from reproduction.question_tables import Surface
+from reproduction.results_pages import blocks_of_appendix
 from rwalk.cli import main
 from rwalk.data.memory import MemorySpec
 from rwalk.studies import Study
 from rwalk.studies.specs import RunSpec, StreamSpec
-from rwalk.studies.store import Store
+from rwalk.studies.study_folder import Store
 from rwalk.training import Training
 
 
@@ -44,7 +44,7 @@ def test_what_other_experiments_have_run_is_not_run_again() -> None:
 def test_a_factorial_has_eight_combinations_in_which_factors_are_balanced(name: str) -> None:
     """Full for three factors, half for four: any two of them are on and off together equally often."""
     assert len(hashes(name)) == 3 * 8 * QUESTIONS[name].seeds
-    tried = questions.combinations(FACTORS_OF[name])
+    tried = own_questions.combinations(FACTORS_OF[name])
     assert () in tried and FACTORS_OF[name] in tried
     for one, other in permutations(FACTORS_OF[name], 2):
         assert Counter((one in on, other in on) for on in tried) == dict.fromkeys(
@@ -79,21 +79,23 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         "SURFACE_STEPS": (2, 3),
         "LAMBDA_DECADES": (0.1, 10.0),
         "SURFACE_LAMBDAS": (0.1, 10.0),
-        "FISHER_STEPS": {**questions.FISHER_STEPS, "mnist": (2, 3)},
+        "FISHER_STEPS": {**own_questions.FISHER_STEPS, "mnist": (2, 3)},
         "FISHER_LAMBDAS": (10.0, 100.0),
         "AUTHORS_STEPS": {"mnist": 2, "cifar100": 2},
         "AROUND": (0, 1),
         "FACTORS_OF": {**FACTORS_OF, "authors-mnist": ("length",), "authors-mnist-samples": ("concat",)},
     }
-    for module, (name, value) in product((questions, figures, claims, answers), smaller.items()):
+    for module, (name, value) in product(
+        (own_questions, paper_figures, paper_claims, question_tables), smaller.items()
+    ):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, value)
-    panels = {name: questions.SURFACES[name] for name in ("concat, reset", "no exemplars, reset")}
-    for module in (questions, answers):
+    panels = {name: own_questions.SURFACES[name] for name in ("concat, reset", "no exemplars, reset")}
+    for module in (own_questions, question_tables):
         monkeypatch.setattr(module, "SURFACES", panels)
-    monkeypatch.setattr(questions, "budgeted", run)
-    monkeypatch.setattr(questions, "under_budget", given)
-    monkeypatch.setattr(questions, "base", lambda dataset, exemplars: run(dataset, "vanilla", "", exemplars))
+    monkeypatch.setattr(own_questions, "budgeted", run)
+    monkeypatch.setattr(own_questions, "under_budget", given)
+    monkeypatch.setattr(own_questions, "base", lambda dataset, exemplars: run(dataset, "vanilla", "", exemplars))
     budget: dict[str, Any] = {"training": {"steps": 3}, "numbers": {}, "validation": {}, "tried": []}
     names = [name for name in budgets.SETTINGS if name.startswith("mnist") and name not in budgets.load()]
     monkeypatch.chdir(tmp_path)
@@ -123,7 +125,7 @@ def test_every_question_about_mnist_is_answered_at_a_tiny_size(
         assert Path(f"results/figures/{name}.png").stat().st_size > 10_000
     held = re.findall(r"^\| the Fisher vanishes .*", Path("RESULTS.md").read_text(), re.MULTILINE)
     assert len(held) == 1 and held[0].count("not run") == 1, "judged on MNIST, not on CIFAR-100"
-    before = list(answers.factorial("authors-mnist", Measured(Path("results"))))
+    before = list(question_tables.factorial("authors-mnist", Measured(Path("results"))))
     first = next(iter(QUESTIONS["authors-mnist"].entries()))
     Path("results/table1-mnist").mkdir()
     Study((first.run_of(2),), "none", workers=1).execute(Store(Path("results/table1-mnist")))
@@ -132,7 +134,7 @@ def test_every_question_about_mnist_is_answered_at_a_tiny_size(
         return sorted(Measured(Path("results")).cell("authors-mnist", first.block, first.label)[1].seeds)
 
     assert seeds() == [0, 1], "a table has one seed more, which is not the question's"
-    assert list(answers.factorial("authors-mnist", Measured(Path("results")))) == before
+    assert list(question_tables.factorial("authors-mnist", Measured(Path("results")))) == before
     Path("results/table1-mnist").rename("results/authors-mnist-1-seeds")
     assert seeds() == [0, 1, 2], "the same question, asked of another seed"
     for folder in Path("results").glob("authors-mnist-?-seeds"):
@@ -148,7 +150,7 @@ def test_main_effects_are_means_over_all_other_combinations() -> None:
         return np.array([10.0, 20.0]) + sum(truth[each] for each in on) + 4.0 * (set(on) == {"a", "b"})
 
     for factor, expected in (("a", 1.0 + 2.0), ("b", -2.0 + 2.0)):
-        effect = answers.main_effect(of, ("a", "b"), factor)
+        effect = question_tables.main_effect(of, ("a", "b"), factor)
         assert effect.value == pytest.approx(expected) and effect.error == pytest.approx(0)
 
 
@@ -161,7 +163,7 @@ def test_half_a_factorial_tells_main_effects_from_what_two_factors_do_together()
         return np.array([10.0, 20.0]) + sum(truth[each] * signs[each] for each in truth) + together
 
     for factor, expected in truth.items():
-        assert answers.main_effect(of, tuple(truth), factor).value == pytest.approx(expected)
+        assert question_tables.main_effect(of, tuple(truth), factor).value == pytest.approx(expected)
 
 
 def test_the_surface_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +173,7 @@ def test_the_surface_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.spread[-2:] == pytest.approx([42.0, 6.0])
     assert (made.safest.steps, made.safest.lambdas[0], made.safest.lambdas[-1]) == (5000, 1.0, 1e6)
     monkeypatch.setattr(Surface, "all_of", lambda measured: [made])
-    *_, panel = answers.surface(Measured(Path("nowhere")))
+    *_, panel = question_tables.surface(Measured(Path("nowhere")))
     assert panel == "| balanced, reset | 82.0 | 2000, 10 | 42.0 | 5000, 1 to 10⁶ | 74.0 to 76.0 |"
 
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from reproduction import answers
-from reproduction.answers import Surface, gaps_of_ablation, main_effect, outcomes
-from reproduction.claims import REGULARISED, spread
-from reproduction.experiments import LAMBDA_DECADES
-from reproduction.measured import Measured
-from reproduction.published import TABLE_S2
-from reproduction.questions import FACTORS_OF
-from reproduction.results import NEAR_PUBLISHED, count, headlines, judged_by
-from reproduction.yardsticks.experiments import EXPERIMENTS as YARDSTICKS
-from reproduction.yardsticks.page import results_of
+from reproduction import question_tables
+from reproduction.measured_cells import Measured
+from reproduction.own_questions import FACTORS_OF
+from reproduction.paper_claims import REGULARISED, spread
+from reproduction.paper_experiments import LAMBDA_DECADES
+from reproduction.paper_values import TABLE_S2
+from reproduction.question_tables import Surface, gaps_of_ablation, main_effect, outcomes
+from reproduction.results_pages import NEAR_PUBLISHED, count, headlines, judged_by
+from reproduction.yardstick_page import results_of
+from reproduction.yardsticks import YARDSTICKS
 
 ROOT = Path(__file__).parents[2]
 
@@ -114,7 +114,7 @@ def test_how_long_and_how_strongly(every_row: Measured) -> None:
         "RESULTS.md", f"A is then {min(safe.accuracy):.1f} to {max(safe.accuracy):.1f} for every λ from 1 to 10⁶"
     )
     best = surfaces["balanced, reset"]
-    spreads = best.spread[list(answers.SURFACE_STEPS).index(200)]
+    spreads = best.spread[list(question_tables.SURFACE_STEPS).index(200)]
     stands("RESULTS.md", f"The best is {best.accuracy.max():.1f}, at 200 steps", f"a bad λ costs {spreads:.1f}")
     plain = surfaces["no exemplars, reset"].safest
     flat = max(plain.accuracy) - min(plain.accuracy)

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from reproduction import together
+from reproduction import pooled_study
 from reproduction.__main__ import app
-from reproduction.experiments import EXPERIMENTS, Entry, Experiment
-from reproduction.reproduce import plan
+from reproduction.paper_experiments import EXPERIMENTS, Entry, Experiment
+from reproduction.planned_studies import plan
 from rwalk.cli import main
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
 from rwalk.studies import Study
-from rwalk.studies.logs import Costs
+from rwalk.studies.losses_and_costs import Costs
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.training import Training
 
@@ -75,7 +75,7 @@ def test_each_has_the_rows_that_it_has_by_itself(
     assert [row["single"]["I"] is None for row in rows_in("results/tableS1")] == [False, False, True, True]
     assert not Path("results/together").exists(), "nothing else is left"
     assert reproduce(monkeypatch, *tables) == 0
-    assert "together" not in capsys.readouterr().out.partition("in all")[2], "there is nothing to train"
+    assert "together: " not in capsys.readouterr().out, "there is nothing to train"
 
 
 def test_what_was_begun_as_one_goes_on_as_one(tables: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_what_was_begun_as_one_goes_on_as_one(tables: tuple[str, str], monkeypat
     assert reproduce(monkeypatch, *tables, "--only=vanilla") == 0
     assert [row["method"] for row in rows_in("results/tableS2-mnist")] == ["vanilla", "vanilla"]
     with monkeypatch.context() as patch:
-        patch.setattr(together, "dissolve", stopped)
+        patch.setattr(pooled_study, "dissolve", stopped)
         assert reproduce(monkeypatch, *tables) == 2
     kept = Path("results/together/runs.jsonl").read_bytes()
     assert len(kept.splitlines()) == 6
@@ -110,7 +110,7 @@ def test_a_folder_of_that_name_that_is_not_ours_stays(
 
 
 def test_references_are_of_each_run_and_survive_the_file(tables: tuple[str, str], tmp_path: Path) -> None:
-    pool = together.as_one(plan(tables, tmp_path), tmp_path).study
+    pool = pooled_study.as_one(plan(tables, tmp_path), tmp_path).study
     assert pool.reference == ("final", "final", "none", "none", "final", "final")
     assert {spec.seed for spec in pool.references()} == {0, 1} and len(pool.references()) == 2
     rwalk = [run for run in pool.runs if run.method == "rwalk"]

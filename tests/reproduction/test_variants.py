@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 import little
-from reproduction import kept
+from reproduction import packed_rows
 from rwalk import MemorySpec, Study, parts
 from rwalk.data import samplers
-from rwalk.engine import networks
+from rwalk.engine import architectures
 from rwalk.errors import InputError
 from rwalk.registry import MOVED
-from rwalk.report.html import write_report
-from rwalk.report.study_results import summarise
+from rwalk.report.html_page import write_report
+from rwalk.report.seed_summaries import summarise
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.store import Store
+from rwalk.studies.study_folder import Store
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -42,7 +42,7 @@ def test_every_old_name_is_its_class_in_the_reproduction() -> None:
         assert f"{parts.find(name).__module__}:{parts.find(name).__qualname__}" == MOVED[name]
     assert "unit length" in samplers.find("mof-plain").description
     for name in ("cnn-5", "cnn-5-normal"):
-        assert networks.find(name)((3, 8, 8), 4).head.in_features == 512 * 2 * 2
+        assert architectures.find(name)((3, 8, 8), 4).head.in_features == 512 * 2 * 2
 
 
 def test_settings_of_a_variant_are_those_of_its_base() -> None:
@@ -80,8 +80,8 @@ def test_training_a_variant_without_the_reproduction_names_its_place(tmp_path: P
 
 def test_hashes_of_committed_rows_are_those_of_their_settings() -> None:
     counted = 0
-    for name in set(kept.packed(RESULTS)) - set(kept.OF_OTHERS):
-        for row in map(json.loads, kept.text(RESULTS, name).splitlines()):
+    for name in set(packed_rows.packed(RESULTS)) - set(packed_rows.OF_OTHERS):
+        for row in map(json.loads, packed_rows.text(RESULTS, name).splitlines()):
             if row.get("schema", 1) > 1 and row["method"] in parts.VARIANTS:
                 assert RunSpec.from_json(row["spec"]).hash() == row["hash"]
                 counted += 1

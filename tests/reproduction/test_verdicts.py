@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from reproduction.verdicts import LEVEL, decided, seeds_to_decide, verdict
-from rwalk.report.statistics import Mean
+from rwalk.report.welch_test import Mean
 
 
 @pytest.mark.parametrize(

@@ -8,27 +8,25 @@ from typing import Any
 
 import pytest
 
-from reproduction.__main__ import app
-from reproduction.experiments import runs_of
 from reproduction.markdown import PAGES, filled
-from reproduction.measured import Measured
-from reproduction.reproduce import find
-from reproduction.yardsticks.experiments import EXPERIMENTS, ORDERS, Cell, check_parts, experiments, spelled_out
-from reproduction.yardsticks.page import WHY, Result, blocks, results_of, why_of, write_page
-from reproduction.yardsticks.published import DER_MNIST, SPLIT_MNIST, Value
-from rwalk.cli import main
+from reproduction.measured_cells import Measured
+from reproduction.paper_experiments import runs_of
+from reproduction.planned_studies import find
+from reproduction.yardstick_page import WHY, Result, blocks, results_of, why_of, write_page
+from reproduction.yardstick_values import DER_MNIST, SPLIT_MNIST, Value
+from reproduction.yardsticks import ORDERS, YARDSTICKS, Cell
 from rwalk.errors import InputError
 from rwalk.studies.rows import Made, Measures, Row
 from rwalk.studies.specs import RunSpec
 
-CELLS = [cell for experiment in EXPERIMENTS.values() for cell in experiment.entries() if isinstance(cell, Cell)]
+CELLS = [cell for experiment in YARDSTICKS.values() for cell in experiment.entries() if isinstance(cell, Cell)]
 
 
 def rows_of(name: str, accuracy: Any, seeds: int = 20) -> dict[str, Row]:
     """Rows of an experiment whose final accuracies are made up: (cell, seed) → A."""
     found: dict[str, Row] = {}
     nothing = Measures(None, None, None)
-    for cell in EXPERIMENTS[name].entries():
+    for cell in YARDSTICKS[name].entries():
         for seed in range(seeds):
             run = cell.run_of(seed)
             empty = Row(
@@ -63,27 +61,23 @@ def test_no_published_cell_is_left_out() -> None:
 
 
 def test_seeds_take_the_orders_of_the_classes_in_turn() -> None:
-    runs = [run for run in runs_of(EXPERIMENTS["split-mnist-2022"]) if run.method == "vanilla"]
+    runs = [run for run in runs_of(YARDSTICKS["split-mnist-2022"]) if run.method == "vanilla"]
     assert len(runs) == 3 * 20
     assert {run.stream.order_seed for run in runs if run.seed < ORDERS} == set(range(ORDERS))
     assert len({run.fleet_key() for run in runs}) == 3 * ORDERS, "the seeds of an order are one fleet"
 
 
 def test_heads_of_one_run_are_not_trained_twice() -> None:
-    runs = runs_of(EXPERIMENTS["mammoth-mnist"], 1)
-    assert len(runs) == 21 == len(list(EXPERIMENTS["mammoth-mnist"].entries())) // 2
+    runs = runs_of(YARDSTICKS["mammoth-mnist"], 1)
+    assert len(runs) == 21 == len(list(YARDSTICKS["mammoth-mnist"].entries())) // 2
 
 
 def test_yardsticks_are_found_by_name_and_leave_the_papers_alone() -> None:
-    assert spelled_out(["yardsticks"]) == list(EXPERIMENTS)
-    assert [each.name for each in find(["permuted-mnist"], experiments())] == ["permuted-mnist"]
-    assert not {each.name for each in find([], experiments())} & set(EXPERIMENTS), "all are the paper's"
-    (alone,) = find(["split-mnist-2022"], experiments("class"))
-    assert alone.name == "split-mnist-2022-class" and {cell.block for cell in alone.entries()} == {"class"}
+    assert [each.name for each in find(["yardsticks"])] == list(YARDSTICKS)
+    assert [each.name for each in find(["permuted-mnist"])] == ["permuted-mnist"]
+    assert not {each.name for each in find([])} & set(YARDSTICKS), "all are the paper's"
     with pytest.raises(InputError, match=r"unknown experiment 'split-mnist'.*split-mnist-2022"):
-        find(["split-mnist"], experiments())
-    with pytest.raises(InputError, match="unknown scenario"):
-        experiments("clas")
+        find(["split-mnist"])
 
 
 @pytest.mark.parametrize(
@@ -107,7 +101,7 @@ def test_a_cell_holds_within_the_margin_with_confidence(
 
 def test_orders_are_the_units_of_a_deviation_not_the_seeds_that_share_one() -> None:
     rows = rows_of("split-mnist-2022", lambda cell, seed: 0.5 + 0.1 * (seed % ORDERS) + 0.001 * (seed // ORDERS))
-    result = results_of(EXPERIMENTS["split-mnist-2022"], rows)[0]
+    result = results_of(YARDSTICKS["split-mnist-2022"], rows)[0]
     assert len(result.means) == ORDERS and result.seeds == 20
     assert result.means[0] == pytest.approx(50.15) and result.ours.freedom == ORDERS - 1
 
@@ -157,7 +151,7 @@ def test_a_cell_that_was_missed_has_its_reason_and_only_then() -> None:
 
 def test_every_explanation_is_about_a_cell() -> None:
     for name, label, block in WHY:
-        cells = [cell for cell in EXPERIMENTS[name].entries() if cell.label == label]
+        cells = [cell for cell in YARDSTICKS[name].entries() if cell.label == label]
         assert any(isinstance(cell, Cell) and cell.theirs and cell.block.startswith(block) for cell in cells)
 
 
@@ -167,27 +161,3 @@ def test_a_published_icarl_is_what_was_run_and_the_fixed_one_stands_beside_it() 
     for name in ("gem", "a-gem"):
         memory = cells[name].run.memory
         assert memory is not None and memory.per_class == 50, "a fifth of the buffer per task, from the start"
-
-
-def test_a_scenario_is_of_yardsticks_alone(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    monkeypatch.setattr("sys.argv", ["reproduction", "table1", "--scenario", "class", "--dry-run"])
-    with pytest.raises(SystemExit):
-        main(app)
-    assert "--scenario and --buffer are of yardsticks only" in capsys.readouterr().err
-
-
-def test_a_part_of_a_yardstick_is_a_study_of_the_same_runs() -> None:
-    whole = {run.hash() for run in runs_of(EXPERIMENTS["mammoth-mnist"], 2)}
-    part = experiments("class", 500)["mammoth-mnist"]
-    assert part.name == "mammoth-mnist-class-500" and {cell.block for cell in part.entries()} == {"class, 500"}
-    assert {run.hash() for run in runs_of(part, 2)} < whole
-    assert {cell.block for cell in experiments(buffer=200)["mammoth-mnist"].entries()} == {
-        "class, 200",
-        "task, 200",
-    }
-
-
-@pytest.mark.parametrize("part", [("class", 300), ("domain", None)])
-def test_a_part_that_a_yardstick_does_not_have_is_refused_with_those_it_has(part: tuple[str, int | None]) -> None:
-    with pytest.raises(InputError, match=r"mammoth-mnist has nothing of this .*; it has class, 200;"):
-        check_parts(experiments(*part), ["mammoth-mnist"])

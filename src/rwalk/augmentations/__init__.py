@@ -5,7 +5,7 @@ One file each; a new file in this folder is found automatically, by its augmenta
 
 from __future__ import annotations
 
-from rwalk.augmentations.base import Augmentation
+from rwalk.augmentations.augmentation import Augmentation
 from rwalk.registry import discovered, found
 
 AUGMENTATIONS: dict[str, type[Augmentation]] = discovered(__name__, Augmentation)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from rwalk.augmentations.base import Augmentation
+from rwalk.augmentations.augmentation import Augmentation
 from rwalk.errors import InputError
 
 PAD = 4

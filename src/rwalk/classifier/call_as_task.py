@@ -19,15 +19,15 @@ from torch.nn.functional import cross_entropy
 from rwalk.closed_form.features.vectors import moments
 from rwalk.data.memory import Group
 from rwalk.data.streams import Stream, Task
-from rwalk.engine import networks, snapshots
+from rwalk.engine import architectures, snapshots
+from rwalk.engine.architectures import Factory
 from rwalk.engine.fleet import Fleet
-from rwalk.engine.networks import Factory
+from rwalk.engine.parameter_matrix import Layout
 from rwalk.engine.progress import Progress
-from rwalk.engine.vectors import Layout
 from rwalk.errors import InputError
 from rwalk.learners import LAMS, Learner, with_lam
 from rwalk.methods import Method
-from rwalk.methods.base import State
+from rwalk.methods.method import State
 from rwalk.seeds import generator, seeded
 from rwalk.training import Training, steps_per_epoch
 
@@ -254,7 +254,7 @@ def check_method(method: Method, past: Knowledge) -> None:
 
 def trained_network(network: str | Factory, shape: tuple[int, ...], classes: int, past: Knowledge) -> nn.Module:
     """The network as it was trained, a plain module with parameters of its own."""
-    build = networks.builder(network, shape, classes)
+    build = architectures.builder(network, shape, classes)
     with seeded(past.seed):
         module = build()
     values = Layout.of(module).split(past.theta[past.best])

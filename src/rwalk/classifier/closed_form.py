@@ -41,11 +41,11 @@ from rwalk.closed_form.ledger import Ledger
 from rwalk.closed_form.model import Model, check_mergeable
 from rwalk.closed_form.solution import Rule
 from rwalk.closed_form.solve import FOR_CLASSES
-from rwalk.engine import networks
-from rwalk.engine.networks import Factory
+from rwalk.engine import architectures
+from rwalk.engine.architectures import Factory
 from rwalk.errors import InputError, unknown
-from rwalk.fields import described
 from rwalk.labels import columns_of, labels_of, merged, one_line
+from rwalk.option_fields import described
 
 METHODS = {"closed-form": "ridge", "lda": "lda"}  # and how they solve
 BACKBONES = ("frozen", "first call")
@@ -478,7 +478,7 @@ class FirstCall:
     def blank(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         """A network of the form that training gives, to be filled from a file."""
         column = torch.zeros(shape[0], *(1 for _ in shape[1:]))
-        module = networks.find(self._factory())(shape, outputs)
+        module = architectures.find(self._factory())(shape, outputs)
         return nn.Sequential(Scaling(column, column + 1), module).eval()
 
     def _factory(self) -> str | Factory:

@@ -40,8 +40,8 @@ from rwalk.classifier.texts import TextClassifier, is_sparse
 from rwalk.data import samplers
 from rwalk.data.streams import Form
 from rwalk.errors import InputError, unknown
-from rwalk.fields import described
 from rwalk.labels import array
+from rwalk.option_fields import described
 
 Sums = ClosedFormClassifier | TextClassifier  # families that forget and merge
 Family = Sums | NetworkClassifier | AutoClassifier

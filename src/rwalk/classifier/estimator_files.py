@@ -23,7 +23,7 @@ from torch import Tensor
 from rwalk import model_file
 from rwalk.data.large_files import form_from_json
 from rwalk.data.streams import Form
-from rwalk.engine.networks import NETWORKS
+from rwalk.engine.architectures import NETWORKS
 from rwalk.errors import InputError, unknown
 from rwalk.model_file import expect, is_whole
 from rwalk.threads import few_threads

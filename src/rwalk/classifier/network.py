@@ -34,12 +34,11 @@ from rwalk.classifier.call_as_task import (
 )
 from rwalk.classifier.estimator_files import Contents, Stored, fingerprint, section
 from rwalk.classifier.parameters import NetworkParameters
-from rwalk.classifiers import Classifier
-from rwalk.data.memory import MemorySpec
-from rwalk.data.samplers import RESERVOIR
-from rwalk.engine import networks
-from rwalk.engine.networks import Factory
-from rwalk.engine.vectors import Layout, Networks
+from rwalk.data.memory import RESERVOIR, MemorySpec
+from rwalk.decision_rules import Classifier
+from rwalk.engine import architectures
+from rwalk.engine.architectures import Factory
+from rwalk.engine.parameter_matrix import Layout, Networks
 from rwalk.errors import InputError
 from rwalk.labels import columns_of, labels_of, merged, whole
 from rwalk.learners import LAMS, Learner, learner, with_lam
@@ -303,7 +302,7 @@ class Predictor:
         return classifier.scores(self._features(x)[None], logits, fitted)[0]
 
     def _features(self, x: Tensor) -> Tensor:
-        head = networks.head_of(self.module, self.classes)
+        head = architectures.head_of(self.module, self.classes)
         assert head is not None, "the fleet refuses to train by features where there are none"
         features: list[Tensor] = []
         tap = head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0].flatten(1).cpu()))
@@ -354,7 +353,7 @@ def _check_tensors(
     # The file must hold as much as it makes us build.
     _check_network(known.theta, _size_of(network, shape, classes))
     check_method(method, known)
-    net = Networks(networks.builder(network, shape, classes), [known.seed] * len(known.theta))
+    net = Networks(architectures.builder(network, shape, classes), [known.seed] * len(known.theta))
     _check_network(known.theta, net.layout.size)
     expect(known.buffer.keys() == net.buffers.keys(), "the list of tensors")
     pairs = [("theta", known.theta, net.theta)]
@@ -371,7 +370,7 @@ def _size_of(network: str | Factory, shape: tuple[int, ...], classes: int) -> in
     """A network's parameters, counted where nothing is allocated; None if it cannot be built there."""
     try:
         with torch.device("meta"):
-            return Layout.of(networks.find(network)(shape, classes)).size
+            return Layout.of(architectures.find(network)(shape, classes)).size
     except Exception:  # a user's network: building it for real shows the error
         return None
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rwalk.fields import option, setting
+from rwalk.option_fields import option, setting
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -15,8 +15,8 @@ from typing import Annotated
 
 import typer
 
-from rwalk.cli import check, classifier_commands, diff_and_report, export, list_parts, resume, run, status
-from rwalk.cli.options import add_command, to_stderr
+from rwalk.cli import check_drift, classifier_commands, diff_and_report, export, list_parts, resume, run, status
+from rwalk.cli.command_options import add_command, to_stderr
 from rwalk.cli.run import DEFAULT_METHODS
 
 __all__ = ["DEFAULT_METHODS", "app", "main"]
@@ -44,7 +44,7 @@ app.command()(status.status)
 app.command()(diff_and_report.diff)
 app.command()(diff_and_report.report)
 app.command()(export.export)
-app.command()(check.check)
+app.command()(check_drift.check)
 app.command()(list_parts.methods)
 app.command()(list_parts.datasets)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rwalk.cli.options import Given, Workers, to_stderr
+from rwalk.cli.command_options import Given, Workers, to_stderr
 from rwalk.cli.trust import let_import
 from rwalk.escaping import cell, shown
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rwalk.data.datasets import Reading
     from rwalk.data.large_files import Source
     from rwalk.models import Backbone, Trained
-    from rwalk.models.trained import Learned
+    from rwalk.models.trained_on_files import Learned
 
 Files = Annotated[
     list[Path], typer.Argument(help="tables (.csv, .tsv, .parquet), folders of images by class, or .npz files")
@@ -196,7 +196,7 @@ def merge(
 
 def _in_parts(trained: Trained, source: Source, executor: str, workers: int | None) -> Learned:
     from rwalk.models import learn_in_parts
-    from rwalk.studies.workers import Interrupts
+    from rwalk.studies.worker_pool import Interrupts
 
     with Interrupts() as interrupts:
         try:

@@ -23,7 +23,7 @@ def show(rows: list[Row], folder: Path) -> None:
     from rwalk.demonstration.picture import picture
     from rwalk.demonstration.table import table
     from rwalk.escaping import shown
-    from rwalk.report.study_results import summarise
+    from rwalk.report.seed_summaries import summarise
 
     console = Console(highlight=False)
     ways = story.ways(summarise(rows))

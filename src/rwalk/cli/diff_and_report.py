@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rwalk.cli.options import say
+from rwalk.cli.command_options import say
 
 
 def diff(
@@ -18,8 +18,8 @@ def diff(
 
     Like diff(1), exits with 0 if there is no difference and with 1 if there is one.
     """
-    from rwalk.studies.compare import compare
-    from rwalk.studies.store import Store
+    from rwalk.studies.study_diff import compare
+    from rwalk.studies.study_folder import Store
 
     lines = compare(Store(a), Store(b))
     for line in lines or [f"no difference: {a} and {b} hold the same results"]:
@@ -52,7 +52,7 @@ def report(
     With --watch nothing is written: the page is served at http://127.0.0.1 and follows the study, until Ctrl-C.
     """
     from rwalk.errors import InputError
-    from rwalk.report.html import write_report
+    from rwalk.report.html_page import write_report
 
     if watch:
         if out is not None:
@@ -70,7 +70,7 @@ def _serve(folders: list[Path], title: str, port: int) -> None:
     import signal
     import threading
 
-    from rwalk.report.live_server import Watched, serve
+    from rwalk.report.watch_server import Watched, serve
 
     server = serve(Watched(folders, title), port)
     for name in (signal.SIGINT, signal.SIGTERM):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rwalk.cli.options import say
+from rwalk.cli.command_options import say
 from rwalk.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ def export(
 ) -> None:
     """Show a study's finished runs in a tracker; those that are already there are not added again."""
     from rwalk.cli import trust
-    from rwalk.studies.logs import Curves
-    from rwalk.studies.store import Store
+    from rwalk.studies.losses_and_costs import Curves
+    from rwalk.studies.study_folder import Store
     from rwalk.studies.trackers import export as export_to
 
     trust.let_import(to.split(","))
@@ -46,7 +46,7 @@ def named(names: str, folder: Path, record: Description) -> list[Tracker]:
 
 def report_page(folder: Path) -> Path | None:
     """The report of a study, made anew; None if it cannot be made, as its packages are not installed."""
-    from rwalk.report.html import write_report
+    from rwalk.report.html_page import write_report
 
     try:
         return write_report([folder])

@@ -23,8 +23,8 @@ def _show_tables(rows: list[Row], folder: Path) -> None:
     from rich.markup import escape
 
     from rwalk.escaping import shown
-    from rwalk.report.study_results import heads_agree, summarise
-    from rwalk.report.tables import result_table
+    from rwalk.report.seed_summaries import heads_agree, summarise
+    from rwalk.report.terminal_table import result_table
     from rwalk.report.wording import BOTH, HEAD_NAMES
     from rwalk.studies.provenance import mixture
 
@@ -41,7 +41,7 @@ def _show_tables(rows: list[Row], folder: Path) -> None:
             console.print(f"[red]stopped[/red]: {escape(row.method)}, seed {row.seed}: {reason}")
     written = "study.json, runs.jsonl"
     try:
-        from rwalk.report.figures import Block, accuracy_over_time
+        from rwalk.report.matplotlib_figures import Block, accuracy_over_time
 
         named = {"single": ""} if len(heads) == 1 else HEAD_NAMES
         blocks = [Block(head, summaries, f"{name} accuracy %".lstrip()) for head, name in named.items()]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rwalk.cli import run_study, trust
-from rwalk.cli.options import (
+from rwalk.cli.command_options import (
     AsJson,
     CheckpointEvery,
     Data,
@@ -43,7 +43,7 @@ def resume(
 ) -> None:
     """Resume an interrupted study, exactly where it stopped."""
     from rwalk.studies import Study
-    from rwalk.studies.store import Store
+    from rwalk.studies.study_folder import Store
 
     store = Store(folder)
     record = store.study()

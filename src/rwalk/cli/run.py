@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rwalk.cli import run_study, trust
-from rwalk.cli.options import (
+from rwalk.cli.command_options import (
     AsJson,
     CheckpointEvery,
     Data,

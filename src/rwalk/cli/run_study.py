@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rwalk.cli import export, trust
-from rwalk.cli.options import say, to_stderr
+from rwalk.cli.command_options import say, to_stderr
 from rwalk.cli.print_rows import show
 
 if TYPE_CHECKING:
     from rwalk.models import Keeper
     from rwalk.studies import Study
     from rwalk.studies.rows import Row, Rows
-    from rwalk.studies.store import Store
+    from rwalk.studies.study_folder import Store
 
 
 SAME_COMMAND = "the same command"
@@ -29,7 +29,7 @@ def placed(study: Study, folder: Path, join: bool, shared: Path | None = None) -
 
     Who joins finds reference models in `shared`, by default in the folder: other machines have other caches.
     """
-    from rwalk.studies.store import SharedStore, Store
+    from rwalk.studies.study_folder import SharedStore, Store
 
     if not join:
         return study, Store(folder)
@@ -73,7 +73,7 @@ def remarks_on(study: Study, keep: str) -> list[str]:
         said.append("there is only one task, so nothing can be forgotten: see --classes-per-task, --tasks")
     if keep:
         from rwalk.errors import InputError
-        from rwalk.models.from_studies import refusal
+        from rwalk.models.kept_by_studies import refusal
 
         reasons = dict.fromkeys(why for run in study.runs if (why := refusal(run)))
         if all(refusal(run) for run in study.runs):
@@ -104,13 +104,13 @@ def execute(
 
     from rich.console import Console
 
-    from rwalk.report.live import Lines, Live
-    from rwalk.studies.events import Event
-    from rwalk.studies.logs import Costs, Curves, note_command
+    from rwalk.report.progress_display import Lines, Live
+    from rwalk.studies.losses_and_costs import Costs, Curves, note_command
     from rwalk.studies.provenance import strangers
     from rwalk.studies.specs import steps_of
+    from rwalk.studies.study_events import Event
     from rwalk.studies.trackers import Tracking
-    from rwalk.studies.workers import Interrupts, WorkerDied
+    from rwalk.studies.worker_pool import Interrupts, WorkerDied
 
     study.prepare()  # its errors come before the first write
     for line in remarks if show else ():
@@ -135,7 +135,7 @@ def execute(
         # Without trackers too: losses and costs are in no row, and a report shows them.
         listeners = [open_displays.enter_context(tracking).watch, Costs(store.folder).watch]
         if keeper:
-            from rwalk.models.from_studies import Pruner
+            from rwalk.models.kept_by_studies import Pruner
 
             keeper.begin()
             listeners.append(Pruner(keeper, there.values()).watch)

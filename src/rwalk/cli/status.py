@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from rwalk.cli.options import say
+from rwalk.cli.command_options import say
 from rwalk.escaping import duration
 
 
 def status(folder: Annotated[Path, typer.Argument(help="a study folder")]) -> None:
     """List the runs that are done, running and waiting, and the time left."""
-    from rwalk.studies.status import status_of
+    from rwalk.studies.study_status import status_of
 
     found = status_of(folder)
     left = f", about {duration(found.left)} left" if found.left and found.done < found.total else ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral
 
 from rwalk.errors import InputError, unknown
-from rwalk.fields import option
+from rwalk.option_fields import option
 
 MISSING = ("refuse", "fill", "drop")
 LARGEST_SIDE = 4096

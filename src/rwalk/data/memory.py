@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor
-
-from rwalk.data import samplers
-from rwalk.data.batches import REPLAYS, Replay
 from rwalk.errors import InputError, unknown
-from rwalk.fields import option
+from rwalk.option_fields import option
+
+if TYPE_CHECKING:  # `rwalk run --help` reads the record, and must not wait for torch
+    from torch import Tensor
+
+RESERVOIR = "reservoir"  # no choice among a class's examples: see reservoir.py
+Replay = Literal["balanced", "concat", "half", "beside", "alone", "none"]
+REPLAYS = {
+    "balanced": "every batch holds all classes seen in equal parts",
+    "concat": "task data and exemplars are one dataset",
+    "half": "half of every batch is exemplars",
+    "beside": "as many exemplars follow the task's own examples in every batch, all equally likely (ER, DER)",
+    "alone": "exemplars of this task and of all before it, and nothing else (GDumb)",
+    "none": "exemplars are not trained on (GEM only constrains with them)",
+}
 
 
 @dataclass(frozen=True)
@@ -50,7 +61,9 @@ class MemorySpec:
         size = self.per_class if self.per_class is not None else self.total
         if not isinstance(size, int) or size < 1:
             raise InputError(f"a memory must hold at least 1 exemplar, not {size!r}")
-        samplers.check_name(self.sampler)
+        from rwalk.data.samplers import check_name
+
+        check_name(self.sampler)
         if self.replay not in REPLAYS:
             raise unknown("replay", self.replay, REPLAYS)
         if self.beside is not None and (not isinstance(self.beside, int) or self.beside < 1):
@@ -64,7 +77,7 @@ class MemorySpec:
     @property
     def is_reservoir(self) -> bool:
         """Whether examples are kept as they pass, not class by class at a task's end."""
-        return self.sampler == samplers.RESERVOIR
+        return self.sampler == RESERVOIR
 
     @property
     def is_all(self) -> bool:

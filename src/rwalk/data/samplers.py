@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
+from rwalk.data.memory import RESERVOIR
 from rwalk.errors import InputError, unknown
 from rwalk.registry import MOVED, imported
 
 __all__ = ["SAMPLERS", "Sampler", "entropy", "find", "mean_of_features", "plane_distance", "select", "uniform"]
 
-RESERVOIR = "reservoir"  # no choice among a class's examples: see reservoir.py
 
 COARSE = 2e-3
 """How far two products in float32, even in TF32, may be apart, relative to the lengths of the vectors."""

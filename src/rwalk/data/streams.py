@@ -150,7 +150,7 @@ class Dataset:
                 images are resized and cropped. `name`, of the dataset. `seed`, which chooses the test examples if
                 there is no test part.
         """
-        from rwalk.data.datasets.huggingface import read_huggingface
+        from rwalk.data.datasets.from_huggingface import read_huggingface
 
         return read_huggingface(data, **options)
 

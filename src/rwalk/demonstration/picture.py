@@ -11,7 +11,7 @@ from math import isnan
 from statistics import fmean
 
 from rwalk.demonstration.story import Way
-from rwalk.report.colours import colour
+from rwalk.report.method_colours import colour
 
 WIDTH, HEIGHT = 760, 400
 LEFT, RIGHT, TOP, BOTTOM = 60, 570, 70, 350

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from rwalk.demonstration.runs import CLOSED_FORM, SETTINGS, TASKS, UNPROTECTED
 from rwalk.part_names import spelled
-from rwalk.report.statistics import mean_and_deviation
-from rwalk.report.study_results import Summary
+from rwalk.report.seed_summaries import Summary
+from rwalk.report.welch_test import mean_and_deviation
 
 INTRODUCTION = (
     f"a demonstration: {TASKS} tasks, learned one after the other; no old data are kept",

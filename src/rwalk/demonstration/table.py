@@ -11,8 +11,8 @@ from rich.text import Text
 
 from rwalk.demonstration.runs import UNPROTECTED
 from rwalk.demonstration.story import Way
-from rwalk.report.colours import colour
-from rwalk.report.statistics import mean_and_deviation
+from rwalk.report.method_colours import colour
+from rwalk.report.welch_test import mean_and_deviation
 
 BAR = 16  # characters of a bar of 100 %
 GREY = "#888888"  # no protection: the colour of the picture is too dark for a dark terminal

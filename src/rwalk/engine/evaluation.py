@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rwalk import metrics
-from rwalk.classifiers import Logits
 from rwalk.data.streams import Stream
+from rwalk.decision_rules import Logits
 from rwalk.errors import InputError
 from rwalk.metrics import HEADS
 

@@ -8,15 +8,15 @@ import torch
 from torch import Generator, Tensor
 
 from rwalk import seeds
-from rwalk.data import batches, reservoir, samplers
+from rwalk.data import replay_batches, reservoir, samplers
 from rwalk.data.memory import Group
 from rwalk.data.reservoir import Passing
 from rwalk.engine.evaluation import outputs
-from rwalk.engine.vectors import Networks, head_weight, preserved
+from rwalk.engine.parameter_matrix import Networks, head_weight, preserved
 from rwalk.errors import InputError
 from rwalk.learners import Learner
 from rwalk.losses import heads
-from rwalk.methods.base import State
+from rwalk.methods.method import State
 from rwalk.training import batch_size, steps_per_epoch
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _shuffled(fleet: Fleet, run: int, epoch: int) -> tuple[Tensor, Generator]:
     examples, batch = fleet.task_plan.examples, fleet.training.batch
     generator = seeds.generator(fleet.seeds[run], "order", fleet.task_number, epoch)
     steps, size = steps_per_epoch(len(examples), batch), batch_size(len(examples), batch)
-    return batches.shuffled(examples, steps, size, generator), generator
+    return replay_batches.shuffled(examples, steps, size, generator), generator
 
 
 def constraints_of(fleet: Fleet) -> list[Constraint]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rwalk import seeds
-from rwalk.engine.vectors import Networks
+from rwalk.engine.parameter_matrix import Networks
 from rwalk.losses import heads
 
 if TYPE_CHECKING:

@@ -19,17 +19,17 @@ from torch import Tensor
 from rwalk import augmentations
 from rwalk.data.memory import Memory
 from rwalk.data.streams import Stream
-from rwalk.engine import evaluation, exemplars, fisher, networks, solved, teachers
-from rwalk.engine.execution import Execution, execution_of, execution_plan
+from rwalk.engine import architectures, evaluation, exemplars, fisher, solver_step, teachers
+from rwalk.engine.choose_execution import Execution, execution_of, execution_plan
 from rwalk.engine.method_groups import method_groups
-from rwalk.engine.optimizer import OPTIMIZERS, Optimizer
+from rwalk.engine.optimizers import OPTIMIZERS, Optimizer
+from rwalk.engine.parameter_matrix import Networks
 from rwalk.engine.progress import LateLosses, Measured, Progress, Tell, thinned
 from rwalk.engine.task_plan import TaskPlan, batches_of, task_plan
-from rwalk.engine.vectors import Networks
 from rwalk.errors import InputError
 from rwalk.learners import Learner
 from rwalk.losses import heads
-from rwalk.methods.base import State
+from rwalk.methods.method import State
 from rwalk.metrics import HEADS
 from rwalk.parts import stack
 from rwalk.training import Training
@@ -78,7 +78,7 @@ class Fleet:
     def __init__(
         self,
         stream: Stream,
-        network: str | networks.Factory,
+        network: str | architectures.Factory,
         learners: Sequence[Learner],
         seeds: Sequence[int],
         training: Training = Training(),  # noqa: B008 - frozen
@@ -107,8 +107,8 @@ class Fleet:
         self.learner = first
         if first.solver is not None:
             network = first.solver.network
-        build = networks.builder(network, tuple(stream.shape), stream.classes)
-        head_of = lambda module: networks.head_of(module, stream.classes)  # noqa: E731
+        build = architectures.builder(network, tuple(stream.shape), stream.classes)
+        head_of = lambda module: architectures.head_of(module, stream.classes)  # noqa: E731
         self.net = Networks(build, seeds, device, dtype, head_of, autocast)
         exemplars.check_features(first, self.net)
         self.theta = self.net.theta.detach()  # the same storage, without autograd
@@ -118,7 +118,7 @@ class Fleet:
         self.memory = None if first.memory is None or first.memory.is_reservoir else Memory(first.memory)
         self.method_groups = method_groups(learners, self.theta, columns=plan.compiled)
         self.loss_state: State = {}
-        self.held: State = exemplars.empty_reservoir(self) | solved.empty_sums(self)
+        self.held: State = exemplars.empty_reservoir(self) | solver_step.empty_sums(self)
         self.task = 0
         self.step = 0
         shape = (self.runs, len(stream), len(stream))

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rwalk.engine.optimizer import Optimizer
+from rwalk.engine.optimizers import Optimizer
 from rwalk.errors import InputError
 from rwalk.learners import Learner
-from rwalk.methods.base import Method, State
+from rwalk.methods.method import Method, State
 from rwalk.parts import per_run, stack
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rwalk.data.memory import Group
-from rwalk.methods.base import State
+from rwalk.methods.method import State
 
 if TYPE_CHECKING:
     from rwalk.engine.fleet import Fleet

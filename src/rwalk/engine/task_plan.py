@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rwalk import seeds
-from rwalk.data import batches
+from rwalk.data import replay_batches
 from rwalk.engine import exemplars
 from rwalk.training import steps_per_epoch
 
@@ -114,7 +114,7 @@ def _epoch(fleet: Fleet, run: int, seed: int, epoch: int) -> list[Tensor]:
         kept, replay, beside = (
             ([], "none", None) if memory is None else (memory.of_run(run), memory.spec.replay, memory.spec.beside)
         )
-        drawn = [batches.epoch(fleet.task_plan.pools, kept, replay, batch, generator, beside)]
+        drawn = [replay_batches.epoch(fleet.task_plan.pools, kept, replay, batch, generator, beside)]
     if fleet.augmentation is not None:
         steps, size = drawn[0].shape
         generator = seeds.generator(seed, "augment", fleet.task_number, epoch)

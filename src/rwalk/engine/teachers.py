@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from rwalk.losses import Loss
-from rwalk.losses.base import State
+from rwalk.losses.loss import State
 
 THETA = "teacher"
 BUFFER = "teacher."  # prefix of the names of its buffers

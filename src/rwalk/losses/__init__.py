@@ -5,8 +5,8 @@ One file each; a new file in this folder is found automatically, by its loss's n
 
 from __future__ import annotations
 
-from rwalk.losses.base import Batch, Loss, Taught, spread
 from rwalk.losses.cross_entropy import CrossEntropy
+from rwalk.losses.loss import Batch, Loss, Taught, spread
 from rwalk.registry import discovered
 
 LOSSES: dict[str, type[Loss]] = discovered(__name__, Loss)

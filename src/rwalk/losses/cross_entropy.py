@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rwalk.losses.base import Batch, Loss
 from rwalk.losses.heads import cross_entropy
+from rwalk.losses.loss import Batch, Loss
 
 
 @dataclass(frozen=True)

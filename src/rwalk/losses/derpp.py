@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rwalk.data.batches import Replay
-from rwalk.losses.base import Batch, Loss
+from rwalk.data.memory import Replay
 from rwalk.losses.heads import cross_entropy, each_cross_entropy, mean_over
-from rwalk.methods.base import Number, require
+from rwalk.losses.loss import Batch, Loss
+from rwalk.methods.method import Number, require
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rwalk.data.batches import Replay
-from rwalk.losses.base import Batch, Loss
+from rwalk.data.memory import Replay
 from rwalk.losses.heads import each_cross_entropy, mean_over
+from rwalk.losses.loss import Batch, Loss
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rwalk.data.batches import Replay
+from rwalk.data.memory import Replay
 from rwalk.losses.cross_entropy import CrossEntropy
 
 

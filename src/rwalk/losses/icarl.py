@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rwalk.classifiers import Classifier, Logits, NearestMean
-from rwalk.data.batches import Replay
-from rwalk.losses.base import Batch, Taught, spread
-from rwalk.methods.base import Number, require
+from rwalk.data.memory import Replay
+from rwalk.decision_rules import Classifier, Logits, NearestMean
+from rwalk.losses.loss import Batch, Taught, spread
+from rwalk.methods.method import Number, require
 
 
 @dataclass(frozen=True)

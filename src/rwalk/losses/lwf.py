@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rwalk.losses.base import Batch, Taught, spread
 from rwalk.losses.heads import cross_entropy
-from rwalk.methods.base import Number, require
+from rwalk.losses.loss import Batch, Taught, spread
+from rwalk.methods.method import Number, require
 
 
 @dataclass(frozen=True)

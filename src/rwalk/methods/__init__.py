@@ -5,9 +5,9 @@ One file each; a new file in this folder is found automatically, by its method's
 
 from __future__ import annotations
 
-from rwalk.methods.base import Method, Number, State
 from rwalk.methods.ewc import EWC
 from rwalk.methods.ewcpp import EWCpp
+from rwalk.methods.method import Method, Number, State
 from rwalk.methods.pi import PI
 from rwalk.methods.rwalk import RWalk
 from rwalk.methods.vanilla import Vanilla

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rwalk.methods.base import Default, Method, Number, Ranges, Spring, State
+from rwalk.methods.method import Default, Method, Number, Ranges, Spring, State
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rwalk.methods.base import Default, Method, Number, Ranges, Spring, State, require
+from rwalk.methods.method import Default, Method, Number, Ranges, Spring, State, require
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rwalk.errors import InputError
-from rwalk.methods.base import Default, Method, Number, Ranges, State
+from rwalk.methods.method import Default, Method, Number, Ranges, State
 
 
 @dataclass(frozen=True)

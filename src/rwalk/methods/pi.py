@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rwalk.methods.base import Default, Method, Number, Ranges, State, require
+from rwalk.methods.method import Default, Method, Number, Ranges, State, require
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rwalk.errors import InputError
-from rwalk.methods.base import Default, Method, Number, Ranges, State, require, unit
+from rwalk.methods.method import Default, Method, Number, Ranges, State, require, unit
 
 UNSET = -1.0  # in "metric" until a window's first step; a Fisher is never negative
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rwalk.methods.base import Method
+from rwalk.methods.method import Method
 
 
 @dataclass(frozen=True)

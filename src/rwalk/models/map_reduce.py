@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from rwalk.data.large_files import Source
 from rwalk.errors import InputError
-from rwalk.models.trained import Learned, Trained
+from rwalk.models.trained_on_files import Learned, Trained
 from rwalk.studies import executors
-from rwalk.studies.workers import Stop
+from rwalk.studies.worker_pool import Stop
 from rwalk.threads import available_cores, few_threads
 
 

@@ -5,7 +5,7 @@ One file each; a new file in this folder is found automatically, by its projecto
 
 from __future__ import annotations
 
-from rwalk.projectors.base import Projector
+from rwalk.projectors.projector import Projector
 from rwalk.registry import discovered
 
 PROJECTORS: dict[str, type[Projector]] = discovered(__name__, Projector)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from rwalk.errors import InputError
-from rwalk.methods.base import require
-from rwalk.projectors.base import Projector
+from rwalk.methods.method import require
+from rwalk.projectors.projector import Projector
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rwalk.report.statistics import Mean, holm
+from rwalk.report.welch_test import Mean, holm
 from rwalk.report.wording import begun, counted, listed
 
 LEVEL = 0.05  # of significance

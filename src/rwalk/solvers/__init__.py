@@ -6,7 +6,7 @@ One file each; a new file in this folder is found automatically, by its solver's
 from __future__ import annotations
 
 from rwalk.registry import discovered
-from rwalk.solvers.base import Solver
+from rwalk.solvers.solver import Solver
 
 SOLVERS: dict[str, type[Solver]] = discovered(__name__, Solver)
 

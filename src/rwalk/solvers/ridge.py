@@ -9,7 +9,7 @@ from typing import ClassVar
 from rwalk.closed_form import solve
 from rwalk.closed_form.solve import FOR_CLASSES, Solution
 from rwalk.closed_form.sums import Statistics
-from rwalk.solvers.base import Solver
+from rwalk.solvers.solver import Solver
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from rwalk.closed_form.solve import Solution, discriminants
 from rwalk.closed_form.sums import Statistics
-from rwalk.solvers.base import Solver
+from rwalk.solvers.solver import Solver
 
 
 @dataclass(frozen=True)

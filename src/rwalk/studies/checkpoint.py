@@ -23,7 +23,7 @@ from torch import Tensor
 from rwalk import model_file
 from rwalk.atomic_files import parse_json, write_atomically
 from rwalk.engine import evaluation, snapshots, teachers
-from rwalk.engine.execution import executed, lacked
+from rwalk.engine.choose_execution import executed, lacked
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.method_groups import MethodGroup
 from rwalk.engine.snapshots import Snapshot

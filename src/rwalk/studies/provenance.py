@@ -22,9 +22,9 @@ from pathlib import Path
 import torch
 
 import rwalk
-from rwalk.engine.execution import NO_COMPILER, lacked
-from rwalk.programs import compiler_works
-from rwalk.studies import numerics
+from rwalk.compiled_programs import compiler_works
+from rwalk.engine.choose_execution import NO_COMPILER, lacked
+from rwalk.studies import numerics_history
 from rwalk.studies.rows import MACHINE, Made, Row
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.user_code import source_digest
@@ -33,14 +33,14 @@ from rwalk.studies.user_code import source_digest
 def made(run: RunSpec, device: str, data: str, execution: str) -> Made:
     """The provenance of a row trained here and now; `data` is the stream's fingerprint.
 
-    `execution` names how its steps were executed (`rwalk.engine.execution.executed`).
+    `execution` names how its steps were executed (`rwalk.engine.choose_execution.executed`).
     """
     around = environment(device)
     irrelevant = () if device == "cpu" else ("processor", "instructions")
     return Made(
         around["rwalk"],
         commit(),
-        numerics.number_of(run),
+        numerics_history.number_of(run),
         code_of(run),
         data[:16],
         execution,
@@ -55,7 +55,7 @@ def outdated(row_made: Made, run: RunSpec, data: str | None, device: str) -> lis
     not is outdated. A row without provenance is assumed to be current.
     """
     reasons = [f"rwalk computes it differently: {what}" for what in
-               numerics.changes_since(row_made.numerics or numerics.FIRST, run)]  # fmt: skip
+               numerics_history.changes_since(row_made.numerics or numerics_history.FIRST, run)]  # fmt: skip
     before = row_made.code or {}
     reasons += [
         f"the source of {name} has changed"

@@ -36,7 +36,7 @@ ByHead = Mapping[str, Any]  # head → nested lists; None stands for a missing v
 class Made:
     """What made a result: version, commit, machine, data and the user's code; None where a row does not name it.
 
-    execution  how the steps were executed (`rwalk.engine.execution.executed`).
+    execution  how the steps were executed (`rwalk.engine.choose_execution.executed`).
     code       a digest of the source of every `package.module:name`.
     data       the first 16 digits of the stream's fingerprint.
     """

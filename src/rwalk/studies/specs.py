@@ -1,4 +1,7 @@
-"""An experiment is data: frozen records, one codec to JSON and back, and hashes of their content."""
+"""An experiment is data: frozen records, one codec to JSON and back, and hashes of their content.
+
+The options of `rwalk run` are fields of these records: modules that need torch are imported where they are used.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,17 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import numpy as np
-
-from rwalk import learners, parts
-from rwalk.data import datasets, splits
-from rwalk.data.datasets import Reading
+from rwalk.data.file_options import Reading
 from rwalk.data.memory import MemorySpec
-from rwalk.data.streams import Dataset, Stream
-from rwalk.engine.method_groups import can_be_mixed
 from rwalk.errors import InputError, first_line
-from rwalk.fields import option
-from rwalk.learners import Learner, learner
-from rwalk.methods import Method
+from rwalk.option_fields import option
 from rwalk.training import Training
+
+if TYPE_CHECKING:
+    from rwalk.data.streams import Dataset, Stream
+    from rwalk.learners import Learner
 
 # The paper's split, Δt and networks; everywhere else two classes per task, RWalk's own default (10) and mlp.
 CLASSES_PER_TASK = {"cifar100": 10, "cifar100-pixels": 10}
@@ -187,6 +186,8 @@ class StreamSpec:
             object.__setattr__(self, "reading", None)  # given or not, it is the same stream
 
     def build(self, data: Path | str | None = None, download: bool = True) -> Stream:
+        from rwalk.data import datasets, splits
+
         self.check()
         dataset = datasets.load(self.dataset, data, download=download, reading=self.reading)
         stream = self._divided(dataset)
@@ -199,7 +200,9 @@ class StreamSpec:
 
     def check(self) -> None:
         """Refuse what does not go together, before any data are loaded."""
-        splits.check_scenario(self.scenario)
+        from rwalk.data.splits import check_scenario
+
+        check_scenario(self.scenario)
         if self.permuted is None and self.rotated is None:
             return
         how = "permuted" if self.rotated is None else "rotated"
@@ -213,6 +216,8 @@ class StreamSpec:
             )
 
     def _divided(self, dataset: Dataset) -> Stream:
+        from rwalk.data import splits
+
         if self.permuted is not None:
             return splits.permuted(dataset, self.permuted, self.order_seed or 0)
         if self.rotated is not None:
@@ -255,6 +260,8 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         """Record what will really be done: plain values, and the replay that the learner prescribes."""
+        from rwalk import learners, parts
+
         object.__setattr__(self, "seed", _plain(self.seed))
         object.__setattr__(self, "numbers", {name: _plain(value) for name, value in self.numbers.items()})
         part = parts.parts().get(self.method) or parts.variant(self.method)
@@ -262,6 +269,8 @@ class RunSpec:
 
     def learner(self) -> Learner:
         """What learns; where λ is still to be chosen, with λ = 1."""
+        from rwalk.learners import learner
+
         numbers = self.with_lam(1.0).numbers if self.seeks_lam else self.numbers
         return learner(self.method, self.memory, **numbers)
 
@@ -325,6 +334,8 @@ class RunSpec:
 
         Cached, because it is needed many times per run, in studies of thousands of runs.
         """
+        from rwalk import parts
+
         usual = parts.defaults(self.method)
         if self.numbers.get("penalty") == "proximal":
             usual.pop("lam", None)  # that form has a λ of its own: the gradient form's, if given, is unusual
@@ -350,11 +361,17 @@ class RunSpec:
 
 @cache
 def _per_run(method: str) -> frozenset[str]:
+    from rwalk import parts
+
     return parts.per_run(parts.find(method))
 
 
 @cache
 def _can_be_mixed(method: str, shared: tuple[tuple[str, Any], ...]) -> bool:
+    from rwalk import parts
+    from rwalk.engine.method_groups import can_be_mixed
+    from rwalk.methods import Method
+
     part = parts.made(method, dict(shared))
     return isinstance(part, Method) and can_be_mixed(part)
 
@@ -370,7 +387,9 @@ def reference_of(run: RunSpec, k: int) -> RunSpec:
 
 def learned_by(spec: RunSpec, stream: Stream) -> Stream:
     """The stream that a run learns: for a reference all tasks so far at once."""
-    return stream if spec.reference is None else splits.union(stream, spec.reference)
+    from rwalk.data.splits import union
+
+    return stream if spec.reference is None else union(stream, spec.reference)
 
 
 def steps_of(spec: RunSpec, stream: Stream, tasks: int) -> int:
@@ -416,4 +435,6 @@ def _unusual(record: Any) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """NumPy's numbers, which sweeps often contain, as Python's."""
+    import numpy as np
+
     return value.item() if isinstance(value, np.generic) else value

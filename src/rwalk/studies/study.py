@@ -13,18 +13,18 @@ from typing import Any
 import torch
 
 from rwalk.data.streams import Stream
-from rwalk.engine.execution import lacked
+from rwalk.engine.choose_execution import lacked
 from rwalk.errors import InputError, unknown
-from rwalk.studies import lams, provenance
-from rwalk.studies.events import Finished, RowDone, Started, Stopped, Watch
+from rwalk.studies import lambda_choice, provenance
 from rwalk.studies.executors import DTYPES, Context, Executor, Keep, Outcomes, fleet_of
 from rwalk.studies.executors import find as find_executor
 from rwalk.studies.provenance import environment
-from rwalk.studies.references import ReferenceCache
+from rwalk.studies.reference_cache import ReferenceCache
 from rwalk.studies.rows import Description, ReferenceOutcome, Row, Rows
 from rwalk.studies.specs import RunSpec, StreamSpec, content_hash, learned_by, reference_of, steps_of
-from rwalk.studies.store import Store
-from rwalk.studies.workers import Stop
+from rwalk.studies.study_events import Finished, RowDone, Started, Stopped, Watch
+from rwalk.studies.study_folder import Store
+from rwalk.studies.worker_pool import Stop
 
 REFERENCES = ("final", "all", "none")
 
@@ -221,7 +221,7 @@ class Study:
         """The rows of these runs, once they are stored; references and trials are trained where necessary."""
         if not missing:
             return
-        trials = lams.trials_for(missing, self.stream)
+        trials = lambda_choice.trials_for(missing, self.stream)
         references, cache = self.references(missing), ReferenceCache(self._context(None), self.cache)
         known, judged = cache.recall_all(references), cache.recall_all(trials)
         untrained = [spec for spec in references if spec.hash() not in known]
@@ -230,13 +230,13 @@ class Study:
         with self._executor(len(untrained) + len(untried) + len(missing), store, stop) as executor:
             for job, outcomes in executor.train(untried, watch):
                 for trial, outcome in zip(job, outcomes, strict=True):
-                    judged[trial.hash()] = lams.judged_by(outcome)  # type: ignore[arg-type]
+                    judged[trial.hash()] = lambda_choice.judged_by(outcome)  # type: ignore[arg-type]
                     cache.remember(trial, judged[trial.hash()])
                 executor.forget(job)
-            choices = lams.chosen(missing, self.stream, judged)
-            ready, owners = lams.ready(missing, choices)
+            choices = lambda_choice.chosen(missing, self.stream, judged)
+            ready, owners = lambda_choice.ready(missing, choices)
             # References and runs together, so that no worker waits for the last reference.
-            finished = executor.train([*untrained, *ready], lams.renamed(watch, owners))
+            finished = executor.train([*untrained, *ready], lambda_choice.renamed(watch, owners))
             for job, outcomes in self._with_references(finished, untrained, known, cache, executor):
                 rows = []
                 for spec, outcome in zip(job, outcomes, strict=True):

@@ -22,15 +22,15 @@ from rwalk import parts
 from rwalk.augmentations import AUGMENTATIONS, Augmentation
 from rwalk.data.memory import MemorySpec
 from rwalk.data.samplers import SAMPLERS, Sampler
-from rwalk.engine.networks import NETWORKS, Factory
+from rwalk.engine.architectures import NETWORKS, Factory
 from rwalk.errors import InputError
 from rwalk.parts import Part
 from rwalk.registry import imported
-from rwalk.testing.augmentations import checks_of_augmentation
-from rwalk.testing.claims import Check
-from rwalk.testing.learners import Subject, checks_of_learner
-from rwalk.testing.networks import checks_of_network
-from rwalk.testing.samplers import checks_of_sampler
+from rwalk.testing.augmentation_checks import checks_of_augmentation
+from rwalk.testing.check_tools import Check
+from rwalk.testing.learner_checks import Subject, checks_of_learner
+from rwalk.testing.network_checks import checks_of_network
+from rwalk.testing.sampler_checks import checks_of_sampler
 from rwalk.threads import few_threads
 
 __all__ = ["check_augmentation", "check_learner", "check_network", "check_sampler", "checks_of"]

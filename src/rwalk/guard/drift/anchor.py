@@ -24,7 +24,7 @@ from rwalk.guard.drift.probes import Probes
 from rwalk.guard.select import unwrapped
 from rwalk.guard.state.sharded import groups, is_sharded, local
 from rwalk.guard.step.penalty import step_size
-from rwalk.methods.base import require
+from rwalk.methods.method import require
 from rwalk.model_file import expect
 
 LONGEST = 4.0  # a pull is at most this many times as long as the task's gradient

@@ -28,7 +28,7 @@ from rwalk.guard.state.quantized import new_state
 from rwalk.guard.state.sharded import Group, groups, local
 from rwalk.guard.step.executor import Batches
 from rwalk.methods import Method
-from rwalk.methods.base import Ranges
+from rwalk.methods.method import Ranges
 
 ParameterStates = Mapping[nn.Parameter, ParameterState | None]  # None: the optimizer's, but not guarded
 Vectors = Mapping[str, Mapping[str, Tensor]]  # by parameter, by vector

@@ -18,7 +18,7 @@ from rwalk.errors import InputError
 from rwalk.guard.state.codec import drawn_for, rounded
 from rwalk.guard.state.sharded import fitted, gathered, is_sharded, local
 from rwalk.guard.step import penalty
-from rwalk.methods.base import Method, Ranges, State
+from rwalk.methods.method import Method, Ranges, State
 
 Precision = torch.dtype | Literal["8bit"]
 

@@ -18,7 +18,7 @@ from rwalk.guard.state import codec
 from rwalk.guard.state.codec import BLOCK, Code
 from rwalk.guard.state.parameter import Form, ParameterState, Part
 from rwalk.guard.state.sharded import local
-from rwalk.methods.base import State
+from rwalk.methods.method import State
 
 MOST = {"cpu": 2**16}  # numbers that fit into a cache
 MOST_ELSEWHERE = 2**22  # numbers for which running kernels takes longer than launching them

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rwalk.guard.step.penalty import followed, proximal_step, soft_pull
-from rwalk.methods.base import Method, State
+from rwalk.methods.method import Method, State
 
 Columns = Mapping[str, Any]
 

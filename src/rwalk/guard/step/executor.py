@@ -23,7 +23,7 @@ from rwalk.guard.state.sharded import is_sharded, like, local
 from rwalk.guard.step import kernels
 from rwalk.guard.step.equations import AFTER, BEFORE, SCORE, TAKE_OUT, Phase, Plan, planned
 from rwalk.guard.step.tensor_list import apart, together
-from rwalk.methods.base import Method, State
+from rwalk.methods.method import Method, State
 
 Pulls = Mapping[nn.Parameter, Tensor]
 Columns = Mapping[str, Sequence[Tensor]]  # by name, a tensor for each parameter

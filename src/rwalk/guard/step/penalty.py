@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from rwalk.methods.base import Spring
+from rwalk.methods.method import Spring
 
 FOLLOWED = 0.1  # step × stiffness that is left to the optimizer: room enough for the curvature of the loss itself
 

@@ -174,4 +174,4 @@ function start() {
   root.dataset.ready = "";
 }
 
-if (!report.live) start(); // a served page first restores the reader's choices (live.js)
+if (!report.live) start(); // a served page first restores the reader's choices (watch.js)

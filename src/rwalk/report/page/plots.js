@@ -1,4 +1,4 @@
-// The plots: each kind is a function from a section to panels; figures.js shows any of them.
+// The plots: each kind is a function from a section to panels; figure_export.js draws any of them.
 //
 // It returns { panels, legend, csv, note }; without panels, the figure is hidden.
 

@@ -6,7 +6,7 @@ One file each; a new file in this folder is found automatically, by its executor
 from __future__ import annotations
 
 from rwalk.registry import discovered, found
-from rwalk.studies.executors.base import DTYPES, Context, Executor, Job, Keep, Outcomes, fleet_of
+from rwalk.studies.executors.executor import DTYPES, Context, Executor, Job, Keep, Outcomes, fleet_of
 
 EXECUTORS: dict[str, type[Executor]] = discovered(__name__, Executor)
 

@@ -27,7 +27,7 @@ from torch import Tensor
 import rwalk
 from rwalk.errors import InputError
 from rwalk.studies import user_code
-from rwalk.studies.workers import Interrupts, Work
+from rwalk.studies.worker_pool import Interrupts, Work
 
 LETTERS = 1.0  # seconds between letters: each is a task for the cluster, and short runs need none
 MOST_CODE = 100 << 20  # bytes; a larger package has data in it

@@ -6,7 +6,7 @@ One file each; a new file in this folder is found automatically, by its tracker'
 from __future__ import annotations
 
 from rwalk.registry import discovered, found
-from rwalk.studies.trackers.base import Subject, Tracker, Tracking, export
+from rwalk.studies.trackers.tracker import Subject, Tracker, Tracking, export
 
 TRACKERS: dict[str, type[Tracker]] = discovered(__name__, Tracker)
 

@@ -13,7 +13,7 @@ from rwalk.errors import InputError
 from rwalk.escaping import shown
 from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.trackers.base import Subject, Tracker, digest, measures, settings, title
+from rwalk.studies.trackers.tracker import Subject, Tracker, digest, measures, settings, title
 
 STUDY, ROW, DIGEST = "rwalk.study", "rwalk.row", "rwalk.digest"  # tags of a run
 PARENT = "mlflow.parentRunId"  # the tag by which MLflow nests runs

@@ -12,7 +12,7 @@ from rwalk.atomic_files import write_atomically
 from rwalk.errors import InputError
 from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.trackers.base import Subject, Tracker, digest, measures, settings, title
+from rwalk.studies.trackers.tracker import Subject, Tracker, digest, measures, settings, title
 
 MARK = "rwalk-row"  # a file beside a run's events once it is finished; TensorBoard reads event files only
 

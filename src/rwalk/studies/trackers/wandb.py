@@ -16,7 +16,7 @@ from rwalk.errors import InputError
 from rwalk.escaping import all_shown
 from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec, content_hash
-from rwalk.studies.trackers.base import Subject, Tracker, digest, measures, settings, title
+from rwalk.studies.trackers.tracker import Subject, Tracker, digest, measures, settings, title
 
 
 class WandB(Tracker):

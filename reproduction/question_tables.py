@@ -1,0 +1,277 @@
+"""Our own questions, answered in tables; RESULTS.md, written by hand, interprets them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reproduction.markdown import table
+from reproduction.measured_cells import Measured, NotRun
+from reproduction.own_questions import (
+    FACTORS,
+    FACTORS_OF,
+    IN_BOTH_PRECISIONS,
+    SURFACE_LAMBDAS,
+    SURFACE_STEPS,
+    SURFACES,
+    VARIANTS,
+    combinations,
+    factor_label,
+    surface_label,
+)
+from reproduction.paper_experiments import Experiment
+from reproduction.paper_values import TABLE1
+from reproduction.tuning_settings import ABLATIONS, RWALKS_BLOCKS
+from rwalk.report.seed_summaries import Summary
+from rwalk.report.welch_test import Mean
+
+DRAWN = ("surface-mnist",)  # as a figure: its table would be long
+Values = NDArray[np.float64]
+Factors = tuple[str, ...]
+Outcome = Callable[[Factors], Values]  # which factors are on → one value per seed
+
+
+def command_for(experiment: Experiment) -> str:
+    """The command, after the tuning that has to come first."""
+    if not experiment.awaits:
+        return f"`python -m reproduction {experiment.name}`"
+    tuning = f"`python -m reproduction --tune {','.join(experiment.awaits)}`"
+    return f"{tuning}, then `python -m reproduction {experiment.name} --budgets results/tuning/budgets.json`"
+
+
+def signed(mean: Mean, digits: int = 1) -> str:
+    """A difference with half its 95 % confidence interval."""
+    return f"{mean.value:+.{digits}f} ± {mean.reach:.{digits}f}"
+
+
+# ── RWalk's distance, the precision of convolutions, ResNet-18 ────────────────────────────────────────────────
+
+OTHERWISE = dict(zip(ABLATIONS, ("Δθ² instead of ½FΔθ²", "no denominator"), strict=True))
+
+
+def gaps_of_ablation(dataset: str, measured: Measured) -> dict[tuple[str, str], Mean]:
+    """A of RWalk minus A of each of its ablations, in points, by (block, ablation)."""
+    mean = partial(measured.mean, "A", f"ablation-{dataset}")
+    return {(b, other): mean(b, "rwalk") - mean(b, other) for b, other in product(RWALKS_BLOCKS, ABLATIONS)}
+
+
+def ablation(dataset: str, measured: Measured) -> Iterator[str]:
+    gaps = gaps_of_ablation(dataset, measured)
+    rows = ([block, *(signed(gaps[block, other]) for other in ABLATIONS)] for block in RWALKS_BLOCKS)
+    yield from table(["A of RWalk minus A of RWalk with", *OTHERWISE.values()], rows)
+
+
+def gaps_of_precision(measured: Measured) -> dict[tuple[str, str], Mean]:
+    """A in bfloat16 minus A in float32, in points, by (block, method)."""
+    mean = partial(measured.mean, "A", "precision-cifar100")
+    return {
+        (block, method): mean(block, f"{method}, bfloat16") - mean(block, f"{method}, float32")
+        for block, method in product(RWALKS_BLOCKS, IN_BOTH_PRECISIONS)
+    }
+
+
+def precision(measured: Measured) -> Iterator[str]:
+    gaps = gaps_of_precision(measured)
+    rows = ([block, *(signed(gaps[block, method]) for method in IN_BOTH_PRECISIONS)] for block in RWALKS_BLOCKS)
+    yield from table(["A in bfloat16 minus A in float32", *IN_BOTH_PRECISIONS], rows)
+
+
+def resnets(measured: Measured) -> Iterator[str]:
+    cells = {
+        f"{label}, {block}": measured.mean("A", "resnet", block, label)
+        for block, labels in (
+            ("own budget", ("rwalk", "vanilla", "rwalk, full width")),
+            ("one budget", ("gem", "icarl", "rwalk", "vanilla")),
+        )
+        for label in labels
+    }
+    yield from table(["", "A"], ([label, f"{mean.value:.1f}"] for label, mean in cells.items()))
+
+
+# ── the authors' public code ──────────────────────────────────────────────────────────────────────────────────
+
+
+def factorial(name: str, measured: Measured) -> Iterator[str]:
+    """Main effects (each factor on minus off, averaged over the others), and the published values."""
+    factors, shown = FACTORS_OF[name], outcomes(name, measured)
+    published = TABLE1[block_of(name)]
+    known = {"vanilla's F": published["vanilla"].F, **{f"A of {method}": of.A for method, of in published.items()}}
+
+    def values(label: str, on: Factors) -> list[str]:
+        return [label, *(_digits(float(of(on).mean()), what) for what, of in shown.items())]
+
+    nearest = min(
+        combinations(factors), key=lambda on: abs(shown["vanilla's F"](on).mean() - (published["vanilla"].F or 0))
+    )
+    effects = [
+        [
+            f"{each}: {FACTORS[each]}",
+            *(_effect(main_effect(of, factors, each), what) for what, of in shown.items()),
+        ]
+        for each in factors
+    ]
+    given = ["" if (value := known.get(what)) is None else _digits(value, what) for what in shown]
+    ends = (
+        values("all of them", factors),
+        values(f"{factor_label(nearest)}: nearest to vanilla's published F", nearest),
+        ["published", *given],
+    )
+    yield from table(["", *shown], [values("none of them", ()), *effects, *ends])
+
+
+def outcomes(name: str, measured: Measured) -> dict[str, Outcome]:
+    """The measures, each as a function of the factors that are on; by seeds that all combinations have."""
+    cells = {
+        (method, on): measured.cell(name, method, factor_label(on))
+        for method, on in product(VARIANTS, combinations(FACTORS_OF[name]))
+    }
+    seeds = sorted(set.intersection(*(set(summary.seeds) for _, summary in cells.values())))
+
+    def values(method: str, measure: str, on: Factors) -> Values:
+        entry, summary = cells[method, on]
+        by_seed = dict(zip(summary.seeds, _measure(summary, measure)[entry.head], strict=True))
+        return np.array([by_seed[seed] for seed in seeds]) * (1 if measure == "F" else 100)
+
+    def lost(method: str, on: Factors) -> Values:
+        return values("vanilla", "learning", on) - values(method, "learning", on)
+
+    return {
+        "vanilla's F": partial(values, "vanilla", "F"),
+        **{f"A of {m}": partial(values, m, "A") for m in VARIANTS},
+        **{f"plasticity lost by {m}": partial(lost, m) for m in VARIANTS[1:]},
+    }
+
+
+def main_effect(of: Outcome, factors: Factors, factor: str, **fixed: bool) -> Mean:
+    """On minus off, over all combinations in which others are `fixed`; one effect per seed."""
+    tried = [each for each in combinations(factors) if all((f in each) == is_on for f, is_on in fixed.items())]
+    on, off = ([of(each) for each in tried if (factor in each) == is_on] for is_on in (True, False))
+    return Mean.over(np.mean(on, axis=0) - np.mean(off, axis=0))
+
+
+def block_of(name: str) -> tuple[str, str]:
+    """The dataset and the block of table 1 that it varies."""
+    _, dataset, *samples = name.split("-")
+    return dataset, "samples" if samples else "multi"
+
+
+def _measure(summary: Summary, name: str) -> Mapping[str, Values]:
+    """By head, one value per seed."""
+    found: Mapping[str, Values] = summary.more[name] if name in summary.more else getattr(summary, name)
+    return found
+
+
+def _digits(value: float, what: str) -> str:
+    return f"{value:.{3 if what.endswith(' F') else 1}f}"
+
+
+def _effect(mean: Mean, what: str) -> str:
+    return signed(mean, 3 if what.endswith(" F") else 1)
+
+
+# ── the surface steps × λ ─────────────────────────────────────────────────────────────────────────────────────
+
+SIX_DECADES = 7  # λ's, from the first to the last
+
+
+class Stretch(NamedTuple):
+    """A length of training and six decades of λ, with A in percent at each."""
+
+    steps: int
+    lambdas: tuple[float, ...]
+    accuracy: list[float]
+
+
+@dataclass(frozen=True)
+class Surface:
+    """One panel: mean A in percent, [steps, λ]."""
+
+    panel: str
+    accuracy: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, measured: Measured, panel: str) -> Surface:
+        """NotRun unless all of its cells have rows."""
+        cells = [
+            [
+                measured.mean("A", "surface-mnist", panel, surface_label(steps, lam)).value
+                for lam in SURFACE_LAMBDAS
+            ]
+            for steps in SURFACE_STEPS
+        ]
+        return cls(panel, np.array(cells))
+
+    @classmethod
+    def all_of(cls, measured: Measured) -> list[Surface]:
+        """Those that are complete; NotRun if none is."""
+        found = []
+        for panel in SURFACES:
+            try:
+                found.append(cls.of(measured, panel))
+            except NotRun:
+                continue
+        if not found:
+            raise NotRun("surface-mnist")
+        return found
+
+    @property
+    def replays(self) -> bool:
+        """Whether there are exemplars; only such surfaces can be compared with each other."""
+        return SURFACES[self.panel].replay is not None
+
+    @property
+    def spread(self) -> NDArray[np.float64]:
+        """By steps: A at the best λ minus A at the worst."""
+        return np.asarray(np.ptp(self.accuracy, axis=1))
+
+    @property
+    def safest(self) -> Stretch:
+        """The length and the six decades of λ whose worst λ is best."""
+        width = min(SIX_DECADES, self.accuracy.shape[1])
+        windows = [slice(begin, begin + width) for begin in range(self.accuracy.shape[1] - width + 1)]
+        stretches = [
+            Stretch(steps, SURFACE_LAMBDAS[window], accuracy[window].tolist())
+            for steps, accuracy in zip(SURFACE_STEPS, self.accuracy, strict=True)
+            for window in windows
+        ]
+        return max(stretches, key=lambda each: min(each.accuracy))
+
+
+def decade(number: float) -> str:
+    """
+    >>> decade(0.1), decade(100.0), decade(1e5)
+    ('0.1', '100', '10⁵')
+    """
+    exponent = round(math.log10(number))
+    raised = str(exponent).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{number:g}" if exponent < 3 else f"10{raised}"
+
+
+def surface(measured: Measured) -> Iterator[str]:
+    rows = []
+    for each in Surface.all_of(measured):
+        steps, lam = np.unravel_index(each.accuracy.argmax(), each.accuracy.shape)
+        best = (f"{each.accuracy.max():.1f}", f"{SURFACE_STEPS[steps]}, {decade(SURFACE_LAMBDAS[lam])}")
+        safe = each.safest
+        low, high = min(safe.accuracy), max(safe.accuracy)
+        decades = f"{safe.steps}, {decade(safe.lambdas[0])} to {decade(safe.lambdas[-1])}"
+        rows.append((each.panel, *best, f"{each.spread[steps]:.1f}", decades, f"{low:.1f} to {high:.1f}"))
+    head = ("", "best A", "at steps, λ", "best minus worst λ there", "safest: steps, six decades of λ", "A there")
+    yield from table(head, rows)
+
+
+TABLES: dict[str, Callable[[Measured], Iterator[str]]] = {
+    "ablation-mnist": partial(ablation, "mnist"),
+    "ablation-cifar100": partial(ablation, "cifar100"),
+    "surface-mnist": surface,
+    **{name: partial(factorial, name) for name in FACTORS_OF},
+    "resnet": resnets,
+    "precision-cifar100": precision,
+}

@@ -1,0 +1,171 @@
+"""Options that several commands share, those that fields of records are, and how their values are read."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import wraps
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+from rwalk.escaping import shown
+from rwalk.option_fields import Option, options_of
+from rwalk.registry import imported
+
+if TYPE_CHECKING:
+    from rwalk.data.datasets import Reading
+
+HOW = "where and how"
+Given = dict[type[Any], dict[str, Any]]  # by record, the values of its fields
+
+
+def how(*names: str, **settings: Any) -> Any:
+    """An option about the place of training and the display, not about the study itself."""
+    return typer.Option(*names, rich_help_panel=HOW, **settings)
+
+
+def says_what_to_learn(context: typer.Context) -> bool:
+    """Whether any option given is about the study itself."""
+    about = [each.name for each in context.command.params if getattr(each, "rich_help_panel", None) != HOW]
+    sources = [context.get_parameter_source(name) for name in about if name]
+    return any(source is not None and source.name == "COMMANDLINE" for source in sources)
+
+
+Data = Annotated[Path | None, how(envvar="RWALK_DATA", help="folder with the official dataset files")]
+Device = Annotated[str, how(help="cpu, cuda, cuda:1 …; auto uses cuda if available")]
+Workers = Annotated[int | None, how(help="number of processes (default: one per core of a CPU, one per GPU)")]
+CheckpointEvery = Annotated[
+    int | None, how(help="steps between checkpoints (default: as often as 2 % of the time allows)")
+]
+ExecutorName = Annotated[
+    str, how("--executor", help="where runs are trained: local, gpus, ray, here, or package.module:Name")
+]
+Join = Annotated[bool, how("--join", help="share the work with other processes that join the same folder")]
+Track = Annotated[
+    str, how(help="show the study in trackers too: tensorboard, mlflow, wandb, or package.module:Name")
+]
+Keep = Annotated[
+    str,
+    how(
+        help="leave trained models in the study's folder: best (of every method the run of the highest "
+        "single-head accuracy), or all"
+    ),
+]
+Quiet = Annotated[bool, how("--quiet", help="no live display")]
+AsJson = Annotated[bool, how("--json", help="print one JSON object for scripts instead of tables")]
+
+
+def add_command(app: typer.Typer, command: Callable[..., None], *records: str, but: str = "") -> None:
+    """Add a command whose parameter `given` stands for the options that fields of records are.
+
+    Records are not imported until the command is called: torch, which many need, takes seconds.
+
+    Args:
+        app: Where it is added.
+        command: Its parameter `given` gets the values, by record.
+        records: The records, as `package.module:Name`.
+        but: A field that is no option here.
+    """
+
+    class FromRecord(TyperCommand):
+        def make_context(self, *call: Any, **others: Any) -> Any:
+            alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+            alone.command()(_complete(command, [imported(each, "record") for each in records], but))
+            return typer.main.get_command(alone).make_context(*call, **others)
+
+    def named() -> None:
+        """Only its name and help are used."""
+
+    named.__name__, named.__doc__ = command.__name__, command.__doc__
+    app.command(cls=FromRecord)(named)
+
+
+def _complete(command: Callable[..., None], records: Sequence[type[Any]], but: str) -> Callable[..., None]:
+    """A command with options for fields of records in the place of its parameter `given`."""
+    options = (each for record in records for each in options_of(record))
+    found = [_parameter(*each) for each in options if each[1].name != but]
+    types, parameters = get_type_hints(command, include_extras=True), []
+    for each in signature(command).parameters.values():
+        own = each.replace(annotation=types[each.name], kind=Parameter.KEYWORD_ONLY)
+        parameters += [parameter for parameter, _ in found] if each.name == "given" else [own]
+
+    @wraps(command)
+    def complete(**values: Any) -> None:
+        given: Given = defaultdict(dict)
+        for parameter, (kind, name, read) in found:
+            value = values.pop(parameter.name)
+            if parameter.default is not None or value not in (None, "", []):
+                given[kind][name] = read(value) if read else value
+        command(**values, given=given)
+
+    complete.__signature__ = signature(command).replace(parameters=parameters)  # type: ignore[attr-defined]
+    complete.__annotations__ = {each.name: each.annotation for each in parameters}
+    return complete
+
+
+def _parameter(record: type[Any], field: Any, kind: Any) -> tuple[Parameter, tuple[type[Any], str, Any]]:
+    """The parameter for a field that is an option; None, or an empty text, is not given."""
+    option: Option = field.metadata["option"]
+    name = option.name or field.name
+    plain = next((each for each in (kind, *get_args(kind)) if each in (bool, int, float, str)), str)
+    several = get_origin(kind) is tuple
+    default = None if option.depends or several else field.default
+    names = [f"--{name.replace('_', '-')}"] if plain is bool else []
+    known: Any = list[str] | None if several else plain if default is not None else plain | None
+    annotation = Annotated[known, typer.Option(*names, help=option.help)]
+    parameter = Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return parameter, (record, field.name, option.read)
+
+
+def chosen_device(name: str) -> str:
+    """The device of that name; `auto` is cuda if available."""
+    if name != "auto":
+        return name
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def with_label(dataset: str, reading: Reading, tell: Callable[[str], None]) -> Reading:
+    """A table's reading with its column of classes named; if the user named none, the choice is reported."""
+    from rwalk.atomic_files import at_home
+    from rwalk.data.datasets import TableEncoder
+    from rwalk.data.datasets.tables import is_table
+
+    if reading.label is not None or not is_table(dataset):
+        return reading
+    found = TableEncoder.fit(at_home(dataset), reading=reading).label
+    tell(f"the classes are in column {found!r} (--label names another)")
+    return replace(reading, label=found)
+
+
+def say(line: object) -> None:
+    """A line of results, whatever names it repeats."""
+    print(shown(line), flush=True)
+
+
+def to_stderr(line: object) -> None:
+    """One line of text from us, whatever names it repeats."""
+    print(f"rwalk: {shown(line)}", file=sys.stderr, flush=True)
+
+
+def check_join(join: bool, **options: object) -> None:
+    """Refuse options that have no meaning where every process trains one run at a time; values by name."""
+    from rwalk.errors import InputError
+
+    given = [f"--{name}" for name, value in options.items() if value not in (None, "", "local")]
+    if join and given:
+        raise InputError(f"--join trains one run at a time per process: drop {' and '.join(given)}")
+
+
+def check_seeds(seeds: int | None) -> None:
+    from rwalk.errors import InputError
+
+    if seeds is not None and seeds < 1:
+        raise InputError(f"--seeds must be at least 1, not {seeds}")

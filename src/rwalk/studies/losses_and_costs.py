@@ -1,0 +1,97 @@
+"""Files beside a study's rows: commands, losses and costs. No row depends on them, and they stop no study."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rwalk.studies.specs import RunSpec
+from rwalk.studies.study_events import Event, Spent
+
+COMMANDS, LOSSES, COSTS = "commands.txt", "losses.csv", "costs.csv"
+
+
+def note_command(folder: Path, command: str) -> None:
+    """Add a command to those that worked on a study, unless it is there."""
+    if command and command not in commands(folder):
+        with suppress(OSError), open(folder / COMMANDS, "a", encoding="utf-8") as file:
+            file.write(command.replace("\n", " ") + "\n")
+
+
+def commands(folder: Path) -> list[str]:
+    """The commands that worked on a study, oldest first."""
+    with suppress(OSError, UnicodeDecodeError):
+        return list(dict.fromkeys((folder / COMMANDS).read_text(encoding="utf-8").splitlines()))
+    return []
+
+
+class Curves:
+    """Losses by run and step. If an interrupted run repeats steps, the later value counts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / LOSSES
+        self._losses: dict[str, dict[int, float]] = {}
+        for line in _lines(self.file):
+            with suppress(ValueError):  # a crash truncated the line
+                key, step, loss = line
+                self._losses.setdefault(key, {})[int(step)] = float(loss)
+
+    def add(self, run: RunSpec, step: int, loss: float) -> None:
+        self._losses.setdefault(run.hash(), {})[step] = loss
+        _append(self.file, [[run.hash(), step, repr(loss)]])
+
+    def runs(self) -> list[str]:
+        """The hashes of all runs that have losses, in the order in which they began."""
+        return list(self._losses)
+
+    def of(self, run: RunSpec | str) -> list[tuple[int, float]]:
+        """(step, loss) of a run, or of the run with this hash."""
+        return sorted(self._losses.get(run if isinstance(run, str) else run.hash(), {}).items())
+
+
+class Recorded(NamedTuple):
+    """A run's seconds, the bytes it keeps beside its network, and when it ended (UTC)."""
+
+    seconds: float
+    kept: int
+    ended: datetime
+
+
+class Costs:
+    """Costs by the runs' hashes; of a run that was trained twice, the later ones."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / COSTS
+
+    def watch(self, event: Event) -> None:
+        if isinstance(event, Spent):
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            seconds = f"{event.cost.seconds:.4f}"
+            pairs = zip(event.runs, event.cost.kept, strict=True)
+            _append(self.file, [[run.hash(), seconds, kept, now] for run, kept in pairs])
+
+    def read(self) -> dict[str, Recorded]:
+        found = {}
+        for line in _lines(self.file):
+            with suppress(ValueError):  # a crash truncated the line
+                key, seconds, kept, ended = line
+                cost = Recorded(float(seconds), int(kept), datetime.fromisoformat(ended))
+                if math.isfinite(cost.seconds) and cost.ended.tzinfo:
+                    found[key] = cost
+        return found
+
+
+def _lines(file: Path) -> list[list[str]]:
+    with suppress(OSError, UnicodeDecodeError, csv.Error):
+        return list(csv.reader(file.read_text().splitlines()))
+    return []
+
+
+def _append(file: Path, lines: Iterable[list[Any]]) -> None:
+    with suppress(OSError), open(file, "a", newline="") as opened:
+        csv.writer(opened, lineterminator="\n").writerows(lines)
