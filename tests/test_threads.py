@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import little
+from processes import until
 from reproduction.planned_studies import _steps_per_second
 from rwalk import InputError, Training, threads
 from rwalk.classifier import IncrementalClassifier
@@ -130,6 +131,7 @@ def test_a_number_of_threads_that_is_none_is_refused(asked: str, monkeypatch: py
 def test_cores_at_work_are_not_idle() -> None:
     cores = threads.available_cores()
     with busy_processes(2 * cores):
+        until(lambda: threads.idle_cores() == 1)  # they have begun
         found = []
         for _ in range(20):
             time.sleep(0.02)
