@@ -13,7 +13,7 @@ HASHED := $(PIP) --require-hashes --no-deps -r
 RUNNABLE := .venv/.runnable
 READY := .venv/.ready
 
-.PHONY: run paper test test-load test-slow test-report test-trackers test-kernels test-ray test-everywhere test-faults docs fuzz bench release-check pins clean
+.PHONY: run paper test test-load test-slow test-report test-trackers test-kernels test-ray test-everywhere test-faults test-docs test-torch docs fuzz bench release-check pins clean
 
 run: $(RUNNABLE)
 	$(BIN)/rwalk run
@@ -50,6 +50,21 @@ test-report: $(READY)
 test-trackers: $(READY)
 	$(PIP) -c requirements/trackers.txt -e '.[tensorboard,mlflow,wandb]'
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/test_trackers.py
+
+# Every command and every block of code of README and docs, in clean folders, also those that take long.
+test-docs: $(READY)
+	$(BIN)/python -m pytest -n auto -m 'slow or not slow' tests/test_readme.py tests/test_docs.py tests/test_site.py
+
+# The core with another version of torch, in an environment of its own: 2.11.0 is the oldest that is allowed, 2.15.0 the
+# newest. What compiles is left out, because it depends on torch in no other way than tests/test_private_torch.py checks.
+TORCH ?= 2.15.0
+CORE := $(addprefix tests/test_,$(addsuffix .py,checkpoint closed_form closed_form_files estimator fleet gem guard \
+	guard_drift guard_files guard_steps icarl losses memory methods metrics networks private_torch samplers solvers \
+	streams studies))
+test-torch:
+	$(PYTHON) -m venv build/torch-$(TORCH)
+	build/torch-$(TORCH)/bin/python -m pip install --quiet torch==$(TORCH) -e '.[all]' pytest pytest-xdist hypothesis pandas
+	OMP_NUM_THREADS=1 build/torch-$(TORCH)/bin/python -m pytest -n auto $(CORE)
 
 # The site; a warning is an error. Sphinx and what the examples need are installed for this alone.
 docs: $(RUNNABLE)

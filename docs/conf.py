@@ -31,6 +31,7 @@ extensions = [
     "repository_links",
     "command_help",
     "llms_txt",
+    "accessible",
 ]
 exclude_patterns = [
     "_tools",
@@ -84,6 +85,9 @@ sphinx_gallery_conf = {
     "image_srcset": ["2x"],
     "matplotlib_animations": False,
     "reset_modules": ("matplotlib",),
+    # Every example can be downloaded as a notebook too; rwalk is installed from a clone.
+    "first_notebook_cell": "# Install rwalk from a clone of its repository; give the clone's path.\n"
+    '%pip install --quiet "rwalk[all] @ file:///path/to/the/clone"',
 }
 not_executed = {f"gallery/{example}": EXTRAS[example] for example in MISSING}
 warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
@@ -98,6 +102,6 @@ html_theme_options = {"sidebar_hide_name": False, "navigation_with_keys": True}
 html_copy_source = True
 html_show_sphinx = False
 html_last_updated_fmt = None
-pygments_style = "friendly"
-pygments_dark_style = "github-dark"
+pygments_style = "a11y-high-contrast-light"
+pygments_dark_style = "a11y-high-contrast-dark"
 html_math_renderer = "mathml"

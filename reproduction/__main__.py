@@ -24,7 +24,7 @@ from rwalk.cli.command_options import (
     to_stderr,
 )
 from rwalk.cli.run_study import SAME_COMMAND, execute, placed
-from rwalk.escaping import duration
+from rwalk.report.wording import duration
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 

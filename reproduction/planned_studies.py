@@ -14,8 +14,8 @@ from reproduction.paper_experiments import EXPERIMENTS, Experiment, runs_of
 from reproduction.yardsticks import YARDSTICKS
 from rwalk.errors import InputError, unknown
 from rwalk.studies import Study
+from rwalk.studies.json_records import content_hash
 from rwalk.studies.rows import Row
-from rwalk.studies.specs import content_hash
 
 
 class Planned(NamedTuple):

@@ -18,8 +18,9 @@ import numpy as np
 from reproduction.tuning_settings import Numbers, Setting
 from rwalk import parts
 from rwalk.errors import InputError
+from rwalk.studies.json_records import to_json
 from rwalk.studies.rows import Row
-from rwalk.studies.specs import RunSpec, to_json
+from rwalk.studies.specs import RunSpec
 from rwalk.training import Training
 
 SCOUT = 0  # the seed of scouts

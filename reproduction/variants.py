@@ -10,19 +10,53 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rwalk.data.memory import Replay
 from rwalk.data.samplers import Sampler, mean_of_features
 from rwalk.decision_rules import Classifier, NearestMean
-from rwalk.engine.architectures import CNN, normal
+from rwalk.engine.architectures import CNN, MLP, Factory
 from rwalk.losses.heads import cross_entropy, each_cross_entropy, mean_over
 from rwalk.losses.icarl import ICaRL
 from rwalk.losses.loss import Batch, Loss
 from rwalk.methods.method import Ranges, State
 from rwalk.methods.rwalk import RWalk
 
+
+def mlp_of(width: int, xavier: bool = False) -> Factory:
+    """An MLP with two hidden layers of this width; drawn as torch does, or as Glorot & Bengio (2010)."""
+
+    def build(shape: tuple[int, ...], classes: int) -> nn.Module:
+        network = MLP(shape, classes, (width, width))
+        for layer in (*network.layers, network.head) if xavier else ():
+            assert isinstance(layer, nn.Linear)
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        return network
+
+    return build
+
+
+def normal(factory: Factory) -> Factory:
+    """A network, begun as RWalk's public code does: truncated-normal weights (σ 0.1), biases of 0.1."""
+
+    def build(shape: tuple[int, ...], classes: int) -> nn.Module:
+        network = factory(shape, classes)
+        for name, parameter in network.named_parameters():
+            if name.endswith("bias"):
+                nn.init.constant_(parameter, 0.1)
+            else:
+                nn.init.trunc_normal_(parameter, std=0.1, a=-0.2, b=0.2)
+        return network
+
+    return build
+
+
+mlp_100 = mlp_of(100, xavier=True)  # DER's for MNIST
+mlp_400 = mlp_of(400)  # van de Ven's for Split MNIST
+mlp_1000 = mlp_of(1000)  # van de Ven's for Permuted MNIST
 # Networks of RWalk's public code: a fifth convolution, of 512 filters, and its initial weights.
+mlp_normal, cnn_normal = normal(MLP), normal(CNN)
 cnn_5 = partial(CNN, fifth=512)
 cnn_5_normal = normal(cnn_5)
 

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from own_parts import MAS, Noise, Orthogonal, farthest
 from rwalk import Batch, Sampler
-from rwalk.losses import CrossEntropy, Taught
+from rwalk.losses import CrossEntropy
 from rwalk.methods.method import Ranges, State
 
 
@@ -112,17 +111,6 @@ class Climbs(CrossEntropy):
         return (logits + batch.head).softmax(-1).gather(-1, batch.y[..., None]).mean((1, 2))
 
 
-class TeachesByTask(Taught):
-    """Its state has another shape on paper than in training."""
-
-    def begin_task(self, state: State, theta: Tensor, task: int) -> None:
-        rows = 1 if theta.is_meta else 2
-        state["seen"] = theta.new_zeros(len(theta), rows)
-
-    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
-        return F.cross_entropy((logits + batch.head).transpose(1, 2), batch.y, reduction="none").mean(1)
-
-
 class Against(Orthogonal):
     def project(self, grad: Tensor, memories: Tensor) -> Tensor:
         return grad - 0.5 * (grad - super().project(grad, memories))
@@ -162,6 +150,28 @@ class WritesOverInputs(Noise):
 class ByTheStep(Noise):
     def draw(self, steps: int, batch: int, generator: Generator) -> Tensor:
         return torch.randn(steps, 1, generator=generator)
+
+
+class VectorMadeLate(MAS):
+    def observe(self, state: State, grad: Tensor, move: Tensor, square: Tensor) -> None:
+        super().observe(state, grad, move, square)
+        state["moved"] = state.get("moved", 0) + move
+
+
+class NotDecorated(MAS):
+    power: float = 2.0
+
+
+class OneNumber(CrossEntropy):
+    """Takes its hyper-parameter for a number."""
+
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        return super().__call__(logits, batch) * float(self.weight)
+
+
+@dataclass(frozen=True)
+class TakesANumber(OneNumber):
+    weight: float = 1.0
 
 
 class AlwaysTheSame(nn.Module):
@@ -215,7 +225,6 @@ BROKEN = {  # and what is said of them
     "LooksAtValues": "run . ends differently in a fleet than alone",
     "CannotBeRecorded": "its step cannot be compiled",
     "Climbs": "it does not learn",
-    "TeachesByTask": "its checkpoint at .* is refused",
     "Against": "a constraint is violated",
     "ScalesByTheFleet": "projected differently than alone",
     "REPEATS": "contain one twice",
@@ -224,6 +233,9 @@ BROKEN = {  # and what is said of them
     "OneDrawForAll": "changed differently alone",
     "WritesOverInputs": "changes the inputs",
     "ByTheStep": r"not \[3, 5, k\]",
+    "VectorMadeLate": "observe makes the vector 'moved': make it in start",
+    "NotDecorated": r"power cannot be set: decorate NotDecorated with @dataclass",
+    "TakesANumber": r"a hyper-parameter that differs between runs is a tensor \[R\]",
     "AlwaysTheSame": "other seeds begin with the same parameters",
     "CountsBesideBuffers": "interrupted at task 1, step 2 ends differently",
     "LooksAround": "depend on the others in its batch",

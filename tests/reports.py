@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,9 @@ from rwalk.data.memory import MemorySpec
 from rwalk.parts import defaults
 from rwalk.report.html_page import write_report
 from rwalk.studies import rows as rows_of_studies
+from rwalk.studies.json_records import content_hash
 from rwalk.studies.rows import SCHEMA, Description
-from rwalk.studies.specs import RunSpec, StreamSpec, content_hash
+from rwalk.studies.specs import RunSpec, StreamSpec
 
 HOSTILE = "<img src=x onerror='window.boom=1'></script><script>window.boom=1</script>&amp;<b>bold</b>"
 HEADS = ("single", "multi")
@@ -34,9 +36,10 @@ def made_row(spec: RunSpec, tasks: int = 3, stopped: str | None = None) -> Row:
         a = np.where(np.tri(tasks, dtype=bool), draw.integers(500, 1000, (tasks, tasks)) / 1000, np.nan)
         if stopped:
             a[1:] = np.nan
-        measures = {"A": metrics.average_accuracy(a), "F": metrics.forgetting(a), "I": a[-1, -1] - 0.7}
+        measures = {"A": metrics.average_accuracy(a), "F": metrics.forgetting(a), "I": 0.7 - a[-1, -1]}
         row[head] = {name: None if np.isnan(value) else float(value) for name, value in measures.items()}
         row["accuracy"][head] = [[None if np.isnan(value) else value for value in line] for line in a.tolist()]
+    row["reference"] = {head: [None] * (tasks - 1) + [0.7] for head in HEADS}
     row["stopped"] = stopped
     row["spec"] = spec.to_json()
     row["made"] = {"rwalk": "0.1.0", "numerics": 1}
@@ -63,7 +66,7 @@ def made_rows() -> list[Row]:
 
 def records(rows: Sequence[Row]) -> list[rows_of_studies.Row]:
     """Rows as the report reads them from a file."""
-    return [rows_of_studies.Row.from_json(row, sealed=True).shown() for row in rows]
+    return [rows_of_studies.Row.from_json(json.loads(json.dumps(row)), sealed=True).shown() for row in rows]
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:

@@ -33,8 +33,9 @@ from rwalk.cli import command_options, sweep, trust
 from rwalk.option_fields import option
 from rwalk.part_names import spelled
 from rwalk.parts import parts
+from rwalk.studies.json_records import content_hash
 from rwalk.studies.rows import Description
-from rwalk.studies.specs import RunSpec, StreamSpec, content_hash
+from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.studies.study_folder import Store
 
 TESTS = os.path.dirname(little.__file__)

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from rwalk.classifier import IncrementalRegressor
-from rwalk.classifier.closed_form import ClosedFormClassifier
+from rwalk.classifier.closed_form import ClosedFormClassifier, IncrementalRegressor
 from rwalk.closed_form.features import Recipe
 from rwalk.closed_form.features.patches import SIDE, PatchFeatures
 from rwalk.closed_form.features.vectors import VectorFeatures
@@ -350,7 +349,8 @@ def patch_features_slowly(features: PatchFeatures, image: torch.Tensor) -> torch
         torch.stack([side[:, a, b].mean((1, 2)) for a in quadrants for b in quadrants], dim=1).flatten()
         for side in ((answers - 0.25).clamp(min=0), (-answers - 0.25).clamp(min=0))
     ]
-    return torch.cat(pooled)
+    averages = torch.cat(pooled)
+    return averages if features.floor is None else (averages + features.floor).sqrt()
 
 
 def test_images_that_could_be_their_mirror_images_are_taken_for_the_same() -> None:
@@ -363,9 +363,10 @@ def test_images_that_could_be_their_mirror_images_are_taken_for_the_same() -> No
     assert float(PatchFeatures.make(photographs[:20], 10, 0).mirrored) == 0  # too few to tell
     both = PatchFeatures.make(photographs, 10, 0)
     torch.testing.assert_close(both(photographs.double()), both(photographs.double().flip(-1)))
-    one = dataclasses.replace(both, mirrored=torch.zeros(()))
+    averages = dataclasses.replace(both, floor=None)
+    one = dataclasses.replace(averages, mirrored=torch.zeros(()))
     mean = (one(photographs.double()) + one(photographs.double().flip(-1))) / 2
-    torch.testing.assert_close(both(photographs.double()), mean)
+    torch.testing.assert_close(averages(photographs.double()), mean)
 
 
 def test_patch_features_are_what_they_say():
@@ -374,6 +375,9 @@ def test_patch_features_are_what_they_say():
     fast = features(images[:2])
     slow = torch.stack([patch_features_slowly(features, image) for image in images[:2]])
     torch.testing.assert_close(fast, slow)
+    without_root = dataclasses.replace(features, floor=None)  # as earlier files and studies have it
+    slow = torch.stack([patch_features_slowly(without_root, image) for image in images[:2]])
+    torch.testing.assert_close(without_root(images[:2]), slow)
 
 
 def stripes(n: int = 120, seed: int = 0) -> tuple[Array, NDArray[np.int64]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,9 @@ from safetensors import safe_open
 from torch import nn
 
 from rwalk import model_file
-from rwalk.classifier import IncrementalRegressor
 from rwalk.classifier import closed_form_files as files
-from rwalk.classifier.closed_form import ClosedFormClassifier
+from rwalk.classifier.closed_form import ClosedFormClassifier, IncrementalRegressor
+from rwalk.closed_form.features.patches import PatchFeatures
 from rwalk.errors import InputError
 
 
@@ -58,6 +59,20 @@ def test_images_come_back(tmp_path):
     clf = ClosedFormClassifier(size=5, warm_up=10).fit(x, np.arange(30) % 2)
     clf.save(tmp_path / "i")
     np.testing.assert_array_equal(ClosedFormClassifier.load(tmp_path / "i").coef_, clf.coef_)
+
+
+def test_images_of_earlier_files_have_no_root(tmp_path, monkeypatch):
+    made = PatchFeatures.make.__func__
+    monkeypatch.setattr(
+        PatchFeatures, "make", classmethod(lambda cls, *a, **k: replace(made(cls, *a, **k), floor=None))
+    )
+    x = np.random.default_rng(0).random((30, 1, 16, 16))
+    clf = ClosedFormClassifier(size=5, warm_up=10).fit(x, np.arange(30) % 2)
+    clf.save(tmp_path / "i")
+    with safe_open(tmp_path / "i", "pt") as file:
+        assert "map.floor" not in file.keys()  # noqa: SIM118 - no mapping
+    again = ClosedFormClassifier.load(tmp_path / "i")
+    np.testing.assert_array_equal(again.predict_proba(x), clf.predict_proba(x))
 
 
 def test_a_file_holds_no_examples_once_the_map_is_made(tmp_path):

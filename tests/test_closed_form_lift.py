@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rwalk import IncrementalClassifier
+from rwalk.closed_form.features.backbone import BackboneFeatures
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 
@@ -65,6 +66,17 @@ def test_lift_is_not_used_where_the_evidence_is_against_it() -> None:
 def test_size_sets_the_width_of_the_lift() -> None:
     clf = IncrementalClassifier(network=Rotation(), size=30).partial_fit(*products(200))
     assert clf._sums().features_of(products(3)[0]).shape == (3, 38)
+
+
+@pytest.mark.parametrize("negative", [False, True])
+def test_lift_is_waves_of_even_features(negative: bool) -> None:
+    rows = torch.rand(3, 6, generator=torch.Generator().manual_seed(0)) - (0.5 if negative else 0.0)
+    features = BackboneFeatures(nn.Identity(), rows, 5)
+    for row, found in zip(rows, features(rows), strict=True):
+        even = row if negative else row.sqrt()
+        even = (even - even.mean()) / (even.var(correction=0) + 1e-5).sqrt()
+        waves = [wave(even @ column) for column in features.waves.T for wave in (torch.cos, torch.sin)]
+        torch.testing.assert_close(found, torch.cat([row, torch.stack(waves)[:5]]))
 
 
 def test_lift_is_used_as_soon_as_later_calls_bring_enough_examples() -> None:

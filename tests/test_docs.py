@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
+import inspect
+import operator
+import os
 import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
+import rwalk
 from rwalk import cli
 
-DOCS = Path(__file__).parent.parent / "docs"
-EXTENDING = (DOCS / "extending.md").read_text()
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+EXTENDING = "".join((DOCS / f"{page}.md").read_text() for page in ("extending", "extending-use"))
 
 
 def blocks(language: str, text: str = EXTENDING) -> list[str]:
@@ -77,19 +86,44 @@ def test_a_study_of_own_parts_goes_on_only_when_each_is_confirmed(
     assert rwalk("resume", "study", "--trust=mine:MeanGradient", "--trust=mine:LEAST_SURE", "--quiet") == 0
 
 
-HOW_TO = sorted((DOCS / "howto").glob("*.md"))
-RUN = [DOCS / "studies.md", *HOW_TO]  # of these, all that is marked python or bash
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if not {"generated", "gallery"} & set(page.parts)]
+RUNNABLE = re.compile(r"^```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RUN = [page for page in PAGES if not page.stem.startswith("extending") and RUNNABLE.search(page.read_text())]
+LONG = {"adapters", "classifier", "closed-form", "cluster", "compare-methods", "delete-data", "first-study"}
+LONG |= {"images-with-a-backbone", "merge-sites", "new-classes", "no-data", "unknown-classes", "which-method"}
+# Names that a page's code uses, as its reader has them.
+ARRIVED = """
+from sklearn.datasets import load_digits
+import rwalk
+x, y = load_digits(return_X_y=True)
+x, y = x[:600] / 16, y[:600]
+x_monday, y_monday, x_tuesday, y_tuesday = x[y < 5], y[y < 5], x[y >= 5], y[y >= 5]
+x_customer, y_customer = x_withdrawn, y_withdrawn = x_monday[:9], y_monday[:9]
+calls = [(x_monday[:60], y_monday[:60]), (x_tuesday[:60], y_tuesday[:60])]
+"""
+SETUPS = {"classifier": ARRIVED, "closed-form": ARRIVED}
 
 
-@pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
+def name(page: Path) -> str:
+    return page.relative_to(DOCS).as_posix().removesuffix(".md")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=name(page), marks=[pytest.mark.slow] * (page.stem in LONG)) for page in RUN]
+)
 def test_what_a_page_tells_to_do_can_be_done(folder: Path, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts and commands in the order of the page; what cannot be run here is marked py, sh or console."""
     namespace: dict[str, object] = {}
-    if "import peft" in page.read_text():
-        pytest.importorskip("peft")
-    for language, block in re.findall(
-        r"^```(python|bash)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL
+    exec(SETUPS.get(name(page), ""), namespace)
+    for package, used in (
+        ("peft", "import peft"),
+        ("huggingface_hub", "integrations.hub"),
+        ("pandas", "to_frame"),
     ):
+        if used in page.read_text():
+            pytest.importorskip(package)
+    for language, block in RUNNABLE.findall(page.read_text()):
         if language == "python":
             exec(compile(block, str(page), "exec"), namespace)
         else:
@@ -106,6 +140,78 @@ def _run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert not ended.value.code, command
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", ["guard_plain", "guard_one_head"])
+def test_figures_of_a_page_are_those_that_the_example_prints(example: str) -> None:
+    script = ROOT / "examples" / f"{example}.py"
+    environ = {**os.environ, "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environ)
+    printed = re.findall(r"(\d+\.\d)%", done.stdout)
+    assert len(printed) >= 4 and "UserWarning" not in done.stderr, done.stderr
+    page = (DOCS / "guard-parameters.md").read_text()
+    assert [each for each in printed if f" {each} %" not in page] == []
+
+
+# Where a page needs more (a cluster, a GPU, a language model, files of its reader): names and options.
+NOT_RUN = re.compile(r"^```(?:py|sh|console|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SHOWN = [
+    *PAGES,
+    ROOT / "README.md",
+    ROOT / "RESULTS.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "benchmarks" / "README.md",
+]
+
+
+def commands_of(text: str) -> list[str]:
+    """Commands in blocks, and those in the text that are more than a name."""
+    lines = [line.removeprefix("$ ") for block in NOT_RUN.findall(text) for line in block.splitlines()]
+    inline = re.findall(r"`((?:rwalk|python -m|make) [^`…\n]+)`", text)
+    joined = "\n".join([*lines, *inline]).replace("\\\n", " ")
+    return [line.removeprefix("srun ") for line in joined.splitlines() if "…" not in line]
+
+
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_commands_of_a_page_have_options_that_exist(page: Path) -> None:
+    known = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+    targets = re.findall(r"^(\S+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for command in commands_of(page.read_text()):
+        words = shlex.split(command, comments=True)
+        if words[:1] == ["rwalk"] and len(words) > 1 and words[1].islower() and words[1][0] != "-":
+            try:
+                known[words[1]].make_context(words[1], words[2:], resilient_parsing="--help" in words)
+            except Exception as error:
+                if not isinstance(error.__cause__ or error, typer.BadParameter) or "Missing" not in str(error):
+                    raise AssertionError(f"{command}: {error}") from error
+        elif words[:1] == ["make"]:
+            assert {word for word in words[1:] if "=" not in word} <= set(targets), command
+        elif words[:2] == ["python", "-m"]:
+            assert words[2] in ("pytest", "sphinx") or importlib.util.find_spec(words[2]), command
+
+
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_calls_of_rwalk_in_a_page_fit_its_signatures(page: Path) -> None:
+    """Also in fragments that cannot be run as they are."""
+    names: dict[str, object] = {"rwalk": rwalk, "guard": rwalk.Guard}
+    names |= {each: getattr(rwalk, each) for each in ("Guard", "IncrementalClassifier", "IncrementalRegressor")}
+    for block in re.findall(r"^```(?:py|python)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+        tree = ast.parse(block)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rwalk"):
+                for alias in node.names:
+                    names[alias.name] = getattr(importlib.import_module(node.module or ""), alias.name)
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            first, _, rest = ast.unparse(call.func).partition(".")
+            if first in names:
+                called = operator.attrgetter(rest)(names[first]) if rest else names[first]
+                known = inspect.signature(called).parameters  # type: ignore[arg-type]
+                passed_on = called is not rwalk.Guard and any(
+                    each.kind is each.VAR_KEYWORD for each in known.values()
+                )
+                unknown = [each.arg for each in call.keywords if each.arg and each.arg not in known]
+                assert not unknown or passed_on, f"{ast.unparse(call.func)} takes no {unknown}"
 
 
 def test_the_commands_on_the_page_about_files_do_what_it_says(
@@ -138,7 +244,6 @@ def test_the_commands_on_the_page_about_files_do_what_it_says(
     assert said[-1] == "clf.safetensors: 60 examples forgotten; 3 classes: setosa, versicolor, virginica"
 
 
-ROOT = DOCS.parent
 PARTS = ("src/rwalk", "reproduction", "tests", "results", "benchmarks", "examples", "docs")
 PATH = re.compile(r"`((?:\w+/)*\w+(?:\.py|/))(?:: ([\w.]+))?`")
 
@@ -176,6 +281,14 @@ def test_every_path_in_the_design_exists() -> None:
     text = (DOCS / "design.md").read_text()
     assert len(PATH.findall(text)) > 60
     assert missing(text) == []
+
+
+def test_every_file_of_the_package_has_a_name_of_its_own_and_stands_in_the_design() -> None:
+    text = (DOCS / "design.md").read_text()
+    files = [each for each in (ROOT / "src/rwalk").rglob("*") if each.suffix in (".py", ".js", ".css", ".j2")]
+    names = [each.name for each in files if not each.name.startswith("__")]
+    assert [name for name, count in Counter(names).items() if count > 1] == []
+    assert [name for name in names if f"`{name}`" not in text] == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 
 import rwalk
-from rwalk import learners, part_names
+from rwalk import part_names, parts
 
 
 @pytest.mark.parametrize("name", rwalk.__all__)
@@ -58,7 +58,8 @@ def test_the_list_of_methods_does_not_wait_for_torch() -> None:
 
 
 def test_the_list_of_methods_is_that_of_the_parts_there_are() -> None:
-    assert list(part_names.summaries().items()) == list(learners.summaries().items())
+    described = {name: kind.summary for name, kind in parts.parts().items()}
+    assert list(part_names.summaries().items()) == list(described.items())
 
 
 def test_a_guard_does_not_wait_for_scikit_learn() -> None:

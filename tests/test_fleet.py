@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -24,9 +25,12 @@ from rwalk.engine.progress import Progress
 from rwalk.engine.task_plan import batches_of
 from rwalk.errors import InputError
 from rwalk.gc_pause import gc_paused
-from rwalk.learners import Learner, learner
-from rwalk.losses import heads
-from rwalk.methods import RWalk
+from rwalk.learners import Learner, learner, with_lam
+from rwalk.losses import Batch, CrossEntropy, Loss, heads
+from rwalk.losses.er import ER
+from rwalk.methods import Method, RWalk
+from rwalk.methods.method import Number, State
+from rwalk.projectors import Projector
 from rwalk.training import Training
 
 DOUBLE = torch.float64
@@ -356,6 +360,91 @@ def test_fleets_that_cannot_be_one_are_refused(stream: Stream) -> None:
         Fleet(stream, convolutional, [learner("icarl", MemorySpec(2))], [0])
 
 
+class HeadNotCalled(nn.Module):
+    """A cosine head: its layer is there, but the weights alone are used, so that no call shows the features."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(torch.Size(shape).numel(), classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.normalize(x.flatten(1), dim=-1), F.normalize(self.head.weight, dim=-1))
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_head_that_is_not_called_has_no_features(stream: Stream, runs: int) -> None:
+    for recipe in (learner("icarl", MemorySpec(2)), learner("vanilla", MemorySpec(2, sampler="mof"))):
+        with pytest.raises(InputError, match="features cannot be found"):
+            Fleet(stream, HeadNotCalled, [recipe] * runs, range(runs))
+    Fleet(stream, HeadNotCalled, [learner("vanilla", MemorySpec(2, sampler="uniform"))] * runs, range(runs))
+
+
+@dataclass(frozen=True)
+class AllDataWithMemory(CrossEntropy):
+    """Learns from all data so far, and keeps exemplars too."""
+
+    name: ClassVar[str] = "all-data-with-memory"
+    everything: ClassVar[bool] = True
+
+
+def test_exemplars_of_a_loss_that_learns_from_all_data_are_of_their_class(stream: Stream) -> None:
+    recipe = Learner(loss=AllDataWithMemory(), memory=MemorySpec(2, sampler="uniform"))
+    fleet = Fleet(stream, small, [recipe], [0], Training(steps=2, batch=4))
+    fleet.train()
+    assert fleet.memory is not None
+    for group in fleet.memory.groups:
+        assert (stream.labels(group.examples) == group.label).all()
+
+
+@dataclass(frozen=True)
+class TeacherInPlace(CrossEntropy):
+    """Overwrites its teacher where it is, instead of making a new one."""
+
+    name: ClassVar[str] = "teacher-in-place"
+
+    def begin_task(self, state: State, theta: Tensor, task: int) -> None:
+        if task == 0:
+            state["teacher"] = theta.clone()
+        else:
+            state["teacher"].copy_(theta)
+
+
+def test_a_teacher_that_is_set_to_the_same_parameters_has_the_buffers_of_now(stream: Stream) -> None:
+    """Running statistics move where the parameters stay: here the steps are too small to change them."""
+    training = Training(steps=3, batch=8, optimizer="sgd", lr=1e-300)
+    fleet = Fleet(stream, little.Network, [Learner(loss=TeacherInPlace())], [0], training)
+    for task in range(2):
+        fleet.task, fleet.step = task, 0
+        fleet.begin_task()
+        assert fleet.loss_state["teacher.norm.running_mean"].equal(fleet.net.buffers["norm.running_mean"])
+        fleet.train_task()
+        fleet.end_task()
+    assert not fleet.loss_state["teacher.norm.running_mean"].equal(fleet.net.buffers["norm.running_mean"])
+
+
+def test_every_part_that_needs_exemplars_is_refused_without() -> None:
+    with pytest.raises(InputError, match="er needs exemplars"):
+        Learner(projector=Free(), loss=ER())
+
+
+class Free(Projector):
+    """Needs no exemplars, unlike ours."""
+
+    needs_memory: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class OffByDefault(Method):
+    name: ClassVar[str] = "off-by-default"
+    lam: Number = 0.0
+
+
+def test_a_method_whose_default_lambda_is_zero_has_one() -> None:
+    assert with_lam(Learner(method=OffByDefault()), 3.0).lam == 3.0
+    with pytest.raises(InputError, match="nothing here has a λ"):
+        with_lam(Learner(), 3.0)
+
+
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
@@ -423,3 +512,23 @@ def test_named_networks_are_the_same_on_cuda(stream: Stream, network: str, fuse:
     made = there.execution.programs._made  # type: ignore[attr-defined]
     assert [each is not None for each in made.values()] == [True] * (fuse and network == "cnn")
     torch.testing.assert_close(there.theta.cpu(), here.theta, rtol=0, atol=1e-8)
+
+
+@dataclass(frozen=True)
+class OfEveryExample(CrossEntropy):
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        return heads.each_cross_entropy(logits + batch.head, batch.y)
+
+
+@dataclass(frozen=True)
+class OfAllRuns(CrossEntropy):
+    def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
+        return super().__call__(logits, batch).mean()
+
+
+@pytest.mark.parametrize("loss", [OfEveryExample(), OfAllRuns()])
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_loss_of_another_shape_than_one_number_per_run_is_named(stream: Stream, loss: Loss, runs: int) -> None:
+    fleet = Fleet(stream, small, [Learner(loss=loss)] * runs, range(runs), SHORT)
+    with pytest.raises(InputError, match=rf"{type(loss).__name__} gives \[.*\] for {runs} runs: give one number"):
+        fleet.train()

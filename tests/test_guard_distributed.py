@@ -160,7 +160,7 @@ def other_probes(rank: int) -> Outcome:
 def bucket_views() -> Outcome:
     """The gradients of the task's loss are the user's after a step with a pull."""
     model: Any = DistributedDataParallel(network(outputs=3), gradient_as_bucket_view=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     Guard(model, optimizer, Anchor(every=1), probes=batches(9, 0, 1)[0][0])
     kept = []
     for x, y in batches(0, 0, 1)[:3]:

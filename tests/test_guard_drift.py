@@ -233,12 +233,85 @@ def test_reading_beyond_the_budget_raises_the_same_pull_up_to_a_limit() -> None:
     assert float(Controller().strength(2.0, torch.tensor(9.0))) == 2.0
 
 
-def test_sgd_is_pulled_in_each_of_its_first_steps() -> None:
+def pulled_slowly(model: nn.Module, old: nn.Module, optimizer: SGD, before: dict[nn.Parameter, Tensor]) -> None:
+    """The pull after a step of SGD, by its definition."""
+    probes = task(0)[0][:64]
+    model.eval()
+    old.eval()
+    then, now = old(probes).log_softmax(-1).detach(), model(probes).log_softmax(-1)
+    drift = (then.exp() * (then - now)).sum(-1).mean()
+    trained = [(each, group["lr"] / 0.1) for group in optimizer.param_groups for each in group["params"]]
+    slopes = torch.autograd.grad(drift, [each for each, _ in trained])
+    ways = [rate * slope for (_, rate), slope in zip(trained, slopes, strict=True)]
+    fall = sum(float((way * slope).sum()) for way, slope in zip(ways, slopes, strict=True))
+    moved = sum(float((each.detach() - before[each]).square().sum()) for each, _ in trained) ** 0.5
+    length = sum(float(way.square().sum()) for way in ways) ** 0.5
+    kept = 1 / (1 + float(drift))
+    factor = min(8.0, (1 + kept) * float(drift) / fall, 8 * moved / length)
+    with torch.no_grad():
+        for (parameter, _), way in zip(trained, ways, strict=True):
+            parameter -= factor * way
+            optimizer.state[parameter]["momentum_buffer"] *= kept
+    model.train()
+
+
+def test_sgd_is_pulled_after_its_step_as_the_definition_says() -> None:
+    ends = []
+    for with_guard in (True, False):
+        old = copy.deepcopy(trained(layers))
+        model = copy.deepcopy(old)
+        head, body = list(model[4].parameters()), [*model[0].parameters(), *model[2].parameters()]
+        groups = [{"params": body, "lr": 0.01}, {"params": head, "lr": 0.05}]
+        optimizer = SGD(groups, momentum=0.9)
+        if with_guard:
+            guard = Guard(model, optimizer, Anchor(batch=64), probes=task(0)[0][:64])
+            train(model, optimizer, *task(1), steps=24)
+            assert [reading.step for reading in guard.report().readings] == [7, 15, 23]
+            guard.detach()
+        else:
+            generator, (x, y) = torch.Generator().manual_seed(7), task(1)
+            model.train()
+            for step in range(24):
+                before = {each: each.detach().clone() for each in model.parameters()}
+                batch = torch.randint(len(x), (32,), generator=generator)
+                F.cross_entropy(model(x[batch]), y[batch]).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if step % 8 == 7:
+                    pulled_slowly(model, old, optimizer, before)
+        ends.append(model)
+    assert worst(*ends) < 1e-4
+
+
+def test_sgd_group_without_learning_rate_is_not_pulled() -> None:
     model = copy.deepcopy(trained(layers))
-    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    frozen = model[0].weight.detach().clone()
+    groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[4].parameters(), "lr": 0.05}]
+    optimizer = SGD(groups, lr=0.05, momentum=0.9)
     guard = Guard(model, optimizer, probes=task(0)[0])
     train(model, optimizer, *task(1), steps=24)
-    assert [reading.step for reading in guard.report().readings] == [1, 2, 3, 4, 5, 6, 7, 15, 23]
+    assert torch.equal(model[0].weight, frozen) and guard.drift() > 0
+    guard.detach()
+
+
+def other_optimizers() -> list[Any]:
+    kinds = (torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Adamax, torch.optim.ASGD)
+    return [pytest.param(kind, id=kind.__name__) for kind in (*kinds, SGD)]
+
+
+@pytest.mark.parametrize("kind", other_optimizers())
+def test_every_kind_of_optimizer_is_held_and_learns(kind: Any) -> None:
+    rate = {"Adagrad": 1e-2, "Adadelta": 1.0, "ASGD": 0.05, "SGD": 0.05}.get(kind.__name__, 1e-3)
+    drifts, losses = [], []
+    for with_guard in (False, True):
+        model = copy.deepcopy(trained(layers))
+        optimizer = kind(model.parameters(), lr=rate)
+        guard = Guard(model, optimizer, probes=task(0)[0], method=None if with_guard else Vanilla())
+        train(model, optimizer, *task(1), steps=150)
+        drifts.append(guard.finish().drift or 0.0)
+        losses.append(float(F.cross_entropy(model(task(1)[0]), task(1)[1])))
+    before = float(F.cross_entropy(trained(layers)(task(1)[0]), task(1)[1]))
+    assert drifts[1] < 0.5 * drifts[0] and losses[1] < 0.5 * before
 
 
 def test_a_budget_is_for_each_task() -> None:

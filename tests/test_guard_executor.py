@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import guard_memory
 from rwalk import EWC, PI, Guard, InputError, RWalk
-from rwalk.guard.step import executor
+from rwalk.guard.step import step_executor as executor
 from rwalk.guard.step.tensor_list import TensorList
 from rwalk.methods import Method, State
 

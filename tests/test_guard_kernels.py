@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from rwalk import EWC, PI, EWCpp, Guard, RWalk
 from rwalk.guard.state import codec as codes
-from rwalk.guard.step import executor
 from rwalk.guard.step import kernels as generated
+from rwalk.guard.step import step_executor as executor
 from rwalk.guard.step.equations import AFTER, BEFORE, SCORE, TAKE_OUT, Phase, Plan
 from rwalk.guard.step.kernels import Kept, Kernels, Layout, Script, Unwritten
 from rwalk.methods import METHODS, Method

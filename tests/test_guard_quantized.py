@@ -21,7 +21,7 @@ from rwalk.guard.state import codec as codes
 from rwalk.guard.state import quantized
 from rwalk.guard.state.codec import AMOUNT, PLACE, SUM, Code
 from rwalk.guard.state.quantized import Chunk, Coming, Encoded, Transfer
-from rwalk.guard.step import executor
+from rwalk.guard.step import step_executor as executor
 from rwalk.methods import METHODS, EWCpp, Method
 
 EVERY_CODE = pytest.mark.parametrize("code", [AMOUNT, SUM, PLACE], ids=["amount", "sum", "place"])

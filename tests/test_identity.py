@@ -32,10 +32,11 @@ from rwalk.report.seed_summaries import summarise
 from rwalk.solvers import SOLVERS
 from rwalk.studies import Study, numerics_history, provenance
 from rwalk.studies.checkpoint import Checkpointer
-from rwalk.studies.executors.ray_worker import packed, unpacked
+from rwalk.studies.executors.ray_cluster import packed, unpacked
+from rwalk.studies.json_records import content_hash
 from rwalk.studies.provenance import commit
-from rwalk.studies.rows import SCHEMA, Made, Rows
-from rwalk.studies.specs import RunSpec, StreamSpec, content_hash
+from rwalk.studies.rows import SCHEMA, Description, Made, Rows
+from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.studies.study_diff import compare
 from rwalk.studies.study_events import Stepped
 from rwalk.studies.study_folder import Store
@@ -132,7 +133,8 @@ def test_a_study_written_before_a_setting_existed_is_read(tmp_path: Path) -> Non
     record = little.study().describe().to_json()
     old = {"runs": [{k: v for k, v in run.items() if k != "autocast"} for run in record["runs"]]}
     old |= {"reference": record["reference"]}
-    study = Study.from_json({**old, "hash": content_hash(old)})
+    hashed = content_hash({**old, "runs": [run.hash() for run in little.study().runs]})
+    study = Study.of(Description.from_json({**old, "schema": 2, "hash": hashed}))
     assert [run.hash() for run in study.runs] == [run.hash() for run in little.study().runs]
 
 
@@ -157,19 +159,13 @@ def test_results_of_older_versions_are_read_whole_and_only_changed_runs_are_trai
     assert all(made.gpu == "NVIDIA H200" for made in first)
 
 
-def test_results_of_the_first_schema_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A study that another version began on another machine goes on here: only what is new is trained."""
+def test_results_of_another_machine_grow_here(tmp_path: Path) -> None:
+    """Only what is new is trained, and the rows of both machines are told apart."""
     before = little.study(methods=["vanilla"], seeds=1)
     with Store(tmp_path).opened(before.describe()) as store:
         (row,) = before.execute(store)
-    record = json.loads((tmp_path / "study.json").read_text())
-    content = {"runs": record["runs"], "reference": record["reference"]}
     elsewhere = {"device": "cuda", "gpu": "NVIDIA H200", "torch": "2.11.0"}
-    old = {"hash": content_hash(content), **content, "data": record["data"], "environment": elsewhere}
-    (tmp_path / "study.json").write_text(json.dumps(old))
-    first = {key: value for key, value in row.to_json().items() if key not in ("schema", "made")}
-    first["hash"] = content_hash(row.spec.to_json())
-    (tmp_path / "runs.jsonl").write_text(json.dumps(first) + "\n")
+    (tmp_path / "runs.jsonl").write_text(json.dumps({**row.to_json(), "schema": 2, "made": elsewhere}) + "\n")
 
     larger, events = little.study(methods=["vanilla"], seeds=2), []
     with Store(tmp_path).opened(larger.describe()) as store:
@@ -360,6 +356,15 @@ def test_a_row_says_what_made_it() -> None:
     assert row.made.rwalk and row.made.torch == torch.__version__ and row.made.device == "cpu"
     assert row.made.commit == commit() and set(row.made.code) == {"little:Network"}
     assert study.stream(study.runs[0].stream).fingerprint().startswith(row.made.data)
+
+
+def test_rows_name_the_commit_at_which_their_study_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit during the training is not that of the code that trains."""
+    commits = iter(["begun"])
+    monkeypatch.setattr(provenance, "commit", lambda: next(commits, "later"))
+    study = little.study(methods=["vanilla"], seeds=2, reference="none")
+    commits = iter(["begun"] * 2)  # of the cache of references, and of the executor
+    assert {row.made.commit for row in study.execute()} == {"begun"}
 
 
 def test_a_commit_is_named_only_of_our_own_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

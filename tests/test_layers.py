@@ -18,12 +18,12 @@ part_names atomic_files metrics private_torch registry seeds threads training
 model_file closed_form compiled_programs
 methods data augmentations decision_rules
 losses projectors solvers guard
-parts integrations
+parts
 learners
 engine
 labels
 studies classifier
-report models
+report models integrations
 demonstration
 cli testing
 __main__

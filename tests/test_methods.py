@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,11 +14,10 @@ from torch import Tensor, nn
 
 from reproduction.variants import RWalk2018, RWalkEuclidean, RWalkUndivided
 from rwalk.errors import InputError
-from rwalk.methods import EWC, METHODS, PI, EWCpp, Method, RWalk, Vanilla
+from rwalk.methods import EWC, METHODS, PI, EWCpp, Method, RWalk, Vanilla, normalized, require
 from rwalk.methods.ewc_online import EWCOnline
 from rwalk.methods.l2 import L2SP
 from rwalk.methods.mas import MAS
-from rwalk.methods.method import normalized
 from rwalk.parts import stack
 
 R, P, STEPS = 3, 17, 23
@@ -375,3 +375,8 @@ def test_normalisation_is_per_run() -> None:
     vector = draws(R, P) * torch.tensor([[1.0], [1e6], [1e-6]], dtype=torch.float64)
     for run in range(R):
         torch.testing.assert_close(normalized(vector)[run], minmax(vector[run]))
+
+
+def test_methods_written_for_0_2_find_what_they_import() -> None:
+    base = importlib.import_module("rwalk.methods.base")
+    assert base.require is require and base.Method is Method

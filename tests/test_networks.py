@@ -16,7 +16,8 @@ from torch import Tensor, nn
 import little
 from rwalk import Fleet, InputError, Learner, Training
 from rwalk.engine import architectures
-from rwalk.engine.architectures import NETWORKS, Dropout, builder, find, hashed, head_of
+from rwalk.engine.architectures import NETWORKS, builder, find, head_of
+from rwalk.engine.dropout import Dropout, hashed
 
 
 def dropout(p: float = 0.5, whole: bool = False, counter: int = 0) -> Dropout:
@@ -337,3 +338,20 @@ def test_a_lone_runs_running_statistics_are_torchs_own() -> None:
         torch.testing.assert_close(fleet.net.buffers[name][0], expected, rtol=0, atol=1e-9)
     assert int(fleet.net.buffers["1.num_batches_tracked"][0]) == 27
     assert fleet.net.buffers["1.running_mean"].abs().max() > 0.01
+
+
+class Gentle(nn.Dropout):
+    """Drops nothing: halves its inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2
+
+
+class Renamed(nn.Dropout):
+    pass
+
+
+def test_a_dropout_of_the_users_own_stays_and_one_that_only_has_another_name_is_replaced() -> None:
+    made = builder(lambda shape, classes: nn.Sequential(Gentle(), Renamed(0.3), nn.Linear(4, classes)), (4,), 2)()
+    assert isinstance(made, nn.Sequential) and isinstance(made[0], Gentle)
+    assert isinstance(made[1], Dropout) and made[1].p == 0.3

@@ -118,7 +118,7 @@ def test_told_to_stop_all_stop_and_the_printed_command_goes_on(
 
 
 def test_a_node_that_sees_neither_the_folder_nor_the_code(run: Run, user: Path) -> None:
-    """As on another machine: code, data and, when it is told to stop, checkpoints travel."""
+    """As on another machine: code and data travel, and a stopped run begins again."""
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("folders cannot be hidden here")
     far = Cluster()
@@ -135,7 +135,7 @@ def test_a_node_that_sees_neither_the_folder_nor_the_code(run: Run, user: Path) 
         ended(resumed)
         refused = run(far, *STUDY, "--out=kept", "--keep=all")
         _, err = refused.communicate(timeout=little.PATIENCE)
-        assert refused.returncode == 2 and "every node sees" in err and err.count("\n") == 1, err
+        assert refused.returncode == 2 and "every node can read" in err and err.count("\n") == 1, err
     finally:
         far.stop()
     ended(run(None, *options[:-1], "--out=local"))

@@ -195,6 +195,7 @@ def scored(accuracies: dict[str, list[float]], memory: MemorySpec | None = None)
             flat = [[value if j <= k else None for j in range(3)] for k in range(3)]
             measures = {"A": value, "F": 0.0, "I": None}
             measured = {"single": measures, "multi": measures}
+            row["reference"] = {"single": [None] * 3, "multi": [None] * 3}
             rows.append({**row, "accuracy": {"single": flat, "multi": flat}, **measured})
     return rows
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -216,6 +217,7 @@ def test_the_report_says_by_what_a_configuration_is_chosen(browser: Any, tmp_pat
         made = made_row(spec)
         flat = [[accuracy if j <= k else None for j in range(3)] for k in range(3)]
         measures = {"A": accuracy, "F": 0.0, "I": None}
+        made["reference"] = {head: [None] * 3 for head in HEADS}
         return {**made, "accuracy": dict.fromkeys(HEADS, flat), **dict.fromkeys(HEADS, measures)}
 
     tested = [row(0.1, 0.9), row(10.0, 0.8)]
@@ -331,6 +333,22 @@ def test_the_tables_download_has_means_and_quotes_what_needs_it(opened: Opened, 
     assert line["method"] == HOSTILE and line["seeds"] == "2"
     assert float(line["A_mean"]) == pytest.approx(np.mean(accuracies), abs=1e-6)
     assert float(line["A_sd"]) == pytest.approx(np.std(accuracies, ddof=1), abs=2e-6)
+
+
+def test_the_latex_of_a_table_has_its_rows_and_escapes_what_latex_reads(opened: Opened) -> None:
+    text = opened.download("#section-0 .results .latex")
+    begin, *lines = text[text.index("\\begin{tabular}") :].splitlines()
+    kinds = begin.removeprefix("\\begin{tabular}{").removesuffix("}")
+    body = [line.removesuffix(" \\\\").split(" & ") for line in lines if " & " in line]
+    on_page = opened.rows()
+    assert len(body) == len(on_page) + 1 and {len(line) for line in body} == {len(kinds)} == {len(on_page[0])}
+    for line, cells in zip(body[1:], on_page, strict=True):
+        means = [cell.partition("±")[0].strip() for cell in cells if "±" in cell]
+        assert means and all(mean.replace("−", "-") in " ".join(line) for mean in means)
+    assert text.count("\\mathbf{") >= 3 and lines[-1] == "\\end{tabular}"
+    hostile = opened.download("#section-1 .results .latex")
+    cells = re.sub(r"^%.*| & |_\{\d+\}", "", hostile, flags=re.M)
+    assert not re.search(r"(?<!\\)[&%#_]", cells)
 
 
 FIGURES = ["accuracy", "matrix", "seeds", "plane", "lambda", "samples", "samplers", "losses", "costs"]
@@ -450,6 +468,7 @@ def test_no_control_is_shown_that_changes_nothing(browser: Any, tmp_path: Path) 
     """One method, one task, both heads alike, no reference for intransigence."""
     row = made_row(RunSpec(stream=StreamSpec("digits", permuted=1)), tasks=1)
     alike = {"A": row["single"]["A"], "F": None, "I": None}
+    row["reference"] = {head: [None] for head in HEADS}
     row |= {"accuracy": dict.fromkeys(HEADS, row["accuracy"]["single"]), **dict.fromkeys(HEADS, alike)}
     write_rows(tmp_path / "runs.jsonl", [row])
     page = Opened(browser, write_report([tmp_path]))

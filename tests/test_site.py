@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 import sys
@@ -20,6 +21,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 BUILT = ("gallery/", "api/generated/")  # made by `make docs`
 PAGES = sorted(page for page in DOCS.rglob("*.md") if not page.relative_to(DOCS).as_posix().startswith(BUILT))
 OUTSIDE = [*sorted(ROOT.glob("*.md")), ROOT / "benchmarks" / "README.md"]
+ORPHAN = "---\norphan: true\n---\n"  # a page outside the navigation
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 sys.path.insert(0, str(DOCS / "_extensions"))
@@ -33,7 +35,8 @@ def name(page: Path) -> str:
 
 def prose(page: Path) -> str:
     """Without blocks of code, in which brackets are no links and # is no heading."""
-    return re.sub(r"^(`{3,}).*?^\1`*$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = page.read_text(encoding="utf-8").removeprefix(ORPHAN)
+    return re.sub(r"^(`{3,}).*?^\1`*$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def slug(heading: str) -> str:
@@ -92,7 +95,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_every_page_can_be_reached_from_the_first_one() -> None:
-    assert reachable(DOCS / "index.md") == set(PAGES)
+    lab_notes = {page for page in PAGES if page.read_text(encoding="utf-8").startswith(ORPHAN)}
+    assert len(lab_notes) == 1 and reachable(DOCS / "index.md") == set(PAGES) - lab_notes
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -104,6 +108,13 @@ def test_a_page_has_one_title_and_says_what_it_is_about(page: Path) -> None:
 def test_everything_public_has_a_page() -> None:
     listed = set(re.findall(r"^   (\S+)$", (DOCS / "api" / "index.md").read_text(), re.MULTILINE))
     assert set(rwalk.__all__) <= listed, f"docs/api/index.md lacks {sorted(set(rwalk.__all__) - listed)}"
+
+
+def test_every_name_of_the_api_page_can_be_imported() -> None:
+    for listed in re.findall(r"^   (\w[\w.]*)$", (DOCS / "api" / "index.md").read_text(), re.MULTILINE):
+        module, _, attribute = f"rwalk.{listed}".rpartition(".")
+        if "lightning" not in module and "hub" not in module and "huggingface" not in module:  # extras
+            assert hasattr(importlib.import_module(module), attribute), listed
 
 
 @pytest.mark.parametrize("door", ["Guard", "IncrementalClassifier"])

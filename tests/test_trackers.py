@@ -23,8 +23,9 @@ import own_trackers
 import readers
 from rwalk import InputError, cli
 from rwalk.studies import trackers
+from rwalk.studies.json_records import to_json
 from rwalk.studies.losses_and_costs import Curves
-from rwalk.studies.specs import RunSpec, steps_of, to_json
+from rwalk.studies.specs import RunSpec, steps_of
 from rwalk.studies.study import Study
 from rwalk.studies.study_folder import Store
 from rwalk.studies.trackers import Subject, Tracking, tracker

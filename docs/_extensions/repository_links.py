@@ -19,6 +19,7 @@ PAGES = {
 }
 # Pages of the site whose text is such a file's.
 TEXTS = {page.removesuffix(".md"): file for file, page in PAGES.items() if page != "index.md"}
+ORPHAN = "---\norphan: true\n---\n"  # at the top of a page outside the navigation
 LINK = re.compile(r"(?P<before>\]\()(?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
 
 
@@ -54,7 +55,8 @@ def _read(app: Any, docname: str, source: list[str]) -> None:
     if docname in TEXTS:
         file = ROOT / TEXTS[docname]
         app.env.note_dependency(str(file))
-        source[0] = on_the_site(file.read_text(encoding="utf-8"), file.parent, page)
+        orphan = ORPHAN if source[0].startswith(ORPHAN) else ""
+        source[0] = orphan + on_the_site(file.read_text(encoding="utf-8"), file.parent, page)
     else:
         source[0] = on_the_site(source[0], page.parent, page)
 

@@ -29,7 +29,7 @@ from rwalk.solvers import Solver  # noqa: E402
 
 ARGUMENT = re.compile(r" {8}(?P<name>\w+): (?P<meaning>\S.*)")
 KINDS = {
-    Method: "Springs on parameters",
+    Method: "Penalties on parameters",
     Loss: "Replay and distillation: another loss",
     Projector: "Projected gradients",
     Solver: "Closed form: no gradient",

@@ -45,17 +45,3 @@ def cell(value: object) -> str:
     except ValueError:
         return f"'{text}"
     return text
-
-
-def duration(seconds: float) -> str:
-    """A length of time in its largest useful unit.
-
-    >>> duration(0.4), duration(80), duration(800), duration(40_000), duration(3_400_000)
-    ('0.4 s', '80 s', '13 min', '11 h', '39 days')
-    """
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    for unit, length, least in (("days", 86_400, 2 * 86_400), ("h", 3600, 7200), ("min", 60, 120)):
-        if seconds >= least:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"

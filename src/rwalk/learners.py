@@ -47,9 +47,9 @@ class Learner:
     solver: Solver | None = None
 
     def __post_init__(self) -> None:
-        own = self.projector or self.loss
-        if self.memory is None and own.needs_memory:
-            raise InputError(f"{own.name} needs exemplars: give it a memory (memory=10, --memory 10)")
+        for part in (self.projector, self.loss):
+            if part is not None and part.needs_memory and self.memory is None:
+                raise InputError(f"{part.name} needs exemplars: give it a memory (memory=10, --memory 10)")
 
     @property
     def classifier(self) -> Classifier:
@@ -119,7 +119,7 @@ def with_lam(recipe: Learner, lam: float) -> Learner:
     """The same learner, holding on so strongly."""
     for name in ("method", "loss", "projector"):
         part = getattr(recipe, name)
-        if part is not None and {each.name: each.default for each in fields(part)}.get("lam"):
+        if part not in (None, Vanilla()) and "lam" in [each.name for each in fields(part)]:
             return replace(recipe, **{name: replace(part, lam=lam)})
     raise InputError("nothing here has a λ: leave lam out, or take a method that has one, such as 'rwalk'")
 
@@ -138,8 +138,3 @@ def as_used(part: Any, memory: MemorySpec | None) -> MemorySpec | None:
     if memory is not None and memory.is_reservoir and own not in (None, memory.replay):
         raise InputError(f"{part.name} does not replay a reservoir: run it alone, with another sampler")
     return memory if memory is None or own in (None, memory.replay) else replace(memory, replay=own)
-
-
-def summaries() -> dict[str, str]:
-    """Every named learner, with a one-line description."""
-    return {name: kind.summary for name, kind in parts.parts().items()}

@@ -9,6 +9,7 @@ from pathlib import Path
 FOLDERS = ("methods", "losses", "projectors", "solvers")  # the parts that a learner may be named after
 ORDER = ("vanilla", "ewc", "ewc++", "pi", "rwalk", "icarl", "icarl-hb1", "gem", "a-gem")
 
+GUARD = "guard"  # no method of a study, but named beside them
 # As people write them, in tables, figures and sentences; commands and files have the names that they are found by.
 SPELLED = {
     "vanilla": "no protection",
@@ -32,6 +33,7 @@ SPELLED = {
     "joint": "joint training",
     "ridge": "closed form",
     "slda": "streaming LDA",
+    GUARD: "Guard",
 }
 
 

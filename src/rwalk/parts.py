@@ -15,7 +15,7 @@ from rwalk.losses import LOSSES, Loss
 from rwalk.methods import METHODS, Method
 from rwalk.part_names import in_order
 from rwalk.projectors import PROJECTORS, Projector
-from rwalk.registry import MOVED, imported
+from rwalk.registry import MOVED, full_name, imported, installed
 from rwalk.solvers import SOLVERS, Solver
 
 Part = Method | Loss | Projector | Solver
@@ -41,8 +41,9 @@ def find(name: str) -> type[Part]:
     """A part by its name, or by `package.module:Name`."""
     if name in parts():
         return parts()[name]
+    name = full_name("methods", name, parts())
     if ":" not in name and name not in MOVED:
-        raise unknown("method", name, [*parts(), "package.module:Name"])
+        raise unknown("method", name, [*parts(), *installed("methods"), "package.module:Name"])
     kind = imported(name, "method")
     if not (isinstance(kind, type) and issubclass(kind, Part)):
         raise InputError(f"method {name!r} is no Method, Loss, Projector or Solver of rwalk: make it one")
@@ -107,5 +108,8 @@ def per_run(kind: type[Any]) -> frozenset[str]:
     """The hyper-parameters in which the runs of one fleet may differ: the numeric ones of methods and losses."""
     if issubclass(kind, Projector | Solver):
         return frozenset()
-    types = get_type_hints(kind)  # not the fields' own: those are strings in some modules, types in others
+    try:
+        types = get_type_hints(kind)  # not the fields' own: those are strings in some modules, types in others
+    except NameError as error:
+        raise InputError(f"the fields of {kind.__name__} cannot be read ({error}): import their types") from error
     return frozenset(each.name for each in fields(kind) if types[each.name] in (float, float | Tensor))

@@ -108,6 +108,12 @@ def foreach(name: str) -> Callable[..., Any] | None:
     return kernel
 
 
+def writes(tensor: Tensor) -> int | None:
+    """How often a tensor was written to in place. Without it: a tensor that is overwritten counts as the same."""
+    count: int | None = getattr(tensor, "_version", None)
+    return count
+
+
 def calls_step_hooks(optimizer: Any) -> bool:
     """Whether an optimizer's own `step` calls hooks: those of wrappers (Accelerate's, Lightning's) do not.
 

@@ -1,9 +1,16 @@
-"""Parts by name: ours, found automatically, one file each, and the user's own, named `package.module:Name`."""
+"""Parts by name: ours, found automatically, one file each, and the user's own, named `package.module:Name`.
+
+An installed package may declare short names for its parts, as entry points of the groups `rwalk.methods`,
+`rwalk.networks`, `rwalk.samplers`, `rwalk.augmentations` and `rwalk.encoders`.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Container
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from rwalk.errors import InputError, unknown
@@ -18,6 +25,11 @@ MOVED = {
     "icarl-2020": "reproduction.variants:ICaRL2020",
     "er-tasks": "reproduction.variants:ERByTasks",
     "mof-plain": "reproduction.variants:MOF_PLAIN",
+    "mlp-100": "reproduction.variants:mlp_100",
+    "mlp-400": "reproduction.variants:mlp_400",
+    "mlp-1000": "reproduction.variants:mlp_1000",
+    "mlp-normal": "reproduction.variants:mlp_normal",
+    "cnn-normal": "reproduction.variants:cnn_normal",
     "cnn-5": "reproduction.variants:cnn_5",
     "cnn-5-normal": "reproduction.variants:cnn_5_normal",
 }
@@ -33,6 +45,17 @@ def discovered(package: str, base: type[Kind]) -> dict[str, type[Kind]]:
             if defined_here and issubclass(kind, base) and (name := vars(kind).get("name")):
                 found[name] = kind
     return found
+
+
+@cache
+def installed(group: str) -> dict[str, str]:
+    """`package.module:Name` by the short names that installed packages declare; nothing is imported."""
+    return {each.name: each.value for each in entry_points(group=f"rwalk.{group}") if ":" in each.value}
+
+
+def full_name(group: str, name: str, ours: Container[str]) -> str:
+    """`package.module:Name` for the short name of an installed part; any other name as it is."""
+    return name if name in ours or name in MOVED or ":" in name else installed(group).get(name, name)
 
 
 def imported(name: str, what: str) -> Any:
@@ -57,8 +80,9 @@ def found(what: str, name: str, known: dict[str, type[Kind]], base: type[Kind]) 
     """One of ours by its name, or the user's own by `package.module:Name`."""
     if name in known:
         return known[name]
+    name = full_name(f"{what}s", name, known)
     if ":" not in name:
-        raise unknown(what, name, [*known, "package.module:Name"])
+        raise unknown(what, name, [*known, *installed(f"{what}s"), "package.module:Name"])
     kind = imported(name, what)
     if not (isinstance(kind, type) and issubclass(kind, base)):
         article = "an" if base.__name__[0] in "AEIOU" else "a"

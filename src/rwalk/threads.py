@@ -1,39 +1,51 @@
-"""The number of threads on a CPU: one, unless the user sets more and cores are idle.
+"""The number of threads on a CPU: one, unless the user sets more.
 
 Threads that share an operation wait for each other at its end, by spinning. An operation of a small network takes
 microseconds; on a busy machine the wait is for a free core, which takes milliseconds, in every operation. On an
 idle machine a second thread gains nothing for an MLP. It does for convolutions, but their sums then round
-differently, and a result would depend on how busy the machine was. (reproduction/notes.md has the measurements.)
+differently. So the number never depends on how busy the machine is. (reproduction/notes.md has the measurements.)
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 import torch
 
 from rwalk.errors import InputError
 
 VARIABLE = "RWALK_THREADS"
+_changing = threading.Lock()
+_inside: list[int] = []  # the numbers that are asked for now, by any thread of this process
+_outside = 1  # the number that was set before the first of them
 
 
 @contextmanager
 def few_threads(count: int | None = None) -> Iterator[None]:
     """Use so many threads, or as many as are `allowed`; afterwards everything is restored.
 
+    torch has one number of threads for the whole process. If several threads of a program are in here, the least
+    number holds until its thread leaves, and the last to leave restores what was set before the first came.
     Denormals are flushed: moving averages of vanished gradients become denormals, which are slow.
     """
-    threads, flushing = torch.get_num_threads(), flushes_denormals()
-    torch.set_num_threads(allowed() if count is None else count)
+    global _outside
+    wanted, flushing = allowed() if count is None else count, flushes_denormals()
+    with _changing:
+        if not _inside:
+            _outside = torch.get_num_threads()
+        _inside.append(wanted)
+        torch.set_num_threads(min(_inside))
     torch.set_flush_denormal(True)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
         torch.set_flush_denormal(flushing)
+        with _changing:
+            _inside.remove(wanted)
+            torch.set_num_threads(min(_inside, default=_outside))
 
 
 def flushes_denormals() -> bool:
@@ -43,28 +55,13 @@ def flushes_denormals() -> bool:
 
 
 def allowed() -> int:
-    """One thread, or the number in RWALK_THREADS, but at most as many as there are idle cores."""
+    """One thread, or the number in RWALK_THREADS, but at most as many as there are cores."""
     asked = os.environ.get(VARIABLE, "1")
     if not (asked.isascii() and asked.isdigit() and int(asked) > 0):
         raise InputError(f"{VARIABLE} must be a whole number, at least 1, not {asked!r}")
-    return min(int(asked), idle_cores()) if int(asked) > 1 else 1
+    return min(int(asked), available_cores())
 
 
 def available_cores() -> int:
     """The cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def idle_cores() -> int:
-    """The number of cores that nothing but the caller is using now, its own included: at least one."""
-    return max(1, available_cores() - _others_running())
-
-
-def _others_running() -> int:
-    """The number of threads, of this program or others, that are running or waiting for a core."""
-    with suppress(OSError, ValueError, IndexError):
-        running = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
-        return max(0, int(running) - 1)  # this thread
-    with suppress(OSError, AttributeError):
-        return round(os.getloadavg()[0])
-    return 0

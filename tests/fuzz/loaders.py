@@ -24,9 +24,9 @@ import atheris
 sys.path.insert(0, str(Path(__file__).parents[1]))
 with atheris.instrument_imports(include=["rwalk"]):
     import little
-    from rwalk import Fleet, InputError, MemorySpec, Training, learner, model_file
-    from rwalk.atomic_files import parse_json, with_checksum
-    from rwalk.classifier import IncrementalClassifier, closed_form_files, family_choice, texts
+    from rwalk import Fleet, IncrementalClassifier, InputError, MemorySpec, Training, learner, model_file
+    from rwalk.atomic_files import checked_json, parse_json, with_checksum
+    from rwalk.classifier import closed_form_files, family_choice, texts
     from rwalk.classifier import network as classifier_network
     from rwalk.data import datasets
     from rwalk.data.datasets.images import FORMATS, form_of, read_image
@@ -82,8 +82,7 @@ def signed(content: object, packed: bytes) -> Path:
     record.with_suffix(".safetensors").write_bytes(packed)
     if isinstance(content, dict):
         content["tensors"] = {"bytes": len(packed), "sha256": hashlib.sha256(packed).hexdigest()}
-        content = {"sha256": checkpoint._checksum(content), "content": content}
-    record.write_text(json.dumps(content))
+    record.write_text(with_checksum(content) if isinstance(content, dict) else json.dumps(content))
     return record
 
 
@@ -101,7 +100,7 @@ def record(data: bytes) -> None:
 
 def tensors(data: bytes) -> None:
     """The tensors of a checkpoint."""
-    checkpoint.load(signed(json.loads(RECORD)["content"], data), VICTIM, "run")
+    checkpoint.load(signed(checked_json(RECORD)[0], data), VICTIM, "run")
 
 
 def sealed_again(kind: str, data: bytes) -> Path:
@@ -367,7 +366,7 @@ def arrays() -> bytes:
 
 
 LOADERS: dict[str, tuple[Callable[[bytes], None], Callable[[], list[bytes]]]] = {
-    "record": (record, lambda: [json.dumps(json.loads(RECORD)["content"]).encode(), RECORD]),
+    "record": (record, lambda: [json.dumps(checked_json(RECORD)[0]).encode(), RECORD]),
     "tensors": (tensors, lambda: [TENSORS]),
     "guard": (guard, guards),
     "classifier": (classifier, classifiers),

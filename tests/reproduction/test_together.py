@@ -19,6 +19,7 @@ from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
 from rwalk.studies import Study
 from rwalk.studies.losses_and_costs import Costs
+from rwalk.studies.rows import Description
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.training import Training
 
@@ -115,7 +116,7 @@ def test_references_are_of_each_run_and_survive_the_file(tables: tuple[str, str]
     assert {spec.seed for spec in pool.references()} == {0, 1} and len(pool.references()) == 2
     rwalk = [run for run in pool.runs if run.method == "rwalk"]
     assert pool.references(rwalk) == []
-    again = Study.from_json(pool.describe().to_json())
+    again = Study.of(Description.from_json(pool.describe().to_json(), sealed=True))
     assert (again.reference, again.hash()) == (pool.reference, pool.hash())
     with pytest.raises(InputError, match="1 references for 6 runs: give one, or one each"):
         replace(pool, reference=("final",))

@@ -34,7 +34,7 @@ FORMAT, FIRST = "rwalk.closed_form/2", "rwalk.closed_form/1"
 # Every tensor of a map by its dimensions: equal letters are equal sizes, figures are themselves.
 DIMENSIONS = {
     "vectors": {"centre": "d", "scale": "d", "slopes": "dr", "offsets": "r", "waves": "df", "mixing": "dm"},
-    "images": {"filters": "kcss", "offsets": "k", "faint": "", "grid": "", "mirrored": ""},
+    "images": {"filters": "kcss", "offsets": "k", "faint": "", "grid": "", "mirrored": "", "floor": ""},
 }
 SUMS = {"gram": "t", "total": "D", "cross": "DC", "targets": "C", "squares": "C", "weight": "", "counts": "C"}
 RANGE = {"low": "i", "high": "i"}
@@ -155,7 +155,7 @@ def without_ledger(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Le
 def restore(model: Model, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Put the contents of a file into a model that has learned nothing."""
     expect(type(record["seed"]) is int and 0 <= record["seed"] < 2**63, "the seed")
-    model.recipe = model.recipe.with_seed(record["seed"])
+    model.recipe = replace(model.recipe, seed=record["seed"])
     left = dict(tensors)
     model.held = [_held(model, left, place) for place in range(_whole(record["held"]))]
     if record["map"] is None:
@@ -254,21 +254,22 @@ def _restored_map(model: Model, stored: Any, left: dict[str, Tensor]) -> Feature
     if kind == "backbone":
         example = torch.zeros(1, *model.shape, device=model.device)
         own = {key.removeprefix("map."): left.pop(key) for key in [*left] if key.startswith("map.")}
-        if not isinstance(model.recipe.features, str | nn.Module):
-            features = BackboneFeatures(
-                _filled(cast("FirstCall", model.recipe.features), model.shape, stored, own), example
-            )
-        else:
+        given = model.recipe.features
+        if isinstance(given, nn.Module):
             expect(not own, "the list of tensors")
             lift = _whole(stored.get("lift", 0))  # the first versions had none
             expect(lift <= left["sums.total"].numel(), "the lift")
-            features = replace(model.recipe, lift=lift).make(example, torch.ones(1))
+            features = BackboneFeatures(given, example, lift)
+        else:
+            features = BackboneFeatures(_filled(cast("FirstCall", given), model.shape, stored, own), example)
     else:
-        parts = _taken(left, "map.", DIMENSIONS[kind])
+        names = {name: form for name, form in DIMENSIONS[kind].items() if name != "floor" or "map.floor" in left}
+        parts = _taken(left, "map.", names)  # earlier files have no floor
         known = {"d": math.prod(model.shape)} if kind == "vectors" else {"c": model.shape[0]}
-        check_tensors(parts, DIMENSIONS[kind], known, WHOLE)
+        check_tensors(parts, names, known, WHOLE)
         expect(bool((parts["scale"] > 0).all()) if kind == "vectors" else float(parts["faint"]) > 0, "a scale")
         expect(kind == "vectors" or 0 < int(parts["grid"]) <= min(model.shape[1:]), "the grid")
+        expect("floor" not in parts or float(parts["floor"]) > 0, "a scale")
         expect(kind == "vectors" or float(parts["mirrored"]) in (0.0, 0.5), "whether images are mirrored")
         features = KINDS[kind](**parts)
     if fingerprint(features) != stored["fingerprint"]:

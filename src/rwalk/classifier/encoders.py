@@ -20,6 +20,7 @@ from scipy.sparse import issparse
 from torch import Tensor, nn
 
 from rwalk.errors import InputError, first_line
+from rwalk.registry import imported, installed
 
 BATCH = 256  # inputs encoded at a time
 CALLED = ("encode", "embed", "transform")  # methods that encode; an object without them is called itself
@@ -126,7 +127,9 @@ def _function_of(encoder: Any) -> Callable[[Any], Any]:
 
 
 def _named(name: str) -> Any:
-    """A pretrained encoder by its name: "wordllama", "timm:MODEL", or a model of sentence-transformers."""
+    """An encoder by its name: an installed one, "wordllama", "timm:MODEL", or a model of sentence-transformers."""
+    if name in installed("encoders"):
+        return imported(installed("encoders")[name], "encoder")
     try:
         if name == "wordllama":
             import wordllama  # type: ignore[import-not-found]

@@ -26,6 +26,7 @@ from rwalk.data.streams import Form
 from rwalk.engine.architectures import NETWORKS
 from rwalk.errors import InputError, unknown
 from rwalk.model_file import expect, is_whole
+from rwalk.registry import MOVED
 from rwalk.threads import few_threads
 
 Contents = tuple[dict[str, Any], dict[str, Tensor]]  # the record, and the tensors
@@ -114,7 +115,7 @@ def checked_params(stored: Any, names: Sequence[str], given: Mapping[str, Any]) 
             raise unknown("parameter", name, names)
     expect(isinstance(stored, dict) and set(stored) <= set(names), "the list of parameters")
     # A network, method or sampler called package.module:name would be imported: no file may choose that.
-    expect(stored.get("network") in (None, *NETWORKS), "the network")
+    expect(stored.get("network") in (None, *NETWORKS, *MOVED), "the network")
     for name in ("method", "sampler"):
         expect(not isinstance(stored.get(name), str) or ":" not in stored[name], f"the {name}")
     return {**stored, **given}

@@ -19,7 +19,8 @@ def show(rows: list[Row], folder: Path) -> None:
     from rich.markup import escape
 
     from rwalk.atomic_files import write_atomically
-    from rwalk.demonstration import story
+    from rwalk.cli.command_options import to_stderr
+    from rwalk.demonstration import guarded, story
     from rwalk.demonstration.picture import picture
     from rwalk.demonstration.table import table
     from rwalk.escaping import shown
@@ -27,6 +28,8 @@ def show(rows: list[Row], folder: Path) -> None:
 
     console = Console(highlight=False)
     ways = story.ways(summarise(rows))
+    if any(way.is_known for way in ways):
+        ways.insert(-1, guarded.way(folder, to_stderr))
     console.print(f"{story.setting(ways)}\n")
     console.print(table(ways))
     console.print(f"\n[bold]{story.sentence(ways)}[/bold] {story.of_all(ways)}\n")
@@ -40,7 +43,7 @@ def show(rows: list[Row], folder: Path) -> None:
     console.print("Next:")
     for command, why in _next(folder):
         words = escape(shown(shlex.join([*program(), *command])))
-        console.print(f"  {words}    [dim]# {why}[/dim]", soft_wrap=True)
+        console.print(f"  [dim]# {why}[/dim]\n  {words}", soft_wrap=True)
 
 
 def _next(folder: Path) -> list[tuple[list[str], str]]:
@@ -50,8 +53,8 @@ def _next(folder: Path) -> list[tuple[list[str], str]]:
     again = (["resume", str(folder)], "all this once more, without training")
     return [
         look if with_report else again,
-        (["run", "--memory", "10", "--seeds", "2"], "harder: two new classes per task, ten examples kept of each"),
-        (["methods"], "every way to learn there is; with your own data: rwalk fit --help"),
+        (["run", "--memory", "10", "--seeds", "2"], "harder: two new classes per task, ten examples of each kept"),
+        (["methods"], "all methods; with your own data: rwalk fit --help"),
     ]
 
 

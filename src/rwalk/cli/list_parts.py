@@ -6,8 +6,9 @@ from __future__ import annotations
 def methods() -> None:
     """List the methods, one line each."""
     from rwalk.part_names import summaries
+    from rwalk.registry import installed
 
-    _print(summaries())
+    _print(summaries() | {name: f"from {where}" for name, where in installed("methods").items()})
 
 
 def datasets() -> None:

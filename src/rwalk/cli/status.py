@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rwalk.cli.command_options import say
-from rwalk.escaping import duration
+from rwalk.report.wording import duration
 
 
 def status(folder: Annotated[Path, typer.Argument(help="a study folder")]) -> None:

@@ -63,7 +63,7 @@ class MemorySpec:
             raise InputError(f"a memory must hold at least 1 exemplar, not {size!r}")
         from rwalk.data.samplers import check_name
 
-        check_name(self.sampler)
+        object.__setattr__(self, "sampler", check_name(self.sampler))
         if self.replay not in REPLAYS:
             raise unknown("replay", self.replay, REPLAYS)
         if self.beside is not None and (not isinstance(self.beside, int) or self.beside < 1):

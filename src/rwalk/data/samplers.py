@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 
 from rwalk.data.memory import RESERVOIR
 from rwalk.errors import InputError, unknown
-from rwalk.registry import MOVED, imported
+from rwalk.registry import MOVED, full_name, imported, installed
 
 __all__ = ["SAMPLERS", "Sampler", "entropy", "find", "mean_of_features", "plane_distance", "select", "uniform"]
 
@@ -147,15 +147,17 @@ SAMPLERS = {
 }
 
 
-def check_name(name: str) -> None:
-    """Refuse a name that cannot be a sampler's; a user's own sampler is imported only when it is used."""
-    if not isinstance(name, str) or (name not in (*SAMPLERS, *MOVED, RESERVOIR) and ":" not in name):
-        raise unknown("sampler", str(name), [*SAMPLERS, RESERVOIR, "package.module:NAME"])
+def check_name(name: str) -> str:
+    """A sampler's full name. A user's own sampler is imported only when it is used; other names are refused."""
+    full = full_name("samplers", str(name), (*SAMPLERS, RESERVOIR))
+    if not isinstance(name, str) or (full not in (*SAMPLERS, *MOVED, RESERVOIR) and ":" not in full):
+        raise unknown("sampler", str(name), [*SAMPLERS, RESERVOIR, *installed("samplers"), "package.module:NAME"])
+    return full
 
 
 def find(name: str) -> Sampler:
     """A sampler by its name, or by `package.module:NAME`."""
-    check_name(name)
+    name = check_name(name)
     if name in SAMPLERS:
         return SAMPLERS[name]
     if name == RESERVOIR:

@@ -9,18 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rwalk.demonstration.runs import CLOSED_FORM, SETTINGS, TASKS, UNPROTECTED
-from rwalk.part_names import spelled
+from rwalk.part_names import GUARD, spelled
 from rwalk.report.seed_summaries import Summary
 from rwalk.report.welch_test import mean_and_deviation
 
 INTRODUCTION = (
-    f"a demonstration: {TASKS} tasks, learned one after the other; no old data are kept",
-    "each task is to read handwritten digits, their pixels shuffled in a new way",
+    f"a demonstration of {TASKS} tasks, which are learned one after the other",
+    "each task: read handwritten digits, with the pixels shuffled anew",
 )
 WAYS = (
-    "EWC, EWC++, PI and RWalk protect a network while it is trained: they hold the weights that old tasks need, "
-    "the more firmly the larger λ is. Closed form (rwalk.IncrementalClassifier) trains no network. It keeps sums "
-    "of the examples' features, so it cannot forget; a network is for data whose features have to be learned."
+    "EWC, EWC++, PI and RWalk hold the weights that old tasks need, the more firmly the larger λ is. Guard "
+    "(rwalk.Guard, with its defaults) holds the network's outputs on 128 inputs of each old task, without labels. "
+    "Closed form (rwalk.IncrementalClassifier) trains no network. It keeps sums of the examples' features, so it "
+    "cannot forget; a network is for data whose features have to be learned."
 )
 LAMBDAS = "λ of each method was chosen on held-out training data, never on these test data."
 
@@ -82,13 +83,15 @@ def of_all(ways: Sequence[Way]) -> str:
 def _compared(percent: Mapping[str, float], measure: str = "") -> str:
     """Unprotected, protected, in closed form: those with a result."""
     known = {method: value for method, value in percent.items() if np.isfinite(value)}
-    protected = [method for method in known if method not in (UNPROTECTED, CLOSED_FORM)]
+    protected = [method for method in known if method not in (UNPROTECTED, GUARD, CLOSED_FORM)]
     said = []
     if UNPROTECTED in known:
         said.append(f"{known[UNPROTECTED]:.0f} % {measure}without protection")
     if protected:
         names = _either([spelled(method) for method in protected])
         said.append(f"{_range([known[method] for method in protected])} with {names}")
+    if GUARD in known:
+        said.append(f"{known[GUARD]:.0f} % with {spelled(GUARD)}")
     if CLOSED_FORM in known:
         said.append(f"{known[CLOSED_FORM]:.0f} % in closed form")
     return _listed(said) if said else ""
@@ -100,7 +103,7 @@ def setting(ways: Sequence[Way]) -> str:
     plural = "s; ± is their standard deviation" if seeds > 1 else ""
     return (
         f"{_number(tasks).capitalize()} tasks, one after the other: handwritten digits, with the pixels "
-        f"shuffled in a new way for each task. No old data are kept. Means over {_number(seeds)} seed{plural}."
+        f"shuffled in a new way for each task. No old examples are kept. Means over {_number(seeds)} seed{plural}."
     )
 
 
@@ -111,13 +114,13 @@ def pairs(ways: Sequence[Way]) -> str:
     compared = np.isfinite(others - bare)
     more, cases = int(((others > bare) & compared).sum()), int(compared.sum())
     return (
-        "Protected networks kept more of task 1 than the unprotected one with the same seed "
+        "Held weights kept more of task 1 than the unprotected network with the same seed "
         f"in {more} of {cases} cases."
     )
 
 
 def _is_protected(way: Way) -> bool:
-    return way.method not in (UNPROTECTED, CLOSED_FORM)
+    return way.method not in (UNPROTECTED, GUARD, CLOSED_FORM)
 
 
 def _range(values: Sequence[float]) -> str:

@@ -6,101 +6,19 @@ inputs of its head: the attribute `head`, or else its last nn.Linear with one ou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rwalk.compiled_programs import compiler_works, fused, recording
+from rwalk.engine.dropout import Dropout, replace_dropout
 from rwalk.errors import InputError, first_line, unknown
-from rwalk.registry import MOVED, imported
+from rwalk.registry import MOVED, full_name, imported, installed
 from rwalk.seeds import seeded
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
-
-
-class Dropout(nn.Module):
-    """Dropout whose draws are a hash of a counter, kept as a buffer.
-
-    A run must not depend on who shares its fleet, and must resume exactly: torch's own dropout draws from one
-    global generator and can do neither. `whole` drops whole channels, like nn.Dropout2d.
-    """
-
-    counter: Tensor
-
-    def __init__(self, p: float = 0.5, whole: bool = False) -> None:
-        super().__init__()
-        self.p = p
-        self.whole = whole
-        self.register_buffer("counter", torch.randint(2**62, ()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return x
-        if self.p == 1:
-            return x * 0.0
-        self.counter.add_(1)
-        return _Dropped.apply(x, self.counter.clone(), self.p, self.whole)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _Dropped(torch.autograd.Function):
-    """x where the hash of its position keeps it. The mask is not saved for the backward pass but drawn again."""
-
-    @staticmethod
-    def forward(x: Tensor, counter: Tensor, p: float, whole: bool) -> Tensor:
-        return _fused(dropped, x)(x, counter, p, whole)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float, bool], output: Tensor) -> None:
-        _, counter, ctx.p, ctx.whole = inputs
-        ctx.save_for_backward(counter)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return _fused(dropped, grad)(grad, *ctx.saved_tensors, ctx.p, ctx.whole), None, None, None
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[Any, ...], x: Tensor, counter: Tensor, p: float, whole: bool
-    ) -> tuple[Tensor, int]:
-        x = x.expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
-        counter = counter.expand(info.batch_size) if in_dims[1] is None else counter
-        return _Dropped.apply(x, counter, p, whole), 0  # type: ignore[no-untyped-call]
-
-
-def dropped(x: Tensor, counter: Tensor, p: float, whole: bool = False) -> Tensor:
-    """Dropout of x [B, ...] by a counter [], or of a fleet's [R, B, ...] by counters [R]."""
-    shape = x.shape[: counter.dim() + 2] if whole else x.shape
-    bits = hashed(counter, shape[counter.dim() :].numel())
-    kept = (bits >= int(p * 2**31)).view(*shape, *(1 for _ in x.shape[len(shape) :]))
-    return x * (kept.to(x.dtype) / (1.0 - p))
-
-
-def hashed(counter: Tensor, n: int) -> Tensor:
-    """n numbers, uniform over 0 … 2³¹ − 1, that depend on the counter alone; [R, n] for counters [R].
-
-    Two rounds of multiply and xor-shift (Wellons' lowbias32), in wrapping int32 arithmetic.
-    """
-    key = counter * 0x5851F42D4C957F2D + 0x14057B7EF767814F
-    place = torch.arange(n, dtype=torch.int32, device=counter.device)
-    x = (place + (key >> 32).to(torch.int32)[..., None]) * -1640531527
-    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
-    x = (x ^ ((x >> 15) & 0x1FFFF)) * -2073254261
-    return (x ^ ((x >> 16) & 0xFFFF)) & 0x7FFFFFFF
-
-
-@cache
-def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return fused(function)
-
-
-def _fused(function: Callable[..., Tensor], x: Tensor) -> Callable[..., Tensor]:
-    """One kernel on CUDA, where eager arithmetic would launch many."""
-    return _compiled(function) if x.is_cuda and not recording() and compiler_works("cuda") else function
 
 
 class MLP(nn.Module):
@@ -193,50 +111,13 @@ class ResNet18(nn.Module):
         return self.head(self.blocks(self.stem(x)).mean((2, 3)))  # type: ignore[no-any-return]
 
 
-def mlp_of(width: int, xavier: bool = False) -> Factory:
-    """An MLP with two hidden layers of this width; drawn as torch does, or as Glorot & Bengio (2010)."""
-
-    def build(shape: tuple[int, ...], classes: int) -> nn.Module:
-        network = MLP(shape, classes, (width, width))
-        for layer in (*network.layers, network.head) if xavier else ():
-            assert isinstance(layer, nn.Linear)
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
-        return network
-
-    return build
-
-
-def normal(factory: Factory) -> Factory:
-    """The same network, begun as RWalk's public code does: truncated-normal weights (σ 0.1), biases of 0.1."""
-
-    def build(shape: tuple[int, ...], classes: int) -> nn.Module:
-        network = factory(shape, classes)
-        for name, parameter in network.named_parameters():
-            if name.endswith("bias"):
-                nn.init.constant_(parameter, 0.1)
-            else:
-                nn.init.trunc_normal_(parameter, std=0.1, a=-0.2, b=0.2)
-        return network
-
-    return build
-
-
 def resnet18_full(shape: tuple[int, ...], classes: int) -> nn.Module:
     return ResNet18(shape, classes, filters=64)
 
 
 NETWORKS: dict[str, tuple[Factory, str]] = {
     "mlp": (MLP, "two hidden layers of 256 ReLU units (the paper's MNIST network)"),
-    "mlp-100": (mlp_of(100, xavier=True), "two hidden layers of 100 ReLU units (DER's MNIST network)"),
-    "mlp-400": (mlp_of(400), "two hidden layers of 400 ReLU units (van de Ven's for Split MNIST)"),
-    "mlp-1000": (
-        mlp_of(1000),
-        "two hidden layers of 1000 ReLU units (van de Ven's for Permuted MNIST)",
-    ),
     "cnn": (CNN, "four 3×3 convolutions with dropout (the paper's CIFAR network)"),
-    "mlp-normal": (normal(MLP), "mlp, begun as in RWalk's public code: normal weights of deviation 0.1"),
-    "cnn-normal": (normal(CNN), "cnn, begun as in RWalk's public code: normal weights of deviation 0.1"),
     "resnet18": (ResNet18, "ResNet-18 for small images, 20 base filters (GEM's reduced version)"),
     "resnet18-full": (resnet18_full, "ResNet-18 for small images, 64 base filters"),
 }
@@ -248,8 +129,9 @@ def find(name: str | Factory) -> Factory:
         return name
     if name in NETWORKS:
         return NETWORKS[name][0]
+    name = full_name("networks", name, NETWORKS)
     if ":" not in name and name not in MOVED:
-        raise unknown("network", name, [*NETWORKS, "package.module:factory"])
+        raise unknown("network", name, [*NETWORKS, *installed("networks"), "package.module:factory"])
     found = imported(name, "network")
     if not callable(found):
         raise InputError(f"network {name!r} is not callable: it must take (input_shape, classes)")
@@ -267,7 +149,7 @@ def builder(name: str | Factory, shape: tuple[int, ...], classes: int) -> Callab
             raise InputError(f"network {name!r} must take (input_shape, classes): {error}") from error
         if not isinstance(module, nn.Module):
             raise InputError(f"network {name!r} must return an nn.Module, not {type(module).__name__}")
-        _own_dropout(module)
+        replace_dropout(module)
         return module
 
     with seeded(0), torch.no_grad():
@@ -314,24 +196,3 @@ def gains_from_recording(module: nn.Module) -> bool:
     return any(issubclass(kind, CONVOLUTIONS) for kind in kinds) and not any(
         issubclass(kind, NORMS) for kind in kinds
     )
-
-
-def _own_dropout(module: nn.Module) -> None:
-    """Replace torch's dropout by ours, everywhere in a network."""
-    for parent, name, child in list(_children(module)):
-        if isinstance(child, nn.Dropout):
-            setattr(parent, name, Dropout(child.p))
-        elif isinstance(child, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-            setattr(parent, name, Dropout(child.p, whole=True))
-        elif isinstance(child, nn.AlphaDropout | nn.FeatureAlphaDropout | nn.RReLU):
-            raise InputError(
-                f"the network uses {type(child).__name__}, whose random draws cannot be repeated: use nn.Dropout"
-            )
-
-
-def _children(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """(parent, name, child): a child with two names comes twice, unlike with named_children()."""
-    for parent in module.modules():
-        for name, child in parent._modules.items():
-            if child is not None:
-                yield parent, name, child

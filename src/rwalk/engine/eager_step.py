@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rwalk.engine import exemplars, fisher, teachers
 from rwalk.engine.method_groups import Chunk, chunks, score, update
+from rwalk.errors import InputError
 from rwalk.losses import Batch
 from rwalk.training import batch_size
 
@@ -170,6 +171,9 @@ def losses_of(fleet: Fleet, logits: Tensor, inputs: Inputs, pure: bool = False) 
             else:
                 taught = net.forward(x, theta=theta, buffers=buffers, train=False)
     losses = fleet.loss(logits, batch_of(inputs, taught))
+    if losses.shape != logits.shape[:1]:
+        what, found = type(fleet.loss).__name__, list(losses.shape)
+        raise InputError(f"the loss {what} gives {found} for {fleet.runs} runs: give one number per run, [R]")
     if "into" in inputs:
         with torch.no_grad():
             into, store = inputs["into"][..., None].expand(-1, -1, logits.shape[2]), inputs[STORE + "logits"]

@@ -11,6 +11,7 @@ from rwalk import seeds
 from rwalk.data import replay_batches, reservoir, samplers
 from rwalk.data.memory import Group
 from rwalk.data.reservoir import Passing
+from rwalk.data.streams import Stream
 from rwalk.engine.evaluation import outputs
 from rwalk.engine.parameter_matrix import Networks, head_weight, preserved
 from rwalk.errors import InputError
@@ -25,14 +26,19 @@ if TYPE_CHECKING:
 Constraint = tuple[Tensor, Tensor]  # exemplars [R, n], and the head of each [R, n, C]
 
 
-def check_features(learner: Learner, net: Networks) -> None:
+def check_features(learner: Learner, net: Networks, stream: Stream) -> None:
     """Refuse a network without the features that the sampler or the classifier needs."""
     memory = learner.memory
     sampled = memory is not None and not memory.is_reservoir and "features" in samplers.find(memory.sampler).needs
-    if (sampled or learner.classifier.needs_exemplars) and not net.has_features:
+    if not (sampled or learner.classifier.needs_exemplars):
+        return
+    x, _ = stream.batch(torch.zeros(net.runs, 1, dtype=torch.int64, device=stream.y.device))
+    with torch.no_grad():
+        features, _ = net.forward_with_features(x, train=False)
+    if not features.shape[-1]:
         raise InputError(
-            "the network's features cannot be found: give it a last nn.Linear with one output per class, or use "
-            "the sampler 'uniform' (iCaRL does not work without features)"
+            "the network's features cannot be found: end it by calling an nn.Linear with one output per class, or "
+            "use the sampler 'uniform' (iCaRL does not work without features)"
         )
 
 
@@ -55,8 +61,9 @@ def chosen(fleet: Fleet) -> list[Group]:
     needs = samplers.find(spec.sampler).needs
     evidence: dict[str, Tensor] = {}
     groups = []
-    own = fleet.task_plan.pools[: len(task.classes)]  # without the neighbours' classes of a blurry stream
-    for label, pool in zip(task.classes, own, strict=True):
+    labels = fleet.stream.labels(task.train)
+    for label in task.classes:  # without the neighbours' classes of a blurry stream
+        pool = task.train[labels == label].cpu()
         draws = [seeds.generator(seed, "exemplars", fleet.task_number, label) for seed in fleet.seeds]
         if needs:
             features, logits = outputs(fleet, pool.expand(fleet.runs, -1))

@@ -110,7 +110,7 @@ class Fleet:
         build = architectures.builder(network, tuple(stream.shape), stream.classes)
         head_of = lambda module: architectures.head_of(module, stream.classes)  # noqa: E731
         self.net = Networks(build, seeds, device, dtype, head_of, autocast)
-        exemplars.check_features(first, self.net)
+        exemplars.check_features(first, self.net, self.stream)
         self.theta = self.net.theta.detach()  # the same storage, without autograd
         self.execution_plan = plan = execution_plan(self, fuse)
         self.loss = stack([each.loss for each in learners], self.theta)

@@ -93,7 +93,6 @@ class Networks:
         self.buffers = {name: buffer.to(self.device) for name, buffer in buffers.items()}
         self._features: Tensor | None = None
         self.head = tap(self.module)
-        self.has_features = self.head is not None
         if self.head is not None:
             self.head.register_forward_pre_hook(self._remember_features)
         self.solo = len(seeds) == 1

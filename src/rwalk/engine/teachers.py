@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from rwalk import private_torch
 from rwalk.losses import Loss
-from rwalk.losses.loss import State
+from rwalk.methods.method import State
 
 THETA = "teacher"
 BUFFER = "teacher."  # prefix of the names of its buffers
@@ -16,13 +17,11 @@ BUFFER = "teacher."  # prefix of the names of its buffers
 def begin_task(loss: Loss, state: State, theta: Tensor, buffers: Mapping[str, Tensor], task: int) -> None:
     """Begin a task; if the loss sets its teacher, copy the network's buffers beside it."""
     known = state.get(THETA)
-    before = None if known is None else known.clone()
+    writes = None if known is None else private_torch.writes(known)
     loss.begin_task(state, theta, task)
     teacher = state.get(THETA)
-    if teacher is None:
-        return
-    # A tensor on the device "meta" has no values to compare.
-    if teacher is not known or before is None or teacher.is_meta or not teacher.equal(before):
+    # Overwriting it counts as setting it, also with the values that it has.
+    if teacher is not None and (teacher is not known or private_torch.writes(teacher) != writes):
         state |= {BUFFER + name: buffer.clone() for name, buffer in buffers.items()}
 
 

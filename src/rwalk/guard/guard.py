@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from rwalk.errors import InputError, unknown
 from rwalk.guard import guard_file, importance, options, select, warnings
 from rwalk.guard.drift import anchor as anchors
-from rwalk.guard.drift.anchor import Anchor, Controller
+from rwalk.guard.drift.anchor import Anchor, Controller, Pull, StepBack
 from rwalk.guard.drift.batches import device_of
 from rwalk.guard.drift.eval_mode import TrainingAutocast
 from rwalk.guard.drift.probes import Probes, weighted_mean
@@ -115,6 +115,7 @@ class Guard:
         self._reference: Reference | None = None  # None until there are probes
         self._controller = Controller(given.budget)
         self._autocast = TrainingAutocast()
+        self._step_back: StepBack | None = None  # in the step in progress
         self._hooks: OptimizerHooks | None = None
         self._warned = False
         self.attach(optimizer)
@@ -218,23 +219,26 @@ class Guard:
         self._hooks.after_step()
 
     def _pulls(self) -> Mapping[nn.Parameter, Tensor]:
-        """Gradients to add to those of the task before this step."""
-        if self._anchor is None or not self._sets:
+        """Gradients to add to those of the task before this step; some optimizers are pulled after it."""
+        self._step_back = None
+        if self._anchor is None or not self._sets or not self._anchor.pulls_at(self.steps):
             return {}
+        if anchors.grows(self.optimizer):
+            self._step_back = StepBack(self.optimizer, self._parameters)
+            return {}
+        return anchors.added(self._anchor, self._controller, self._pull(self._anchor), self.steps)
+
+    def _pull(self, anchor: Anchor) -> Pull:
         with self._autocast.context(self.model):
-            return anchors.pulls(
-                self._anchor,
-                self._controller,
-                self.model,
-                self._parameters,
-                self._sets,
-                self.optimizer,
-                self._state.steps,
-            )
+            return Pull.of(anchor, self.model, self._parameters, self._sets, self.steps)
 
     def _observed(self) -> None:
         """A step has ended."""
         state = self._state
+        if self._step_back is not None and self._anchor is not None:
+            pull = self._pull(self._anchor)
+            self._step_back.take(self._anchor, self._controller, pull, self.steps, state.by_parameter)
+            self._step_back = None
         state.stepped()
         if state.steps % CHECKED == 0 and state.holds() and not state.is_finite():
             raise warnings.not_finite("parameters are not finite")

@@ -25,8 +25,8 @@ from rwalk.guard import warnings
 from rwalk.guard.state.guard_state import GuardState, ParameterStates
 from rwalk.guard.state.parameter import ParameterState
 from rwalk.guard.state.sharded import is_sharded, local
-from rwalk.guard.step.executor import Batch, Pulls
 from rwalk.guard.step.penalty import step_size
+from rwalk.guard.step.step_executor import Batch, Pulls
 
 
 class Step:

@@ -16,9 +16,7 @@ from torch import Tensor
 
 from rwalk.data.memory import Replay
 from rwalk.decision_rules import Classifier, Logits
-
-Number = float | Tensor
-State = dict[str, Tensor]
+from rwalk.methods.method import Number, State
 
 
 class Batch(NamedTuple):

@@ -5,9 +5,12 @@ One file each; a new file in this folder is found automatically, by its method's
 
 from __future__ import annotations
 
+import sys
+
+from rwalk.methods import method
 from rwalk.methods.ewc import EWC
 from rwalk.methods.ewcpp import EWCpp
-from rwalk.methods.method import Method, Number, State
+from rwalk.methods.method import Method, Number, Ranges, State, normalized, require, unit
 from rwalk.methods.pi import PI
 from rwalk.methods.rwalk import RWalk
 from rwalk.methods.vanilla import Vanilla
@@ -15,4 +18,20 @@ from rwalk.registry import discovered
 
 METHODS: dict[str, type[Method]] = discovered(__name__, Method)
 
-__all__ = ["EWC", "METHODS", "PI", "EWCpp", "Method", "Number", "RWalk", "State", "Vanilla"]
+sys.modules[f"{__name__}.base"] = method  # its name in 0.2, which users' methods import
+
+__all__ = [
+    "EWC",
+    "METHODS",
+    "PI",
+    "EWCpp",
+    "Method",
+    "Number",
+    "RWalk",
+    "Ranges",
+    "State",
+    "Vanilla",
+    "normalized",
+    "require",
+    "unit",
+]

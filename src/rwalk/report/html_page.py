@@ -19,12 +19,13 @@ from typing import Any
 import rwalk
 from rwalk.atomic_files import write_atomically
 from rwalk.errors import InputError
-from rwalk.escaping import duration, shown
+from rwalk.escaping import shown
 from rwalk.metrics import HEADS
 from rwalk.part_names import summaries as learners
 from rwalk.report import method_colours, page_data, result_folders, wording
 from rwalk.report.page_data import NOTHING, Published
 from rwalk.report.result_folders import Results
+from rwalk.report.wording import duration
 
 SCRIPTS = ("page_data.js", "charts.js", "plots.js", "figure_export.js", "tables.js", "page.js")
 LIVE = "watch.js"  # only where a server answers

@@ -22,7 +22,7 @@ from rwalk.report.result_folders import Results
 from rwalk.report.seed_summaries import Summary, heads_agree
 from rwalk.report.verdict import LEVEL, families, how_chosen, representatives, verdict
 from rwalk.report.welch_test import mean_and_deviation, pairwise
-from rwalk.studies.specs import content_hash
+from rwalk.studies.json_records import content_hash
 
 DIGITS = 6  # decimals of an accuracy: finer than one example in a test set of 100 000
 

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from rwalk.escaping import duration, shown
+from rwalk.escaping import shown
 from rwalk.part_names import spelled
+from rwalk.report.wording import duration
 from rwalk.studies import Study
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.study_events import Event, Finished, RowDone, Started, Stepped, Stopped, Trained

@@ -19,8 +19,8 @@ from rwalk.report import result_folders
 from rwalk.report.html_page import render
 from rwalk.report.page_data import NOTHING, Published
 from rwalk.report.result_folders import Results
+from rwalk.studies.json_records import content_hash
 from rwalk.studies.losses_and_costs import LOSSES
-from rwalk.studies.specs import content_hash
 
 HOST = "127.0.0.1"
 AT_MOST = 10.0  # seconds between pages if only losses are new

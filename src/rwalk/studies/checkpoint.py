@@ -3,12 +3,12 @@
 A checkpoint is two files. TASK-STEP.safetensors holds all vectors; TASK-STEP.json the counters and the checksums
 of both. The record is written last and removed first: tensors without a record do not count. The last two
 checkpoints are kept, in case one is damaged. Nothing in them names a file or a function, and nothing is unpickled.
+Checksums find damage; they are no signature, so forms and values that would stop the training are checked too.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,18 +21,17 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rwalk import model_file
-from rwalk.atomic_files import parse_json, write_atomically
-from rwalk.engine import evaluation, snapshots, teachers
+from rwalk.atomic_files import checked_json, with_checksum, write_atomically
+from rwalk.engine import snapshots
 from rwalk.engine.choose_execution import executed, lacked
 from rwalk.engine.fleet import Fleet
-from rwalk.engine.method_groups import MethodGroup
 from rwalk.engine.snapshots import Snapshot
-from rwalk.errors import InputError
-from rwalk.metrics import HEADS
+from rwalk.errors import InputError, first_line
 from rwalk.model_file import Form
+from rwalk.studies.json_records import UNREADABLE
 from rwalk.studies.provenance import environment
 
-FORMAT = 2
+FORMAT = 3
 KEPT = 2
 SHARE = 0.02  # The fraction of the training time that checkpoints may take.
 AT_LEAST = 1.0  # Seconds of training worth saving.
@@ -153,7 +152,7 @@ def save(folder: Path, fleet: Fleet, identity: str, execution: str) -> None:
     }
     record = folder / f"{fleet.task:04d}-{fleet.step:08d}.json"
     write_atomically(record.with_suffix(".safetensors"), packed)
-    write_atomically(record, json.dumps({"sha256": _checksum(content), "content": content}) + "\n")
+    write_atomically(record, with_checksum(content) + "\n")
     for old in list(_records(folder))[KEPT:]:
         old.unlink(missing_ok=True)
         old.with_suffix(".safetensors").unlink(missing_ok=True)
@@ -166,13 +165,15 @@ def load(record: Path, fleet: Fleet, identity: str) -> Mapping[str, str]:
     """
     try:
         content = _content(record, identity)
-        counters = _checked_counters(content["counters"], fleet)
-        tensors = _checked_tensors(record.with_suffix(".safetensors"), content["tensors"], fleet, counters)
-    except (_Damaged, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        _check_counters(content["counters"], fleet)
+        tensors = _tensors(record.with_suffix(".safetensors"), content["tensors"], fleet)
+        _check_values(tensors, content["counters"]["stopped"], fleet)
+        snapshot = Snapshot.of(tensors, content["counters"])
+        written_in = {name: str(value) for name, value in content["environment"].items()}
+    except (OSError, safetensors.SafetensorError, *UNREADABLE) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
         raise InputError(f"the checkpoint {record} is damaged or not of this run ({reason})") from None
-    snapshots.restore(fleet, Snapshot.of(tensors, counters))
-    written_in: Mapping[str, str] = content["environment"]
+    snapshots.restore(fleet, snapshot)
     return written_in
 
 
@@ -193,41 +194,22 @@ def _listed(folder: Path) -> list[Path]:
 # ── checks of files: sizes before they are read, values before they are used ───────────────────────────────────
 
 
-class _Damaged(Exception):
-    """Why a checkpoint cannot be used."""
-
-
 def _need(condition: bool, reason: str) -> None:
     if not condition:
-        raise _Damaged(reason)
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        raise ValueError(reason)
 
 
 def _content(record: Path, identity: str) -> dict[str, Any]:
     _need(record.stat().st_size <= LARGEST_RECORD, "its record is too long")
-    try:
-        outer = parse_json(record.read_bytes())
-    except ValueError:
-        raise _Damaged("its record is not JSON") from None
-    _need(isinstance(outer, dict) and set(outer) == {"sha256", "content"}, "its record is incomplete")
-    content = outer["content"]
-    _need(isinstance(content, dict) and outer["sha256"] == _checksum(content), "its record's checksum is wrong")
-    _need(content.get("format") == FORMAT, f"it has format {content.get('format')!r}, not {FORMAT}")
-    keys = {"format", "identity", "environment", "counters", "tensors"}
-    _need(set(content) == keys, "its record has the wrong keys")
+    content, sealed = checked_json(record.read_bytes())
+    _need(sealed, "its record has no checksum")
+    _need(content["format"] == FORMAT, f"it has format {content['format']!r}, not {FORMAT}")
     _need(content["identity"] == identity, "it belongs to another run")
-    written_in = content["environment"]
-    sound = isinstance(written_in, dict) and all(isinstance(value, str) for value in written_in.values())
-    _need(sound, "its environment is not a record")
+    _need(isinstance(content["environment"], dict), "its environment is not a record")
     return dict(content)
 
 
-def _checked_counters(counters: Any, fleet: Fleet) -> dict[str, Any]:
-    keys = {"task", "step", "stopped", "groups"}
-    _need(isinstance(counters, dict) and set(counters) == keys, "its record has the wrong counters")
+def _check_counters(counters: Mapping[str, Any], fleet: Fleet) -> None:
     task, step, stopped = counters["task"], counters["step"], counters["stopped"]
     tasks = fleet.stream.tasks
     _need(_is_count(task, len(tasks)), "its task is not one of the stream's")
@@ -235,100 +217,40 @@ def _checked_counters(counters: Any, fleet: Fleet) -> dict[str, Any]:
     _need(_is_count(step, last), "its step is not one of the task's")
     reasons = isinstance(stopped, list) and all(isinstance(why, str | None) for why in stopped)
     _need(reasons and len(stopped) == fleet.runs, "it does not say which runs have stopped")
-    chosen = task + 1 if fleet.memory and fleet.memory.spec.is_all and step else task
-    kept = range(chosen) if fleet.memory else ()
-    groups = [[k, label] for k in kept for label in tasks[k].classes]
-    _need(counters["groups"] == groups, "its exemplars are not of the classes seen")
-    return dict(counters)
+    classes = {(k, label) for k in range(len(tasks)) for label in tasks[k].classes} if fleet.memory else set()
+    _need({(k, label) for k, label in counters["groups"]} <= classes, "its exemplars are of unknown classes")
 
 
 def _is_count(value: Any, largest: int) -> bool:
     return type(value) is int and 0 <= value <= largest
 
 
-def _checked_tensors(path: Path, recorded: Any, fleet: Fleet, counters: Mapping[str, Any]) -> dict[str, Tensor]:
-    _need(isinstance(recorded, dict) and set(recorded) == {"bytes", "sha256"}, "its record is incomplete")
+def _tensors(path: Path, recorded: Mapping[str, Any], fleet: Fleet) -> dict[str, Tensor]:
+    """The tensors of a file; those that every fleet like this has must have this fleet's forms."""
     _need(path.stat().st_size == recorded["bytes"], "its tensors are truncated")
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     _need(digest == recorded["sha256"], "its tensors' checksum is wrong")
-    try:
-        with safe_open(path, framework="pt") as file:  # reads the header alone, and checks it against the length
-            found = model_file.forms(file)
-            _check_forms(found, _expected(fleet, counters))
-            tensors = {name: file.get_tensor(name) for name in found}
-    except safetensors.SafetensorError as error:
-        raise _Damaged(str(error)) from None
+    with safe_open(path, framework="pt") as file:  # reads the header alone, and checks it against the length
+        found = model_file.forms(file)
+        for name, own in snapshots.take(fleet).tensors().items():
+            if not name.startswith(("method.", "loss.", "exemplars.")):  # these grow with the tasks
+                form = Form(own.dtype, tuple(own.shape))
+                _need(found.get(name) == form, f"{name} is {found.get(name)}, not {form}")
+        return {name: file.get_tensor(name) for name in found}
+
+
+def _check_values(tensors: Mapping[str, Tensor], stopped: list[str | None], fleet: Fleet) -> None:
     examples = len(fleet.stream.y) * (1 if fleet.stream.views is None else len(fleet.stream.views))
     for name, tensor in tensors.items():
         if _NUMBERS.fullmatch(name):
-            inside = bool(((tensor >= 0) & (tensor < examples)).all())
+            inside = tensor.dtype == torch.int64 and bool(((tensor >= 0) & (tensor < examples)).all())
             _need(inside, f"{name} refers to examples that do not exist")
         if name.startswith(("accuracy.", "measured.")):
             fractions = tensor.isnan() | ((tensor >= 0) & (tensor <= 1))
             _need(bool(fractions.all()), f"{name} holds something that is not an accuracy")
-    culprit = _unsound(fleet, tensors, counters["stopped"])
+    culprit = _unsound(fleet, tensors, stopped)
     _need(culprit is None, f"{culprit} holds something that is not a number")
-    return tensors
-
-
-def _expected(fleet: Fleet, counters: Mapping[str, Any]) -> dict[str, Form]:
-    """Every tensor a snapshot of this fleet has at this point."""
-    runs, tasks = fleet.runs, len(fleet.stream)
-    vector = Form(fleet.theta.dtype, tuple(fleet.theta.shape))
-    expected = {"theta": vector}
-    expected |= {f"optimizer.{name}": Form(t.dtype, tuple(t.shape)) for name, t in fleet.optimizer.state.items()}
-    expected |= {f"buffer.{name}": Form(t.dtype, tuple(t.shape)) for name, t in fleet.net.buffers.items()}
-    expected |= {f"held.{name}": Form(t.dtype, tuple(t.shape)) for name, t in fleet.held.items()}
-    expected |= {f"accuracy.{head}": Form(torch.float64, (runs, tasks, tasks)) for head in HEADS}
-    expected |= {f"measured.{name}": Form(torch.float64, each.shape) for name, each in fleet.measured.items()}
-    for part, state in _states(fleet, counters["task"], counters["step"]).items():
-        expected |= {f"{part}.{name}": Form(each.dtype, tuple(each.shape)) for name, each in state.items()}
-    for number, (task, label) in enumerate(counters["groups"]):
-        held = int((fleet.stream.labels(fleet.stream.tasks[task].train) == label).sum())
-        assert fleet.memory is not None
-        size = min(fleet.memory.spec.quota(len(counters["groups"])), held)
-        expected[f"exemplars.{number}"] = Form(torch.int64, (runs, size))
-        for name, tail in _stored(fleet).items():
-            expected[f"exemplars.{number}.{name}"] = Form(fleet.theta.dtype, (runs, size, *tail))
-    return expected
-
-
-def _states(fleet: Fleet, tasks: int, step: int) -> dict[str, dict[str, Tensor]]:
-    """The states of the method and the loss after so many tasks and steps, as tensors without values.
-
-    Found by running them on a θ without values (the device "meta"), which takes no memory.
-    """
-    theta = torch.empty_like(fleet.theta, device="meta")
-    loss = fleet.learner.loss
-    held, taught = dict[str, Tensor](), dict[str, Tensor]()
-    for group in fleet.method_groups:
-        method, rows = fleet.learners[group.rows.start].method, theta[group.rows]
-        group = MethodGroup(group.rows, method, method.start(rows), group.prefix)
-        for _ in range(tasks):
-            method.consolidate(group.state, rows, rows)
-        held |= group.named()
-    buffers = {name: torch.empty_like(each, device="meta") for name, each in fleet.net.buffers.items()}
-    for task in range(tasks + 1 if step else tasks):
-        teachers.begin_task(loss, taught, theta, buffers, task)
-    return {"method": held, "loss": taught}
-
-
-def _stored(fleet: Fleet) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors that the loss stores with every exemplar."""
-    if not fleet.loss.keeps:
-        return {}
-    features, logits = evaluation.outputs(fleet, torch.zeros(fleet.runs, 1, dtype=torch.int64))
-    return {name: tuple({"features": features, "logits": logits}[name].shape[2:]) for name in fleet.loss.keeps}
-
-
-def _check_forms(found: Mapping[str, Form], expected: Mapping[str, Form]) -> None:
-    if missing := expected.keys() - found.keys():
-        raise _Damaged(f"it lacks {min(missing)}")
-    if extra := found.keys() - expected.keys():
-        raise _Damaged(f"it has a tensor {min(extra)[:80]!r} that does not belong there")
-    for name, form in found.items():
-        _need(form == expected[name], f"{name} is {form}, not {expected[name]}")
 
 
 def _unsound(fleet: Fleet, tensors: Mapping[str, Tensor], stopped: list[str | None]) -> str | None:

@@ -30,16 +30,21 @@ from rwalk.studies.specs import RunSpec
 from rwalk.studies.user_code import source_digest
 
 
-def made(run: RunSpec, device: str, data: str, execution: str) -> Made:
-    """The provenance of a row trained here and now; `data` is the stream's fingerprint.
+def made(run: RunSpec, device: str, data: str, execution: str, commit: str | None) -> Made:
+    """The provenance of a row trained here and now.
 
-    `execution` names how its steps were executed (`rwalk.engine.choose_execution.executed`).
+    Args:
+        run: The run.
+        device: Where it was trained.
+        data: The stream's fingerprint.
+        execution: How its steps were executed (`rwalk.engine.choose_execution.executed`).
+        commit: The commit when the study began to train: a worker process asks later, when another may be there.
     """
     around = environment(device)
     irrelevant = () if device == "cpu" else ("processor", "instructions")
     return Made(
         around["rwalk"],
-        commit(),
+        commit,
         numerics_history.number_of(run),
         code_of(run),
         data[:16],

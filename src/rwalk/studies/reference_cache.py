@@ -13,9 +13,10 @@ from rwalk.compiled_programs import compiler_works
 from rwalk.engine.choose_execution import NO_COMPILER, lacked
 from rwalk.metrics import HEADS
 from rwalk.studies.executors import Context
+from rwalk.studies.json_records import UNREADABLE, content_hash, from_json
 from rwalk.studies.provenance import environment
 from rwalk.studies.rows import ReferenceOutcome
-from rwalk.studies.specs import UNREADABLE, RunSpec, content_hash, from_json
+from rwalk.studies.specs import RunSpec
 
 
 class ReferenceCache(NamedTuple):

@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 
 from rwalk import metrics, parts
 from rwalk.atomic_files import with_checksum
-from rwalk.errors import InputError, first_line
+from rwalk.errors import InputError
 from rwalk.escaping import all_shown
 from rwalk.metrics import HEADS
-from rwalk.studies.specs import UNREADABLE, RunSpec, content_hash, from_json, reference_of, to_json
+from rwalk.studies.json_records import UNREADABLE, content_hash, from_json, to_json
+from rwalk.studies.specs import RunSpec, reference_of
 
-# The schema of study.json and of rows. Schema 1, which files do not name: a hash covers all settings; rows have
-# no provenance. Schema 2: a hash covers the settings that differ from the defaults; rows have a provenance.
-# Schema 3: a checksum covers every byte.
+# The schema of study.json and of rows. Schema 2, of rwalk 0.2.0: a hash covers the settings that differ from the
+# defaults. Schema 3: a checksum covers every byte.
 SCHEMA = 3
-SEALED_SINCE = 3
+OLDEST = 2
 MACHINE = ("device", "gpu", "processor", "instructions", "torch")  # these decide how floating point rounds
 ROUNDING = 1e-9  # between a measure as it was written and as it is computed again
 MEASURED = {"within": 3, "calibration": 2}  # optional measurements, and the dimensions that they have per head
@@ -59,21 +59,6 @@ class Made:
         null = {"commit"} if self.numerics is not None else set()
         return {name: to_json(value) for name, value in found.items() if value is not None or name in null}
 
-    @classmethod
-    def from_json(cls, record: Any) -> Made:
-        """The provenance in a row of a file.
-
-        Raises:
-            InputError: It is no provenance.
-        """
-        try:
-            return from_json(cls, record, "it")
-        except InputError as error:
-            raise InputError(f"no record of what made it: {error}") from None
-
-
-NOBODY = Made()
-
 
 @dataclass(frozen=True)
 class Measures:
@@ -100,21 +85,25 @@ class Outcome:
     within: ByHead | None = None
     calibration: ByHead | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse values that are no result of a run."""
+        tasks = len(self.accuracy.get(HEADS[0], ()))
+        for head in HEADS:
+            matrix = self.accuracy.get(head)
+            square = isinstance(matrix, list) and len(matrix) == tasks > 0
+            square = square and all(_is_line(line, tasks) for line in matrix)
+            _need(square, f"no square accuracy matrix of the {head} head")
+        for name, dimensions in MEASURED.items():
+            values = getattr(self, name)
+            _need(values is None or _has_shares(values, tasks, dimensions), f"no {name} of its tasks")
+
+    @property
+    def tasks(self) -> int:
+        return len(self.accuracy[HEADS[0]])
+
     def to_json(self) -> dict[str, Any]:
         record = {"made": self.made.to_json(), "accuracy": self.accuracy, "stopped": self.stopped}
         return record | _present(self, MEASURED)
-
-    @classmethod
-    def from_json(cls, record: Any) -> Outcome:
-        """An outcome from a file.
-
-        Raises:
-            InputError: The record is not an outcome's.
-        """
-        _need(
-            isinstance(record, dict) and record.keys() - MEASURED == {"made", "accuracy", "stopped"}, "no outcome"
-        )
-        return cls(**_outcome(record))
 
 
 @dataclass(frozen=True)
@@ -138,7 +127,7 @@ class Row(Outcome):
 
     hash       the run's.
     lam        its λ, or the λ that it chose.
-    reference  a*_k by head; None in rows of the first version.
+    reference  a*_k by head.
     tried      the average accuracy of every λ tried, where the run chose its own.
     """
 
@@ -147,8 +136,14 @@ class Row(Outcome):
     lam: float
     single: Measures
     multi: Measures
-    reference: ByHead | None = None
+    reference: ByHead
     tried: Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for head in HEADS:
+            _need(_is_line(self.reference.get(head), self.tasks), f"no references of the {head} head")
+        _need(all(map(_is_share, (self.tried or {}).values())), "no tried λs")
 
     @property
     def method(self) -> str:
@@ -157,10 +152,6 @@ class Row(Outcome):
     @property
     def seed(self) -> int:
         return self.spec.seed
-
-    @property
-    def tasks(self) -> int:
-        return len(self.accuracy[HEADS[0]])
 
     def measures(self, head: str) -> Measures:
         """A, F and I by one head."""
@@ -184,8 +175,7 @@ class Row(Outcome):
             lam: The λ that the run chose, if it chose one.
             tried: The average accuracy of every λ tried, if it chose one.
         """
-        tasks = len(outcome.accuracy[HEADS[0]])
-        known = [references.get(reference_of(spec, k).hash()) for k in range(tasks)]
+        known = [references.get(reference_of(spec, k).hash()) for k in range(outcome.tasks)]
         reference = {head: [getattr(each, head, None) for each in known] for head in HEADS}
         found: dict[str, Any] = {each.name: getattr(outcome, each.name) for each in fields(outcome)}
         for head in HEADS:
@@ -213,44 +203,20 @@ class Row(Outcome):
         Raises:
             InputError: The record is not a row.
         """
-        _need(isinstance(record, dict), "not a JSON object")
-        schema = record.get("schema", 1)
-        _need(type(schema) is int and 1 <= schema <= SCHEMA, "written by a newer version of rwalk")
-        for name, kinds in (("hash", str), ("method", str), ("lam", (int, float)), ("seed", int), ("spec", dict)):
-            _need(isinstance(record.get(name), kinds) and type(record[name]) is not bool, f"no {name}")
-        _need(record["method"].isprintable(), "no printable method")  # a terminal obeys control characters
-        found = _outcome(record)
-        tasks = len(found["accuracy"][HEADS[0]])
-        for head in HEADS:
-            measures, reference = record.get(head), record.get("reference")
-            _need(isinstance(measures, dict), f"no measures of the {head} head")
-            _need(all(_is_number(measures.get(name, "")) for name in "AFI"), f"no measures of the {head} head")
-            found[head] = Measures(*(measures[name] for name in "AFI"))
-            sound = reference is None or (isinstance(reference, dict) and _is_line(reference.get(head), tasks))
-            _need(sound, f"no references of the {head} head")
-        tried = record.get("tried")
-        _need(tried is None or (isinstance(tried, dict) and all(map(_is_share, tried.values()))), "no tried λs")
-        _need(sealed or schema < SEALED_SINCE, "it has no checksum")
-        try:
-            run = RunSpec.from_json(record["spec"])
-            written_as = content_hash(record["spec"]) if schema == 1 else run.hash()
-            named = (record["method"], record["seed"]) == (run.method, run.seed)
-            named = named and _is_lam_of(run, record["lam"], tried or {})
-        except UNREADABLE as error:
-            raise InputError(f"its settings cannot be read: {first_line(error)}") from None
-        _need(written_as == record["hash"], "its settings are not those of its hash")
+        found = from_json(cls, _of_schema(record, sealed, without=("method", "seed")), "it")
+        run = found.spec
+        _need(run.hash() == found.hash, "its settings are not those of its hash")
+        named = (record.get("method"), record.get("seed")) == (run.method, run.seed)
+        named = named and _is_lam_of(run, found.lam, found.tried or {})
         _need(named, "its method, λ or seed are not those of its settings")
-        extra = record.keys() - {"schema", "method", "seed"} - {each.name for each in fields(cls)}
-        _need(not extra, f"it has a field {min(extra, default='')!r}: it was written by a newer version of rwalk")
-        found |= {"spec": run, "hash": run.hash(), "lam": record["lam"], "reference": record.get("reference")}
-        return cls(**found, tried=tried)
+        return found
 
     def shown(self) -> Row:
         """The row to show: texts of a file or a user are escaped. Its hash stays the run's."""
         spec, made = self.spec.to_json(), self.made.to_json()
         if all_shown([spec, made, self.stopped]) == [spec, made, self.stopped]:
             return self
-        escaped = Made.from_json(all_shown(made))
+        escaped = from_json(Made, all_shown(made), "it")
         return replace(
             self, spec=RunSpec.from_json(all_shown(spec)), made=escaped, stopped=all_shown(self.stopped)
         )
@@ -306,28 +272,10 @@ class Description:
         Raises:
             InputError: The record is not a study's, or was altered; the message continues the file's name.
         """
-        runs = record.get("runs") if isinstance(record, dict) else None
-        sound = isinstance(runs, list) and all(isinstance(run, dict) for run in runs)
-        _need(sound and isinstance(record.get("hash"), str), "is not a study")
-        assert isinstance(runs, list)
-        schema = record.get("schema", 1)
-        _need(type(schema) is int and 1 <= schema <= SCHEMA, "was written by a newer version of rwalk")
-        _need(isinstance(record.get("data", []), list), "does not say which data it is of")
-        try:
-            found = tuple(RunSpec.from_json(run) for run in runs)
-        except InputError as error:
-            raise InputError(f"cannot be read by this version of rwalk ({error})") from None
-        reference = record.get("reference")
-        hashed = {"runs": runs if schema == 1 else [run.hash() for run in found], "reference": reference}
-        altered = record["hash"] != content_hash(hashed) or not (sealed or schema < SEALED_SINCE)
-        _need(not altered, "was altered (its settings do not match its hash)")
-        reference = tuple(reference) if isinstance(reference, list) else reference
-        _need(isinstance(reference, str | tuple), "does not say which references it has")
-        data, environment = record.get("data", []), record.get("environment")
-        sound = all(isinstance(each, dict) for each in data) and isinstance(environment, dict | None)
-        sound = sound and all(isinstance(each, str) for each in (environment or {}).values())
-        _need(sound, "does not say which data and machine it was begun with")
-        return cls(record["hash"], found, reference, tuple(data), environment)
+        found = from_json(cls, _of_schema(record, sealed), "it")
+        hashed = content_hash({"runs": found.hashes(), "reference": found.reference})
+        _need(found.hash == hashed, "its settings do not match its hash: the file was altered")
+        return found
 
     def hashes(self) -> list[str]:
         """The hashes of its runs, in their order."""
@@ -362,13 +310,11 @@ def check_measures(rows: Sequence[Row]) -> int | None:
 
 
 def _contradicted(rows: Sequence[Row], head: str) -> NDArray[np.bool_]:
-    unknown = [None] * rows[0].tasks
-    reference = [unknown if row.reference is None else row.reference[head] for row in rows]
     wrong = np.zeros(len(rows), dtype=bool)
-    for name, expected in _measured([row.accuracy[head] for row in rows], reference).items():
+    expected = _measured([row.accuracy[head] for row in rows], [row.reference[head] for row in rows])
+    for name, values in expected.items():
         written = np.array([getattr(row.measures(head), name) for row in rows], dtype=float)
-        without = np.array([name == "I" and row.reference is None for row in rows])
-        wrong |= ~(np.isclose(written, expected, rtol=0, atol=ROUNDING, equal_nan=True) | without)
+        wrong |= ~np.isclose(written, values, rtol=0, atol=ROUNDING, equal_nan=True)
     return wrong
 
 
@@ -404,24 +350,14 @@ def _present(record: Outcome, names: Sequence[str] | Mapping[str, int]) -> dict[
     return {name: value for name in names if (value := getattr(record, name)) is not None}
 
 
-def _outcome(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an outcome in a record; InputError where they were altered."""
-    made = Made.from_json(record.get("made", {}))
-    _need(isinstance(record.get("stopped", 0), str | None), "no stopped")
-    accuracy = record.get("accuracy")
-    _need(isinstance(accuracy, dict), "no accuracy")
-    assert isinstance(accuracy, dict)
-    for head in HEADS:
-        matrix = accuracy.get(head)
-        square = isinstance(matrix, list) and all(_is_line(line, len(matrix)) for line in matrix)
-        _need(square, f"no square accuracy matrix of the {head} head")
-    tasks = len(accuracy[HEADS[0]])
-    _need(tasks > 0 and len(accuracy[HEADS[1]]) == tasks, "its heads must have the same tasks")
-    for name, dimensions in MEASURED.items():
-        present = record.get(name) is not None
-        _need(not present or _has_shares(record[name], tasks, dimensions), f"no {name} of its tasks")
-    found = {"accuracy": accuracy, "made": made, "stopped": record["stopped"]}
-    return found | {name: record.get(name) for name in MEASURED}
+def _of_schema(record: Any, sealed: bool, without: Sequence[str] = ()) -> dict[str, Any]:
+    """The fields of a record from a file, if this version reads its schema."""
+    _need(isinstance(record, dict), "it is not a JSON object")
+    schema = record.get("schema", 1)
+    _need(type(schema) is int and schema <= SCHEMA, "it was written by a newer version of rwalk")
+    _need(schema >= OLDEST, "it is not of rwalk 0.2.0 or later")
+    _need(sealed or schema == OLDEST, "it has no checksum")
+    return {name: value for name, value in record.items() if name not in ("schema", *without)}
 
 
 def _has_shares(values: Any, tasks: int, dimensions: int) -> bool:
@@ -445,7 +381,3 @@ def _is_line(line: Any, length: int) -> bool:
 def _is_share(value: Any) -> bool:
     """Whether it can be an accuracy; None stands for a missing one."""
     return value is None or (type(value) in (int, float) and 0 <= value <= 1)
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or type(value) in (int, float)

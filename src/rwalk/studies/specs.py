@@ -1,23 +1,22 @@
-"""An experiment is data: frozen records, one codec to JSON and back, and hashes of their content.
+"""A run and its stream as frozen records: every setting, its option on the command line, and their hash.
 
 The options of `rwalk run` are fields of these records: modules that need torch are imported where they are used.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from rwalk.data.file_options import Reading
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError, first_line
 from rwalk.option_fields import option
+from rwalk.registry import full_name
+from rwalk.studies.json_records import UNREADABLE, content_hash, flat, from_json, to_json
 from rwalk.training import Training
 
 if TYPE_CHECKING:
@@ -29,100 +28,8 @@ CLASSES_PER_TASK = {"cifar100": 10, "cifar100-pixels": 10}
 DT = {"cifar10": 50, "cifar100": 50, "cifar100-pixels": 50}
 NETWORK = {"cifar10": "cnn", "cifar100": "cnn", "cifar100-pixels": "cnn"}
 
-Record = TypeVar("Record")
-# The settings that every row names. A setting that was added later is named only where it differs from its
-# default, so that rows which do not use it stay the same, byte for byte.
-FIRST = {
-    "RunSpec": {
-        "stream",
-        "network",
-        "method",
-        "numbers",
-        "memory",
-        "training",
-        "seed",
-        "dtype",
-        "autocast",
-        "reference",
-    },
-    "StreamSpec": {"dataset", "classes_per_task", "tasks", "order_seed", "permuted", "validation"},
-    "Training": {"epochs", "steps", "batch", "lr", "optimizer", "augment"},
-    "MemorySpec": {"per_class", "total", "sampler", "replay"},
-}
 AUTO = "auto"  # a λ that the run chooses itself
 JUDGES = 0.2  # the fraction of the training data that a trial is tested on
-UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # raised by malformed records
-
-
-# ── the codec ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def to_json(value: Any) -> Any:
-    """A record, or anything in one, as JSON values: records become objects, tuples become lists."""
-    if is_dataclass(value):
-        always = FIRST.get(type(value).__name__)
-        named = ((each, getattr(value, each.name)) for each in fields(value))
-        return {
-            each.name: to_json(content)
-            for each, content in named
-            if always is None or each.name in always or content != each.default
-        }
-    if isinstance(value, Mapping):
-        return {str(name): to_json(content) for name, content in value.items()}
-    return [to_json(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def from_json(kind: type[Record], content: Any, what: str) -> Record:
-    """A record of this kind from JSON values: names must be known, and values of the fields' types.
-
-    Raises:
-        InputError: The content is not such a record; `what` names it.
-    """
-    types = _types_of(kind)  # type: ignore[arg-type]
-    if not isinstance(content, Mapping):
-        raise InputError(f"{what} is not a JSON object: the file was altered")
-    for name in content:
-        if name not in types:
-            raise InputError(f"{what} has no field {name!r}: it was written by a newer version of rwalk")
-    return kind(**{name: _field(types[name], value, f"{name} of {what}") for name, value in content.items()})
-
-
-def _field(kind: Any, value: Any, what: str) -> Any:
-    options = _options_of(kind)
-    if value is None and any(wanted is NoneType for wanted, *_ in options):
-        return None
-    for wanted, origin, inner, is_record in options:
-        if type(value) is wanted or wanted is Any or (origin is Literal and value in inner):
-            return value
-        if is_record:
-            return from_json(wanted, value, what)
-        if origin is tuple and isinstance(value, list | tuple):
-            return tuple(_field(inner[0], each, what) for each in value)
-        if origin in (Mapping, dict) and isinstance(value, Mapping):
-            return {str(name): _field(inner[1], each, what) for name, each in value.items()}
-        if wanted is float and type(value) is int:
-            return value
-    raise InputError(f"{what} cannot be {value!r}: the file was altered")
-
-
-@cache
-def _options_of(kind: Any) -> tuple[tuple[Any, Any, tuple[Any, ...], bool], ...]:
-    """The types that a field may have, each with its origin, its arguments, and whether it is a record."""
-    types = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    return tuple((each, get_origin(each), get_args(each), is_dataclass(each)) for each in types)
-
-
-@cache
-def _types_of(kind: type[Any]) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def content_hash(record: Any) -> str:
-    """A hash that does not depend on the order of keys."""
-    return hashlib.sha256(json.dumps(record, sort_keys=True, default=list).encode()).hexdigest()[:32]
-
-
-# ── runs ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -259,9 +166,16 @@ class RunSpec:
     calibration: bool = option(False, "also measure expected calibration errors")
 
     def __post_init__(self) -> None:
-        """Record what will really be done: plain values, and the replay that the learner prescribes."""
+        """Record what will be done: full names, plain values, and the replay that the learner prescribes."""
         from rwalk import learners, parts
+        from rwalk.augmentations import AUGMENTATIONS
+        from rwalk.engine.architectures import NETWORKS
 
+        for field_, group, ours in (("method", "methods", parts.parts()), ("network", "networks", NETWORKS)):
+            object.__setattr__(self, field_, full_name(group, getattr(self, field_), ours))
+        if self.training.augment not in ("", *AUGMENTATIONS):
+            augment = full_name("augmentations", self.training.augment, AUGMENTATIONS)
+            object.__setattr__(self, "training", replace(self.training, augment=augment))
         object.__setattr__(self, "seed", _plain(self.seed))
         object.__setattr__(self, "numbers", {name: _plain(value) for name, value in self.numbers.items()})
         part = parts.parts().get(self.method) or parts.variant(self.method)
@@ -310,11 +224,9 @@ class RunSpec:
         Raises:
             InputError: The record is not a run's.
         """
+        run = from_json(cls, record, "a run")
         try:
-            run = from_json(cls, record, "a run")
-            run.hash()  # a value that cannot be hashed is refused here
-        except InputError:
-            raise
+            run.hash()
         except UNREADABLE as error:
             raise InputError(f"a run's settings cannot be read ({first_line(error)})") from None
         return run
@@ -407,18 +319,6 @@ def passes_of(spec: RunSpec, stream: Stream) -> float:
     kept = classes * memory.quota(classes * tasks) if projector.per_task else spec.training.batch
     constraints = (tasks - 1) / 2 if projector.per_task else 1.0
     return 1.0 + constraints * kept / spec.training.batch
-
-
-def flat(content: Any, name: str = "") -> dict[str, Any]:
-    """The values of a JSON object by dotted names.
-
-    >>> flat({"a": {"b": 1, "c": [1, 2]}})
-    {'a.b': 1, 'a.c': [1, 2]}
-    """
-    if isinstance(content, Mapping):
-        parts = (flat(value, f"{name}.{key}".lstrip(".")) for key, value in content.items())
-        return {key: value for part in parts for key, value in part.items()}
-    return {name: content}
 
 
 def _unusual(record: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +18,11 @@ from rwalk.errors import InputError, unknown
 from rwalk.studies import lambda_choice, provenance
 from rwalk.studies.executors import DTYPES, Context, Executor, Keep, Outcomes, fleet_of
 from rwalk.studies.executors import find as find_executor
+from rwalk.studies.json_records import content_hash
 from rwalk.studies.provenance import environment
 from rwalk.studies.reference_cache import ReferenceCache
 from rwalk.studies.rows import Description, ReferenceOutcome, Row, Rows
-from rwalk.studies.specs import RunSpec, StreamSpec, content_hash, learned_by, reference_of, steps_of
+from rwalk.studies.specs import RunSpec, StreamSpec, learned_by, reference_of, steps_of
 from rwalk.studies.study_events import Finished, RowDone, Started, Stopped, Watch
 from rwalk.studies.study_folder import Store
 from rwalk.studies.worker_pool import Stop
@@ -92,19 +93,6 @@ class Study:
     def of(cls, description: Description, **where: Any) -> Study:
         """The study of a study.json; `where` it is to run (data, device, workers …) is not in the file."""
         return cls(description.runs, description.reference, **where)
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any], **where: Any) -> Study:
-        """The study of a study.json's content.
-
-        Raises:
-            InputError: The content is not a study's.
-        """
-        try:
-            description = Description.from_json(record, sealed=True)
-        except InputError as error:
-            raise InputError(f"study.json {error}: restore it") from None
-        return cls.of(description, **where)
 
     def hash(self) -> str:
         """A hash of the runs and references; the place of execution is not part of it."""
@@ -285,7 +273,8 @@ class Study:
             self.stream(spec.stream)
         checkpoints = store.checkpoints if store else None
         code = tuple(dict.fromkeys(name for run in self.runs for name in run.own_code()))
-        return Context(self.device, dict(self._streams), checkpoints, self.checkpoint_every, self.keep, code)
+        where = (self.device, dict(self._streams), checkpoints, self.checkpoint_every)
+        return Context(*where, self.keep, code, provenance.commit())
 
 
 def _named(spec: RunSpec) -> str:

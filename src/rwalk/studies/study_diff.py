@@ -11,8 +11,8 @@ import numpy as np
 
 from rwalk.metrics import HEADS
 from rwalk.studies import numerics_history, provenance
+from rwalk.studies.json_records import flat, to_json
 from rwalk.studies.rows import Row
-from rwalk.studies.specs import flat, to_json
 from rwalk.studies.study_folder import Store
 
 Flat = dict[str, str]  # a setting's dotted name → its value, as JSON

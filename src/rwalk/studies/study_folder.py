@@ -13,13 +13,12 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 from rwalk.atomic_files import WrongChecksum, checked_json, parse_json, with_checksum, write_atomically
 from rwalk.errors import InputError
-from rwalk.studies.rows import MACHINE, NOBODY, Description, Row, Rows, check_measures, lines_of
+from rwalk.studies.rows import Description, Row, Rows, check_measures, lines_of
 from rwalk.studies.work_claims import CLAIMS, Claims
 from rwalk.studies.worker_pool import Stop
 
@@ -55,7 +54,6 @@ class Store:
                 self._check_is_ours(study)
                 self._begun = True
                 if not self.study_file.exists() or self.study().hash != study.hash:
-                    self._complete_rows()
                     self._describe(study)
             yield self  # errors from here on are not the folder's
 
@@ -173,24 +171,11 @@ class Store:
         try:
             return Description.from_json(record, sealed)
         except InputError as error:
-            raise InputError(f"{self.study_file} {error}: {cure}") from None
+            raise InputError(f"{self.study_file} is not a study that can be used ({error}): {cure}") from None
 
     def rows(self) -> Rows:
-        """The newest row of each run; a run whose line was truncated by a crash is done again.
-
-        Rows without provenance are assigned the machine that their study was begun on.
-        """
-        rows = Rows(read_rows(self.rows_file).by_hash().values()) if self.rows_file.exists() else Rows()
-        if any(row.made == NOBODY for row in rows) and self.study_file.exists():
-            begun = self.study().environment or {}
-            made = replace(NOBODY, **{name: begun[name] for name in MACHINE if name in begun})  # type: ignore[arg-type]
-            rows = Rows(replace(row, made=made) if row.made == NOBODY else row for row in rows)
-        return rows
-
-    def _complete_rows(self) -> None:
-        """Write the machine of old rows into them, before study.json is replaced, which has it."""
-        if self.rows_file.exists() and any(row.made == NOBODY for row in read_rows(self.rows_file)):
-            write_atomically(self.rows_file, lines_of(self.rows()))
+        """The newest row of each run; a run whose line was truncated by a crash is done again."""
+        return Rows(read_rows(self.rows_file).by_hash().values()) if self.rows_file.exists() else Rows()
 
     def add(self, *rows: Row) -> None:
         """Append rows in one write, flushed to disk before this returns."""

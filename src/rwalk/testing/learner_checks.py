@@ -116,6 +116,12 @@ def every_hyper_parameter_can_be_swept(subject: Subject) -> None:
     claim(
         _found(subject) is type(subject.part), f"Python does not find it as {subject.name}: define it in a module"
     )
+    kind = type(subject.part)
+    for name, hint in vars(kind).get("__annotations__", {}).items():
+        claim(
+            "ClassVar" in str(hint) or name in [each.name for each in fields(kind)],
+            f"{name} cannot be set: decorate {kind.__name__} with @dataclass(frozen=True)",
+        )
     for name, other in subject.others.items():
         value = getattr(subject.part, name)
         run, usual = subject.spec(**{name: other}), subject.spec(**{name: value})

@@ -15,6 +15,7 @@ from rwalk.engine.eager_step import StepInputs, batch_of
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.parameter_matrix import preserved
 from rwalk.engine.task_plan import batches_of
+from rwalk.errors import first_line
 from rwalk.losses import Batch
 from rwalk.testing.check_tools import claim, claim_close
 from rwalk.testing.fleet_checks import Trial, rounding
@@ -25,7 +26,7 @@ NEAR = 1e-12  # a loss is a sum of some hundred numbers of size one, in float64
 
 def one_number_per_run(trial: Trial) -> None:
     for fleet, logits, batch in _moments(trial):
-        losses = fleet.loss(logits, batch)
+        losses = _losses(fleet, logits, batch)
         claim(
             losses.shape == (fleet.runs,),
             f"the loss of logits {list(logits.shape)} is {list(losses.shape)}, not [{fleet.runs}]: one per run",
@@ -94,6 +95,14 @@ def _moments(trial: Trial) -> Iterator[tuple[Fleet, Tensor, Batch]]:
         fleet.train_task()
         fleet.end_task()
         fleet.task, fleet.step = fleet.task + 1, 0
+
+
+def _losses(fleet: Fleet, logits: Tensor, batch: Batch) -> Tensor:
+    try:
+        return fleet.loss(logits, batch)
+    except Exception as error:
+        fault = "it fails in a fleet, where a hyper-parameter that differs between runs is a tensor [R]"
+        raise AssertionError(f"{fault}: {first_line(error)}") from error
 
 
 def _of_run(batch: Batch, run: int) -> Batch:

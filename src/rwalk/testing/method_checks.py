@@ -21,7 +21,11 @@ NEAR = 1e-9  # of size-one quantities in float64, some dozen operations after th
 def nothing_is_held_before_the_first_task_has_ended(method: Method) -> None:
     theta, grad = draws(RUNS, sum(SIZES), seed=0), draws(RUNS, sum(SIZES), seed=1)
     state = method.start(theta)
+    began = {name: vector.shape for name, vector in state.items()}
     method.observe(state, grad, 0.1 * grad, grad.square())
+    for name, vector in state.items():
+        claim(vector.shape == theta.shape, f"its vector {name!r} is {list(vector.shape)}, not like θ [R, P]")
+        claim(name in began, f"observe makes the vector {name!r}: make it in start, or it is lost")
     elsewhere = theta + 1
     cost = method.cost(state, elsewhere)
     claim(cost.shape == (RUNS,), f"cost gives {list(cost.shape)}, not one number per run [{RUNS}]")

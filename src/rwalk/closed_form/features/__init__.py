@@ -45,7 +45,6 @@ class Recipe:
     """How a map is to be made.
 
     size  random features of vectors or of a given network, or patches of images; None for a good number
-    lift  random features of a given network that was stored without or with others; None for `size` of them
     """
 
     features: str | nn.Module | Trainer = "auto"
@@ -53,10 +52,6 @@ class Recipe:
     standardize: bool = True
     seed: int = 0
     mirror: bool | None = None
-    lift: int | None = None
-
-    def with_seed(self, seed: int) -> Recipe:
-        return replace(self, seed=seed)
 
     def kind(self, shape: Sequence[int]) -> str:
         if not isinstance(self.features, str):
@@ -85,7 +80,7 @@ class Recipe:
         """From these examples; only a network to be trained needs their targets."""
         kind, shape = self.kind(x.shape[1:]), tuple(x.shape[1:])
         if isinstance(self.features, nn.Module):
-            return BackboneFeatures(self.features, x[:1], self.size if self.lift is None else self.lift)
+            return BackboneFeatures(self.features, x[:1], self.size)
         if not isinstance(self.features, str):
             assert y is not None
             return BackboneFeatures(self.features(x, y), x[:1])
@@ -111,7 +106,8 @@ def tensors_of(features: Any) -> dict[str, Tensor]:
     """The tensors of a map; none of a network."""
     if isinstance(features, BackboneFeatures):
         return {}
-    return {each.name: getattr(features, each.name) for each in fields(features)}
+    every = {each.name: getattr(features, each.name) for each in fields(features)}
+    return {name: each for name, each in every.items() if each is not None}
 
 
 def fingerprint(features: FeatureMap) -> str:

@@ -1,8 +1,9 @@
 """Features of a trained network: the input of its last layer, and a random lift of it.
 
-The lift (RanPAC, McDonnell et al. 2023) is rectified random projections: it lets a linear rule use products of the
-network's features. `Fit` uses it where there are enough examples and the evidence is for it.
-The projections depend on their number alone, not on a seed, so models of one network can be merged.
+The lift is random waves (random Fourier features of a Gaussian kernel, Rahimi & Recht 2007), in the manner of
+RanPAC (McDonnell et al. 2023): it lets a linear rule use products of the network's features. `Fit` uses it where
+there are enough examples and the evidence is for it.
+The waves depend on their number alone, not on a seed or on data, so models of one network can be merged.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from torch import Tensor, nn
 from rwalk.errors import InputError, first_line
 from rwalk.seeds import generator
 
-LIFT = 1000, 4000  # random projections: four per feature of the network, at least, and at most
+LIFT = 1000, 4000  # random waves: four per feature of the network, at least, and at most
+FREQUENCY = 0.5  # of a wave, along features of mean 0 and variance 1
 
 
 class BackboneFeatures:
     """A frozen network. If it ends in a linear layer, what enters that layer; otherwise what comes out.
 
-    `lift` rectified random projections of these features follow them; None for a good number of them.
+    `lift` random waves of these features follow them; None for a good number of them.
 
     Wrap a network whose last linear layer is part of the features: nn.Sequential(network, nn.Identity()).
     """
@@ -40,12 +42,13 @@ class BackboneFeatures:
         size = own.shape[1]
         lift = min(max(LIFT[0], 4 * size), LIFT[1]) if lift is None else lift
         draw = generator("closed-form", "lift", size, lift)
-        self.slopes = (torch.randn(size, lift, generator=draw) / size**0.5).to(own)
+        waves = torch.randn(size, -(-lift // 2), generator=draw)  # each has a cosine and a sine
+        self.waves, self.lift = (waves * (FREQUENCY / size**0.5)).to(own), lift
         self.blocks = [size, lift] if lift else [size]
 
     def to(self, device: torch.device) -> BackboneFeatures:
         self.network.to(device)
-        self.slopes = self.slopes.to(device)
+        self.waves = self.waves.to(device)
         return self
 
     @torch.no_grad()
@@ -53,8 +56,11 @@ class BackboneFeatures:
         own = self._own(x)
         if not self.lift:
             return own
-        alike = F.layer_norm(own, own.shape[1:])  # scale and offset of an example cancel
-        return torch.cat([own, (alike @ self.slopes).relu_()], dim=1)
+        # Averages of rectified features are skewed: their roots are less so.
+        even = torch.where((own >= 0).all(dim=1, keepdim=True), own.clamp(min=0).sqrt(), own)
+        phase = F.layer_norm(even, even.shape[1:]) @ self.waves  # scale and offset of an example cancel
+        lifted = torch.stack([phase.cos(), phase.sin_()], dim=2).flatten(1)
+        return torch.cat([own, lifted[:, : self.lift]], dim=1)
 
     @torch.no_grad()
     def _own(self, x: Tensor) -> Tensor:
@@ -80,11 +86,6 @@ class BackboneFeatures:
                 f"the network does not take inputs of shape {list(x.shape[1:])} ({first_line(error)}): give them "
                 "as it expects them"
             ) from error
-
-    @property
-    def lift(self) -> int:
-        """Random projections beside the network's own features."""
-        return int(self.slopes.shape[1])
 
     @property
     def head_name(self) -> str | None:

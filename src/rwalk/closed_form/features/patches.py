@@ -2,8 +2,11 @@
 
 Coates & Ng ("The importance of encoding versus training with sparse coding and vector quantization", 2011): small
 patches, normalised in contrast and whitened; a dictionary of their most common directions by spherical k-means;
-the answer to each direction beyond a threshold, on either side, summed over parts of the image.
+the answer to each direction beyond a threshold, on either side, averaged over parts of the image.
 The dictionary is learned without labels, from the images the map is made of.
+
+Features are the square roots of these averages, as usual for counts of visual words (Perronnin et al., "Improving
+the Fisher kernel for large-scale image classification", 2010): a frequent patch does not outweigh all others.
 
 Photographs are as likely as their mirror images; writing is not. If a classifier cannot separate images from
 their mirror images, the features are the mean over both.
@@ -29,6 +32,7 @@ WHITENING = 0.1  # variance added before whitening, for directions that hardly o
 THRESHOLD = 0.25
 LOOKED_AT, LOOKED_WITH, FEWEST = 600, 100, 50  # images, patches, and images at least, to see whether to mirror
 TOLD_APART = 0.65  # of the images, from their mirror images: writing is, photographs are not
+FLOOR = 1e-3  # added before the root, whose slope would otherwise magnify rounding
 AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 28}  # numbers in the largest intermediate result: caches are small
 
 
@@ -41,6 +45,7 @@ class PatchFeatures:
     faint: Tensor  # []: variance added to a patch's
     grid: Tensor  # []: parts of the image along each side
     mirrored: Tensor  # []: the mirror image's share of the features, 0 or ½
+    floor: Tensor | None = None  # []: added to averages before the root; None: averages, as in earlier files
 
     kind = "images"
 
@@ -60,22 +65,23 @@ class PatchFeatures:
         share = x.new_zeros(())
         plain = cls(filters.reshape(-1, c, side, side), offsets, faint, torch.tensor(grid), share)
         mirror = looks_mirrored(plain, x) if mirror is None else mirror
-        return replace(plain, mirrored=share + 0.5 if mirror else share)
+        return replace(plain, mirrored=share + 0.5 if mirror else share, floor=share + FLOOR)
 
     @classmethod
     def blank(cls, shape: Sequence[int], patches: int, grid: int = 2) -> Self:
-        """One that `make` would make of such images, without content."""
+        """One of averages of such images, without content."""
         filters = torch.zeros(patches, shape[0], SIDE, SIDE)
         return cls(filters, torch.zeros(patches), torch.ones(()), torch.tensor(grid), torch.zeros(()))
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.both_ways(x) if self.mirrored else self._plain(x)
+        averages = self.both_ways(x) if self.mirrored else self._averages(x)
+        return averages if self.floor is None else averages.clamp_(min=0).add_(self.floor).sqrt_()
 
     def both_ways(self, x: Tensor) -> Tensor:
-        """The same, without a look at the share: for maps of several runs at once."""
-        return self._plain(x).lerp(self._plain(x.flip(-1)), self.mirrored)
+        """Averages without a look at the share: for maps of several runs at once."""
+        return self._averages(x).lerp(self._averages(x.flip(-1)), self.mirrored)
 
-    def _plain(self, x: Tensor) -> Tensor:
+    def _averages(self, x: Tensor) -> Tensor:
         positions = (x.shape[2] - SIDE + 1) * (x.shape[3] - SIDE + 1)
         at_once = AT_ONCE.get(x.device.type, AT_ONCE["cpu"])
         images = max(1, at_once // (positions * len(self.filters)))

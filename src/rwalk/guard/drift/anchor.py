@@ -15,13 +15,14 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import ASGD, SGD, Optimizer
 
 from rwalk import private_torch
 from rwalk.errors import InputError
 from rwalk.guard.drift.eval_mode import eval_mode
 from rwalk.guard.drift.probes import Probes
 from rwalk.guard.select import unwrapped
+from rwalk.guard.state.guard_state import ParameterStates
 from rwalk.guard.state.sharded import groups, is_sharded, local
 from rwalk.guard.step.penalty import step_size
 from rwalk.methods.method import require
@@ -59,20 +60,9 @@ class Anchor:
             if type(number) is not int or number < 1:
                 raise InputError(f"{name} must be a whole number, at least 1, not {number!r}")
 
-    def stands_for(self, step: int, bounded_steps: bool) -> int:
-        """For how many steps a pull before this step stands; 0 if there is none, because drift begins at zero.
-
-        Args:
-            step: counted from 0.
-            bounded_steps: whether the optimizer's steps do not grow with the gradient. If they do, the first
-                gradients of a new task can move a model far, so there is a pull in each of the first steps.
-
-        >>> [Anchor(every=4).stands_for(step, False) for step in range(9)]
-        [0, 1, 1, 1, 0, 0, 0, 4, 0]
-        """
-        if 0 < step < self.every and not bounded_steps:
-            return 1
-        return self.every if step % self.every == self.every - 1 else 0
+    def pulls_at(self, step: int) -> bool:
+        """Whether there is a pull in this step, counted from 0: not in the first, because drift is zero there."""
+        return step % self.every == self.every - 1
 
 
 # ── the weight under a budget ────────────────────────────────────────────────────────────────────────────────
@@ -193,40 +183,132 @@ class Controller:
 Pulls = Mapping[nn.Parameter, Tensor]
 
 
-def pulls(
-    anchor: Anchor,
-    controller: Controller,
-    model: nn.Module,
-    parameters: Sequence[nn.Parameter],
-    sets: Sequence[Probes],
-    optimizer: Optimizer,
-    step: int,
-) -> Pulls:
-    """What to add to the gradients before this step, [1, *shape] for each parameter on this rank.
+class Pull(NamedTuple):
+    """Drift and its gradient on one batch of probes, averaged over ranks.
 
-    All arithmetic stays on the device: the host waits for nothing.
+    Args:
+        drift: of the batch that is pulled on.
+        reading: of a batch that is not pulled on, if some are held out; otherwise the same.
+        slopes: the gradient of `drift`, for each parameter on this rank.
     """
-    size = _step_size(optimizer)
-    steps = anchor.stands_for(step, size is None)
-    if not steps:
-        return {}
-    group, ranks = replicas(model)
-    turn = (step if steps == 1 else step // steps) * ranks + (dist.get_rank(group) if ranks > 1 else 0)
-    pulled = [(probes, number) for probes in sets for number in probes.pulled]
-    drift, slopes = _slopes(model, parameters, *pulled[turn % len(pulled)])
-    reading = drift
-    if any(probes.held_out for probes in sets):
-        watched = [(probes, number) for probes in sets for number in probes.watched]
-        reading = _reading(model, *watched[turn % len(watched)])
-    (drift, reading), slopes = _averaged(model, torch.stack([drift, reading]), slopes)
+
+    drift: Tensor
+    reading: Tensor
+    slopes: dict[nn.Parameter, Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        anchor: Anchor,
+        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        sets: Sequence[Probes],
+        step: int,
+    ) -> Pull:
+        """A forward and a backward pass. All arithmetic stays on the device: the host waits for nothing."""
+        group, ranks = replicas(model)
+        turn = step // anchor.every * ranks + (dist.get_rank(group) if ranks > 1 else 0)
+        pulled = [(probes, number) for probes in sets for number in probes.pulled]
+        drift, slopes = _slopes(model, parameters, *pulled[turn % len(pulled)])
+        reading = drift
+        if any(probes.held_out for probes in sets):
+            watched = [(probes, number) for probes in sets for number in probes.watched]
+            reading = _reading(model, *watched[turn % len(watched)])
+        (drift, reading), slopes = _averaged(model, torch.stack([drift, reading]), slopes)
+        return cls(drift, reading, slopes)
+
+
+def added(anchor: Anchor, controller: Controller, pull: Pull, step: int) -> Pulls:
+    """What to add to the gradients before a step that does not grow with them, [1, *shape] for each parameter."""
+    slopes = pull.slopes
     if not slopes:
         return {}
-    length, pushed = _lengths(slopes)
-    factor = controller.strength(anchor.weight, reading) * steps
-    bound = bounded(drift, length, pushed, steps, size, controller.budget is not None)
-    controller.read(step, reading, anchor.weight, bound / steps)
+    gradients = [local(parameter.grad) for parameter in slopes if parameter.grad is not None]
+    squares = torch.stack([_square(slopes.values()), _square(gradients or slopes.values())])
+    length, pushed = _over_shards(squares, slopes).sqrt()
+    bound = bounded(pull.drift, length, pushed, anchor.every, controller.budget is not None)
+    factor = controller.strength(anchor.weight, pull.reading) * anchor.every
+    controller.read(step, pull.reading, anchor.weight, bound / anchor.every)
     weight = torch.minimum(factor, bound)
     return {parameter: slope.mul_(weight.to(slope.dtype))[None] for parameter, slope in slopes.items()}
+
+
+def bounded(drift: Tensor, pull: Tensor, gradient: Tensor, every: int, strict: bool = False) -> Tensor:
+    """The largest factor of a pull that is added to the gradient (weight × every) and does no harm.
+
+    Args:
+        drift: the drift of the batch that is pulled on.
+        pull: the length of its gradient.
+        gradient: the length of the task's gradient.
+        every: steps that the pull stands for.
+        strict: whether there is a budget to keep, for which a pull may be as long as all steps it stands for.
+
+    >>> one = torch.tensor(1.0)
+    >>> [float(bounded(drift * one, one, one, 8)) for drift in (0.04, 0.1, 1.0)]
+    [4.0, 8.0, 32.0]
+    """
+    return LONGEST * gradient / pull.clamp(min=1e-30) * (every if strict else (drift / FAR).clamp(1.0, every))
+
+
+class StepBack:
+    """A pull after the step of an optimizer such as SGD, whose steps grow with the gradient.
+
+    It is a step down the gradient of the drift, each parameter at its own learning rate, to where drift would be
+    zero. Large drift falls linearly; small drift is a parabola, whose zero is twice as far. The step is no longer
+    than `every` steps of the optimizer. Momentum shrinks to 1 / (1 + drift), because it points to where the drift
+    came from.
+
+    Args:
+        optimizer: about to take the step.
+        parameters: those that are guarded.
+    """
+
+    def __init__(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+        self.optimizer = optimizer
+        guarded = set(parameters)
+        self._rates = {
+            parameter: step_size(optimizer, group) or 0.0
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter in guarded and parameter.grad is not None
+        }
+        self._before = {each: local(each.detach()).clone() for each in self._rates}
+
+    def take(self, anchor: Anchor, controller: Controller, pull: Pull, step: int, states: ParameterStates) -> None:
+        """The optimizer has taken its step."""
+        slopes = {each: slope for each, slope in pull.slopes.items() if each in self._rates}
+        if not slopes:
+            return
+        moved = _square([self._before[each].sub_(local(each.detach())) for each in slopes])
+        by_rate: dict[float, list[Tensor]] = {}
+        for each, slope in slopes.items():
+            by_rate.setdefault(self._rates[each], []).append(slope)
+        squares = {rate: _square(each) for rate, each in by_rate.items()}
+        fall = torch.stack([rate * square for rate, square in squares.items()]).sum()
+        way = torch.stack([rate**2 * square for rate, square in squares.items()]).sum()
+        moved, fall, way = _over_shards(torch.stack([moved, fall, way]), slopes)
+        drift = pull.drift.clamp(min=0)
+        kept = 1 / (1 + drift)
+        bound = torch.minimum(
+            (1 + kept) * drift / fall.clamp(min=1e-30), anchor.every * (moved / way.clamp(min=1e-30)).sqrt()
+        )
+        factor = controller.strength(anchor.weight, pull.reading) * anchor.every
+        controller.read(step, pull.reading, anchor.weight, bound / anchor.every)
+        factor = torch.minimum(factor, bound)
+        for parameter, slope in slopes.items():
+            state = states[parameter]
+            assert state is not None
+            here, rate = local(parameter.detach()), self._rates[parameter]
+            new = torch.addcmul(state.wide(here), state.wide(slope), state.wide(factor), value=-rate)
+            here.copy_(state.narrowed(new, here))
+            momentum = self.optimizer.state[parameter].get("momentum_buffer")
+            if momentum is not None:
+                local(momentum).mul_(kept.to(momentum.dtype))
+
+
+def grows(optimizer: Optimizer) -> bool:
+    """Whether the optimizer's steps grow with the gradient, as those of SGD do and Adam's do not."""
+    return isinstance(optimizer, SGD | ASGD) or any("dampening" in group for group in optimizer.param_groups)
 
 
 def _reading(model: nn.Module, probes: Probes, number: int) -> Tensor:
@@ -287,48 +369,11 @@ def _averaged(
     return drift, slopes
 
 
-def bounded(
-    drift: Tensor, pull: Tensor, gradient: Tensor, every: int, step_size: float | None, strict: bool = False
-) -> Tensor:
-    """The largest factor of a pull (weight × every) that does no harm.
-
-    Args:
-        drift: the drift of the batch that is pulled on.
-        pull: the length of its gradient.
-        gradient: the length of the task's gradient.
-        every: steps that the pull stands for.
-        step_size: how far a steady unit gradient moves a parameter per step; None for optimizers whose steps do
-            not grow with the gradient.
-        strict: whether there is a budget to keep, for which a pull may be as long as all steps it stands for.
-
-    >>> one = torch.tensor(1.0)
-    >>> [float(bounded(one, one, one, 8, size)) for size in (None, 0.1, 1.0)]
-    [32.0, 4.0, 2.0]
-    >>> [float(bounded(0.04 * one, one, one, 8, None, strict)) for strict in (False, True)]
-    [4.0, 32.0]
-    """
-    longest = LONGEST * gradient / pull.clamp(min=1e-30)
-    if step_size is None:
-        return longest * (every if strict else (drift / FAR).clamp(1.0, every))
-    # A step that is proportional to the gradient grows with the pull. It need not go beyond drift 0.
-    return longest.minimum(2 * drift.clamp(min=0) / (step_size * pull.square()).clamp(min=1e-30))
-
-
-def _step_size(optimizer: Optimizer) -> float | None:
-    """None for Adam and its kind."""
-    if any("betas" in group for group in optimizer.param_groups):
-        return None
-    return max((size for group in optimizer.param_groups if (size := step_size(optimizer, group))), default=None)
-
-
-def _lengths(slopes: Mapping[nn.Parameter, Tensor]) -> tuple[Tensor, Tensor]:
-    """The lengths of the pull at weight 1 and of the task's gradient, over all ranks of a sharded model."""
-    gradients = [local(parameter.grad) for parameter in slopes if parameter.grad is not None]
-    squares = torch.stack([_square(slopes.values()), _square(gradients or slopes.values())])
-    for _, group in dict.fromkeys(each for parameter in slopes for each in groups(parameter)):
+def _over_shards(squares: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Sums over the ranks that share these parameters out among them."""
+    for _, group in dict.fromkeys(each for parameter in parameters for each in groups(parameter)):
         dist.all_reduce(squares, group=group)
-    length, pushed = squares.sqrt()
-    return length, pushed
+    return squares
 
 
 def _square(tensors: Iterable[Tensor]) -> Tensor:

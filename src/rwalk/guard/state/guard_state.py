@@ -26,7 +26,7 @@ from rwalk.guard.state.parameter import (
 )
 from rwalk.guard.state.quantized import new_state
 from rwalk.guard.state.sharded import Group, groups, local
-from rwalk.guard.step.executor import Batches
+from rwalk.guard.step.step_executor import Batches
 from rwalk.methods import Method
 from rwalk.methods.method import Ranges
 

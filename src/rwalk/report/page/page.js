@@ -98,6 +98,8 @@ function prepareTable(element, section) {
   });
   results.querySelector(".csv").addEventListener("click", () =>
     download(tableCsv(section), `${fileName(section, "table", chosen.head)}.csv`, "text/csv"));
+  results.querySelector(".latex").addEventListener("click", () =>
+    download(tableLatex(section), `${fileName(section, "table", chosen.head)}.tex`, "application/x-tex"));
 }
 
 // Tasks, and their average last, can be switched on and off; many tasks, or a phone, begin with a few.

@@ -134,6 +134,29 @@ function tableCsv(section) {
   }));
 }
 
+// The table on the page as LaTeX, for the package booktabs; the best is bold, as on the page.
+function tableLatex(section) {
+  const [shown, all] = [selected(section), columns(section)];
+  const cell = (column, each) => {
+    if (!column.measure) return latex(column.name === "method" ? each.label : column.cell(each));
+    const { mean, deviation } = statistic(each, column.measure);
+    if (mean === null) return "--";
+    const text = mean.toFixed(column.measure.digits);
+    const value = text === winner(column, shown) ? `\\mathbf{${text}}` : text;
+    return `$${value}${deviation === null ? "" : ` \\pm ${deviation.toFixed(column.measure.digits)}`}$`;
+  };
+  const head = ({ name, measure }) => measure === undefined ? latex(name)
+    : `$${measure.key}_{${section.tasks}}$${latex(measure.unit)} $\\${measure.better === Math.max ? "up" : "down"}arrow$`;
+  const line = (cells) => `${cells.join(" & ")} \\\\`;
+  return ["% \\usepackage{booktabs}", `% ${section.title}, ${section.titles[chosen.head]} Mean and standard deviation over the seeds.`,
+          `\\begin{tabular}{${all.map((column) => column.number ? "r" : "l").join("")}}`, "\\toprule", line(all.map(head)), "\\midrule",
+          ...shown.map((each) => line(all.map((column) => cell(column, each)))), "\\bottomrule", "\\end{tabular}", ""].join("\n");
+}
+
+const LATEX = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "λ": "$\\lambda$", "–": "--",
+                "−": "$-$", "<": "$<$", ">": "$>$", "\u00a0": "~" };
+const latex = (text) => text.replace(/[\\~^λ–−<>\u00a0]|[&%$#_{}]/g, (each) => LATEX[each] ?? `\\${each}`);
+
 // ── hyper-parameters, and how they were chosen ───────────────────────────────────────────────────────────────
 
 function showHyper(card, section) {

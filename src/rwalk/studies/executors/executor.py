@@ -26,8 +26,9 @@ from rwalk.errors import InputError, first_line
 from rwalk.metrics import HEADS
 from rwalk.studies import numerics_history, provenance
 from rwalk.studies.checkpoint import Checkpointer
+from rwalk.studies.json_records import content_hash
 from rwalk.studies.rows import Outcome, ReferenceOutcome
-from rwalk.studies.specs import RunSpec, StreamSpec, content_hash, learned_by, passes_of, steps_of
+from rwalk.studies.specs import RunSpec, StreamSpec, learned_by, passes_of, steps_of
 from rwalk.studies.study_events import Spent, Stepped, TaskMeasured, Trained, Watch
 from rwalk.studies.worker_pool import Stop, Work
 from rwalk.threads import available_cores, few_threads
@@ -60,6 +61,7 @@ class Context(NamedTuple):
     checkpoint_every: int | None
     keep: Keep | None = None  # is given every fleet that has learned its last task
     code: tuple[str, ...] = ()  # the user's own that runs name, as `package.module:name`
+    commit: str | None = None  # of rwalk, when the study began to train
 
     def identity(self, job: Sequence[RunSpec]) -> str:
         """A hash of everything that a job's results depend on: settings, the user's code, our numerics, the data.
@@ -134,7 +136,7 @@ def _results(context: Context, job: Job, fleet: Fleet, execution: str) -> list[R
     data = stream.fingerprint()
     return [
         Outcome(
-            made=provenance.made(spec, context.device, data, execution),
+            made=provenance.made(spec, context.device, data, execution, context.commit),
             accuracy={head: _plain(fleet.accuracy[head][run]) for head in HEADS},
             stopped=fleet.stopped[run],
             **_measured(fleet, run),
@@ -239,7 +241,7 @@ class Executor:
         while jobs:
             split: list[Job] = []
             news_of: Callable[[int, Any], None] = lambda number, news, jobs=jobs: report(jobs[number], news)  # type: ignore[misc] # noqa: E731
-            for number, results in self.map(self.work, [self.sent(job) for job in jobs], news_of):
+            for number, results in self.map(self.work, jobs, news_of):
                 if isinstance(results, TooWide):
                     split += _narrower(jobs[number], self.context.device, results.reason)
                     self.forget(jobs[number])
@@ -247,10 +249,6 @@ class Executor:
                     watch(Trained(jobs[number]))
                     yield jobs[number], results
             jobs = split
-
-    def sent(self, job: Job) -> Any:
-        """A job as `work` takes it."""
-        return job
 
     def jobs_of(self, specs: Sequence[RunSpec]) -> list[Job]:
         """Runs in fleets, where they are faster together; begun fleets stay together."""
@@ -276,20 +274,14 @@ class Executor:
 
 
 def reporter(watch: Watch) -> Report:
-    """Turns the news of jobs into events; news that came before, from a worker that was lost, are left out."""
-    seen: dict[tuple[str, ...], tuple[int, int]] = {}
+    """Turns the news of jobs into events."""
 
     def report(job: Job, news: News) -> None:
         if isinstance(news, str):
             logger.warning("%s", news)
-        elif isinstance(news, Cost):
-            watch(Spent(job, news))
         else:
-            at = (news.task, news.step) if isinstance(news, Progress) else (news.task + 1, -1)
-            key = tuple(run.hash() for run in job)
-            if at > seen.get(key, (-1, 0)):
-                seen[key] = at
-                watch(Stepped(job, news) if isinstance(news, Progress) else TaskMeasured(job, news))
+            kind = {Cost: Spent, Progress: Stepped, Measured: TaskMeasured}[type(news)]
+            watch(kind(job, news))
 
     return report
 

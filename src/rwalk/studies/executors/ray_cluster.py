@@ -1,48 +1,61 @@
 """The executor of a Ray cluster: every run, or fleet on a GPU, is one plain task, wherever there is room for it.
 
-Tasks return their outcomes to the one process that writes the study. Data and the user's own code are put into
-Ray's object store once. When a worker or a node is lost, Ray gives its task to another. That one resumes from the
-last checkpoint if it can read the study's folder; from other nodes checkpoints travel when a study stops.
+Tasks return their outcomes and news to the one process that writes the study. Data and the user's own code are put
+into Ray's object store once. When a worker or a node is lost, Ray gives its task to another, which resumes
+from the last checkpoint if it can read the study's folder.
 """
 
 from __future__ import annotations
 
+import atexit
+import io
 import logging
 import os
 import pickle
 import secrets
+import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 import rwalk
 from rwalk.atomic_files import write_atomically
 from rwalk.errors import InputError, first_line
+from rwalk.studies import user_code
 from rwalk.studies.executors.executor import Context, Executor, Job, train_fleet
-from rwalk.studies.executors.ray_worker import News, Post, packed, perform
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.worker_pool import GRACE, Stop, Work, WorkerDied
+from rwalk.studies.worker_pool import GRACE, Interrupts, Stop, Work, WorkerDied
 from rwalk.threads import available_cores
 
 LIVES = 20  # Workers that a task may lose before it counts as the cause.
 PAUSE = 0.5  # Seconds to wait for a task to finish, at most.
 AHEAD = 2  # Tasks submitted per core, so that no core waits for the next.
+MOST_CODE = 100 << 20  # Bytes; a larger package has data in it.
 
 logger = logging.getLogger(__name__)
 
 
-class SavedElsewhere(NamedTuple):
-    """The checkpoints of a stopped run, from a node that cannot read the study's folder."""
+class Answer(NamedTuple):
+    """The end of a job (done, stopped, refused, failed), its result or the reason, and its news."""
 
-    files: dict[str, bytes]
+    kind: str
+    content: Any
+    news: list[Any]
 
 
 class Ray(Executor):
@@ -66,9 +79,6 @@ class Ray(Executor):
         self._ray: Any = None  # once it is connected
         self._needs = {"num_cpus": 1, "num_gpus": 0 if self._device == "cpu" else 1}
         self._pending: dict[Any, int] = {}
-        self._report: Callable[[int, Any], None] = lambda number, news: None
-        self._round = 0  # jobs are numbered anew in every one
-        self._heard: dict[int, tuple[str, int]] = {}  # by job: the attempt whose news were handed on, and how many
         self._began_ray = False
 
     @classmethod
@@ -89,26 +99,11 @@ class Ray(Executor):
             self.workers = self.places()
         return super().jobs_of(specs)
 
-    def sent(self, job: Job) -> tuple[Job, dict[str, bytes]]:
-        """A job, with the checkpoints from which it continues."""
-        folder = self.context.folder(job)
-        return job, _files_in(folder) if folder else {}
-
     def map(
         self, work: Work, jobs: Sequence[Any], report: Callable[[int, Any], None]
     ) -> Iterator[tuple[int, Any]]:
         self._connect()
-
-        def note(number: int, news: Any) -> None:
-            if isinstance(news, SavedElsewhere):
-                folder = self.context.folder(jobs[number][0])
-                assert folder is not None
-                _write(folder, news.files)
-            else:
-                report(number, news)
-
-        self._report, waiting = note, list(enumerate(jobs))[::-1]
-        self._round, self._heard = self._round + 1, {}
+        waiting = list(enumerate(jobs))[::-1]
         room, looked = 0, float("-inf")
         while waiting or self._pending:
             if self.stop():
@@ -118,14 +113,15 @@ class Ray(Executor):
             while waiting and len(self._pending) < room:
                 number, job = waiting.pop()
                 # In a list, so that Ray does not fetch and unpack the content again for every task.
-                post = Post(self._mailbox, self._round, number)
-                task = self._task.remote(rwalk.__version__, work, [self._content], job, post)
+                task = self._task.remote(rwalk.__version__, work, [self._content], job)
                 self._pending[task] = number
             finished, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=PAUSE)
-            self._collect()
             for task in finished:
                 number = self._pending.pop(task)
-                yield number, self._result(task)
+                answer = self._answer(task)
+                for news in answer.news:
+                    report(number, news)
+                yield number, answer.content
 
     def places(self) -> int:
         """How many tasks the cluster has room for at a time."""
@@ -139,11 +135,7 @@ class Ray(Executor):
             for task in self._pending:
                 self._ray.cancel(task, recursive=False)  # those that run save their work and return
             if self._pending:
-                ended, _ = self._ray.wait(list(self._pending), num_returns=len(self._pending), timeout=GRACE)
-                self._collect()
-                for task in ended:
-                    with suppress(self._ray.exceptions.RayError):
-                        self._hand_on(self._ray.get(task).news)
+                self._ray.wait(list(self._pending), num_returns=len(self._pending), timeout=GRACE)
         finally:  # also when a second Ctrl-C interrupts the wait
             for task in self._pending:
                 with suppress(Exception):
@@ -171,12 +163,12 @@ class Ray(Executor):
             if self._folder:
                 write_atomically(self._folder / self._mark, b"")
         self._content = self._ray.put(packed(content, self._code))
-        self._mailbox = self._new_mailbox()
 
-    def _result(self, task: Any) -> Any:
+    def _answer(self, task: Any) -> Answer:
+        """The answer of a task that was done."""
         errors = self._ray.exceptions
         try:
-            kind, content, news = self._ray.get(task)
+            answer: Answer = self._ray.get(task)
         except errors.RayTaskError as error:  # before our own code was reached
             raise InputError(
                 f"a Ray worker could not begin ({first_line(error.cause or error)}): "
@@ -184,82 +176,118 @@ class Ray(Executor):
             ) from None
         except errors.RayError as error:
             raise WorkerDied(f"{LIVES + 1} Ray workers died at the same run ({first_line(error)})") from None
-        self._hand_on(news)
-        if kind == "refused":
-            raise InputError(content)
-        if kind == "failed":
-            raise RuntimeError(content)
-        return content
-
-    def _collect(self) -> None:
-        """Hand on the news that are in the mailbox."""
-        with suppress(self._ray.exceptions.RayError):  # a mailbox that died loses news until their task returns
-            for letter in self._ray.get(self._mailbox.collect.remote(), timeout=GRACE):
-                self._hand_on(pickle.loads(letter))
-
-    def _hand_on(self, news: News) -> None:
-        """Report the news that are new."""
-        attempt, known = self._heard.get(news.job, ("", 0))
-        known = known if attempt == news.attempt else 0
-        if news.round != self._round or news.first > known:
-            return  # the job is done; or some were lost, and all of them come with the result
-        for each in news.items[known - news.first :]:
-            self._report(news.job, each)
-        self._heard[news.job] = (news.attempt, max(known, news.first + len(news.items)))
-
-    def _new_mailbox(self) -> Any:
-        """Where tasks leave their news: beside this process, so that it is lost with it only."""
-
-        class Mailbox:  # in here, so that its process need not import rwalk
-            def __init__(self) -> None:
-                self.letters: list[bytes] = []
-
-            def post(self, letter: bytes) -> None:
-                self.letters.append(letter)
-
-            def collect(self) -> list[bytes]:
-                letters, self.letters = self.letters, []
-                return letters
-
-        here = self._ray.get_runtime_context().get_node_id()
-        strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
-        return self._ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=strategy)(Mailbox).remote()
+        if answer.kind == "refused":
+            raise InputError(answer.content)
+        if answer.kind == "failed":
+            raise RuntimeError(answer.content)
+        return answer
 
 
-def _train_anywhere(
-    shared: tuple[Context, str], sent: tuple[Job, dict[str, bytes]], report: Callable[[Any], None], stop: Stop
-) -> Any:
-    """Train a job on any machine: in the study's folder, or in a temporary one where that cannot be read."""
-    (context, mark), (job, checkpoints) = shared, sent
-    if context.checkpoints is None or (context.checkpoints / mark).exists():
-        return train_fleet(context, job, report, stop)
-    if context.keep:
-        raise InputError("models can be kept only in a folder that every node can read: choose another --out")
-    with tempfile.TemporaryDirectory(prefix="rwalk-") as folder:
-        context = context._replace(checkpoints=Path(folder))
-        own = context.folder(job)
-        assert own is not None
-        _write(own, checkpoints)
-        try:
-            return train_fleet(context, job, report, stop)
-        except KeyboardInterrupt:
-            report(SavedElsewhere(_files_in(own)))
-            raise
+def _train_anywhere(shared: tuple[Context, str], job: Job, report: Callable[[Any], None], stop: Stop) -> Any:
+    """Train a job on any machine; where the study's folder cannot be read, without checkpoints."""
+    context, mark = shared
+    if context.checkpoints and not (context.checkpoints / mark).exists():
+        if context.keep:
+            raise InputError("models can be kept only in a folder that every node can read: choose another --out")
+        context = context._replace(checkpoints=None)
+    return train_fleet(context, job, report, stop)
 
 
 Ray.work = staticmethod(_train_anywhere)
 
 
-def _files_in(folder: Path) -> dict[str, bytes]:
-    with suppress(FileNotFoundError):
-        return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
-    return {}
+# ── in a worker process ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _write(folder: Path, files: dict[str, bytes]) -> None:
-    """Records last: a checkpoint without one does not count."""
-    for name in sorted(files, key=lambda name: (name.endswith(".json"), name)):
-        write_atomically(folder / name, files[name])
+def perform(asked: str, work: Work, shared: list[Any], job: Any) -> Answer:
+    """One job, in a worker process of Ray's."""
+    news: list[Any] = []
+    if asked != (here := rwalk.__version__):
+        reason = f"a node of the Ray cluster has rwalk {here}, not {asked}: install the same everywhere"
+        return Answer("refused", reason, news)
+    try:
+        with Interrupts(signal.SIGINT) as interrupts:  # this is how ray.cancel reaches a running task
+            return Answer("done", work(_opened(shared[0]), job, news.append, interrupts), news)
+    except KeyboardInterrupt:
+        return Answer("stopped", None, news)
+    except InputError as error:
+        return Answer("refused", str(error), news)
+    except Exception:
+        return Answer("failed", traceback.format_exc(), news)
+
+
+@lru_cache(maxsize=1)  # a worker process does many tasks of one study
+def _opened(shared: Any) -> Any:
+    import ray
+
+    return unpacked(ray.get(shared))
+
+
+# ── parcels ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Parcel(NamedTuple):
+    """A value as bytes, its tensors as arrays, and the files of the code it needs, by their relative paths."""
+
+    code: dict[str, bytes]
+    content: bytes
+    arrays: list[NDArray[np.uint8]]
+
+
+def packed(value: Any, code: Sequence[str] = ()) -> Parcel:
+    """A value and the user's own code, named `package.module:name`, that will be imported where it arrives."""
+    buffers: list[pickle.PickleBuffer] = []
+    file = io.BytesIO()
+    _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
+    arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
+    return Parcel(_files_of(code), file.getvalue(), arrays)
+
+
+def unpacked(parcel: Parcel) -> Any:
+    if parcel.code:
+        _make_importable(parcel.code)
+    return pickle.loads(parcel.content, buffers=parcel.arrays)
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors by their memory, which is then not copied."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.device.type == "cpu" and not value.requires_grad:
+            with suppress(TypeError):  # a type that NumPy lacks
+                return _tensor, (value.contiguous().numpy(),)
+        return NotImplemented
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the memory is read-only, and nothing writes into data
+        return torch.from_numpy(array)
+
+
+def _files_of(code: Sequence[str]) -> dict[str, bytes]:
+    """Modules that are one file, and whole packages: they may have files beside their source."""
+    files: dict[str, bytes] = {}
+    for top in user_code.carried(name.partition(":")[0] for name in code):
+        inside = top.rglob("*") if top.is_dir() else [top]
+        for path in inside:
+            if path.is_file() and "__pycache__" not in path.parts:
+                if sum(map(len, files.values())) + path.stat().st_size > MOST_CODE:
+                    raise InputError(f"{top} is too large to send to every machine: install it on them")
+                files[str(path.relative_to(top.parent))] = path.read_bytes()
+    return files
+
+
+def _make_importable(files: dict[str, bytes]) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="rwalk-code-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    brought = {Path(name).parts[0].removesuffix(".py") for name in files}
+    for name in [each for each in sys.modules if each.partition(".")[0] in brought]:
+        del sys.modules[name]  # an earlier study of the same program brought an older version
+    sys.path.insert(0, str(folder))
 
 
 # ── Ray itself ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -23,9 +23,10 @@ from rwalk.errors import first_line
 from rwalk.escaping import all_shown, shown
 from rwalk.metrics import HEADS
 from rwalk.parts import defaults
+from rwalk.studies.json_records import content_hash, to_json
 from rwalk.studies.losses_and_costs import Curves
 from rwalk.studies.rows import Description, Row
-from rwalk.studies.specs import RunSpec, content_hash, to_json
+from rwalk.studies.specs import RunSpec
 from rwalk.studies.study_events import Event, RowDone, Stepped, TaskMeasured
 
 PATIENCE = 60.0  # seconds that a study waits, when it has ended, for a tracker to have written everything

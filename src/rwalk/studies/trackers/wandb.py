@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Self
 from rwalk.atomic_files import write_atomically
 from rwalk.errors import InputError
 from rwalk.escaping import all_shown
+from rwalk.studies.json_records import content_hash
 from rwalk.studies.rows import Row
-from rwalk.studies.specs import RunSpec, content_hash
+from rwalk.studies.specs import RunSpec
 from rwalk.studies.trackers.tracker import Subject, Tracker, digest, measures, settings, title
 
 
