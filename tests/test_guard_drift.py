@@ -643,7 +643,7 @@ SHAPES = {"kl": (6, 5), "binary_kl": (6, 3), "mse": (6, 2), "cosine": (6, 4), "s
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10**6), size=st.sampled_from([1e-3, 1.0, 30.0]))
 def test_every_divergence_is_zero_at_home_positive_elsewhere_with_finite_gradients(
     name: str, seed: int, size: float
