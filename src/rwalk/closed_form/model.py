@@ -189,16 +189,16 @@ class Model:
 
     def _outside(self, x: Tensor, y: Tensor | None) -> tuple[int | None, tuple[Tensor, Tensor] | None]:
         """The column outside its range, if any, and the ranges."""
-        classes = y is not None and y.ndim == 1
+        labels = y if y is not None and y.ndim == 1 else None
         if self.counted is not None:
-            if classes:
-                x = x[(self.counts > 0)[y.cpu()].to(x.device)]
+            if labels is not None:
+                x = x[(self.counts > 0)[labels.cpu()].to(x.device)]
             return self.counted.outside(x), self.counted.range
         if not self.held:
             return None, None
         held = joined(self.held)
-        if classes:
-            x = x[torch.isin(y, held.y)]
+        if labels is not None:
+            x = x[torch.isin(labels, held.y)]
         ends = range_of(held.x, self.dtype)
         if len(held) < SEVERAL or not len(x):
             return None, None
