@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from rwalk.classifier import IncrementalRegressor
-from rwalk.classifier.closed_form import ClosedFormClassifier
+from rwalk.classifier.closed_form import ClosedFormClassifier, IncrementalRegressor
 from rwalk.closed_form.features import Recipe
 from rwalk.closed_form.features.patches import SIDE, PatchFeatures
 from rwalk.closed_form.features.vectors import VectorFeatures

@@ -14,9 +14,8 @@ from safetensors import safe_open
 from torch import nn
 
 from rwalk import model_file
-from rwalk.classifier import IncrementalRegressor
 from rwalk.classifier import closed_form_files as files
-from rwalk.classifier.closed_form import ClosedFormClassifier
+from rwalk.classifier.closed_form import ClosedFormClassifier, IncrementalRegressor
 from rwalk.closed_form.features.patches import PatchFeatures
 from rwalk.errors import InputError
 

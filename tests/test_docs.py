@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import operator
+import os
 import re
 import shlex
 import subprocess
@@ -139,6 +140,18 @@ def _run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert not ended.value.code, command
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", ["guard_plain", "guard_one_head"])
+def test_figures_of_a_page_are_those_that_the_example_prints(example: str) -> None:
+    script = ROOT / "examples" / f"{example}.py"
+    environ = {**os.environ, "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environ)
+    printed = re.findall(r"(\d+\.\d)%", done.stdout)
+    assert len(printed) >= 4 and "UserWarning" not in done.stderr, done.stderr
+    page = (DOCS / "guard-parameters.md").read_text()
+    assert [each for each in printed if f" {each} %" not in page] == []
 
 
 # Where a page needs more (a cluster, a GPU, a language model, files of its reader): names and options.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.model_selection import GridSearchCV
 
+from command_line import Rwalk, refused
 from rwalk import IncrementalClassifier, IncrementalRegressor, InputError
 
 
@@ -114,7 +117,7 @@ def test_scikit_learns_tools_work_around_it() -> None:
     calibrated = CalibratedClassifierCV(IncrementalClassifier(size=10), cv=2).fit(x, y)
     assert calibrated.score(x, y) > 0.8
     page = IncrementalClassifier(size=10)._repr_html_()
-    assert "IncrementalClassifier" in page and "https://" in page
+    assert "IncrementalClassifier" in page
 
 
 def test_unknown_parameter_is_refused_under_the_public_name() -> None:
@@ -191,3 +194,65 @@ def test_data_frame_with_text_is_learned_as_from_a_file(tmp_path: Path) -> None:
     apart = IncrementalClassifier(size=50).partial_fit(frame[["price"]], y)
     with pytest.raises(InputError, match=r"cannot be merged|other columns"):
         clf.merge(apart)
+
+
+def test_every_parameter_is_described_once() -> None:
+    for kind in (IncrementalClassifier, IncrementalRegressor):
+        for name in inspect.signature(kind).parameters:
+            assert len(re.findall(rf"(?m)^    {name}  ", kind.__doc__ or "")) == 1, name
+
+
+def test_fit_of_the_command_line_takes_parameters_of_the_classifier(rwalk: Rwalk, tmp_path: Path) -> None:
+    table, out = tmp_path / "table.csv", tmp_path / "clf.safetensors"
+    table.write_text("a,label\n" + "".join(f"{n},{'yes' if n > 30 else 'no'}\n" for n in range(60)))
+    assert rwalk("fit", table, "--out", out, "--half-life", 40, "--class-weight", "balanced").code == 0
+    clf = IncrementalClassifier.load(out)
+    assert (clf.half_life, clf.ledger, clf.class_weight) == (40.0, False, "balanced")
+    refused(rwalk("fit", table, "--continue", out, "--ledger"), "drop --ledger")
+
+
+def test_images_of_pillow_and_in_files_are_learned_like_their_pixels(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 20, 20), dtype=np.uint8)
+    pillow, y = [image.fromarray(each) for each in pixels], [0, 1] * 4
+    paths = [tmp_path / f"{place}.png" for place in range(8)]
+    for path, each in zip(paths, pillow, strict=True):
+        each.save(path)
+    expected = IncrementalClassifier(size=10).fit(pixels[:, None], y).decision_function(pixels[:, None])
+    for given in (pillow, paths):
+        clf = IncrementalClassifier(size=10).fit(given, y)
+        np.testing.assert_array_equal(clf.decision_function(given), expected)
+        np.testing.assert_array_equal(clf.decision_function([each.convert("RGB") for each in pillow]), expected)
+    with pytest.raises(InputError, match=r"image 0 has 20 × 20 pixels, image 1 has 10 × 20 pixels: resize"):
+        IncrementalClassifier().fit([pillow[0], pillow[1].crop((0, 0, 10, 20))], [0, 1])
+    with pytest.raises(InputError, match=r"pathlib\.Path"):
+        IncrementalClassifier().fit([str(path) for path in paths], y)
+
+
+@pytest.mark.parametrize("factor", [1e-90, 1e90])
+def test_weights_of_extreme_scale_change_nothing(factor: float) -> None:
+    x, y = rows()
+    weight = np.random.default_rng(0).uniform(0.5, 2, len(x))
+    plain, scaled = (
+        IncrementalClassifier(size=20).fit(x, y, sample_weight=weight * each) for each in (1.0, factor)
+    )
+    np.testing.assert_allclose(scaled.decision_function(x), plain.decision_function(x), atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "weight", "message"),
+    [
+        (np.ones((4, 2)), [0, 1, 0, 1], [1, 1, 1, 1e-300], "a sample_weight is beyond 1e-100 … 1e\\+100"),
+        (np.ones((4, 2)), [0, 1, 0, 1], [1, 1, 1, 1e300], "a sample_weight is beyond"),
+        (np.full((4, 2), 1e-200), [0, 1, 0, 1], None, "all inputs are smaller than 1e-100"),
+        (np.array([["a", "b"], ["c", "d"]]), [0, 1], None, "an input is text: give numbers, a list of texts"),
+    ],
+)
+def test_inputs_that_would_be_lost_are_refused(x: Any, y: Any, weight: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        IncrementalClassifier().fit(x, y, sample_weight=weight)
+
+
+def test_targets_that_are_texts_are_refused_in_one_line() -> None:
+    with pytest.raises(InputError, match="could not convert string to float"):
+        IncrementalRegressor().fit(np.ones((2, 2)), np.array(["a", "b"]))

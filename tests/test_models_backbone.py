@@ -14,6 +14,7 @@ import little
 from command_line import Rwalk, refused
 from rwalk import IncrementalClassifier, InputError, model_file
 from rwalk.data.datasets.images import ImageForm
+from rwalk.models.network_factory import Preparation
 
 DATA = load_digits()
 FIT = ("fit", "week1", "--out=clf.safetensors")
@@ -123,3 +124,10 @@ def test_model_without_a_network_refuses_one_and_its_form_is_that_of_earlier_ver
     refused(rwalk("predict", "plain", "x.npz", PREPARED), "network=Sequential cannot be given: leave it out")
     record = {"kind": "images", "shape": [3, 8, 8], "size": 8}
     assert ImageForm.from_json(record).to_json() == record
+
+
+def test_a_file_with_numbers_of_fewer_channels_is_refused() -> None:
+    own = Preparation("mine:network", lambda image: image, False, (3, 4, 4), (0.5,) * 6)
+    own.check(ImageForm(3, 4, 4, prepared=(0.5,) * 6), Path("model"))
+    with pytest.raises(InputError, match="learned with another preprocessing"):
+        own.check(ImageForm(3, 4, 4, prepared=(0.5,) * 4), Path("model"))

@@ -505,3 +505,17 @@ def test_inputs_of_two_types_become_one() -> None:
     mixed = split(replace(data, x_test=data.x_test.double()), classes_per_task=2)
     assert mixed.to("cpu", torch.float32).x_test.dtype == torch.float32
     assert mixed.to("cpu") is mixed
+
+
+def test_pixels_beside_other_numbers_are_refused() -> None:
+    """Training inputs would lie in [0, 1], test inputs in [0, 255]."""
+    pixels, y = np.full((4, 3), 200, np.uint8), [0, 0, 1, 1]
+    for x, x_test in ((pixels, pixels.astype(np.float32)), (pixels.astype(np.int64), pixels)):
+        with refused("uint8"):
+            Dataset.from_arrays(x, y, x_test, y)
+    assert Dataset.from_arrays(pixels, y, pixels, y).x_test.max() < 1
+
+
+def test_labels_of_bytes_that_are_no_utf_8_stay_different() -> None:
+    data = Dataset.from_arrays(np.zeros((4, 2)), np.array([b"caf\xe8", b"caf\xe8", b"caf\xe9", b"caf\xe9"]))
+    assert data.class_names == ("caf\\xe8", "caf\\xe9")

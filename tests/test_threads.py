@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import little
 from rwalk import InputError, Training, threads
-from rwalk.classifier import IncrementalClassifier
+from rwalk.classifier.estimator import IncrementalClassifier
 from rwalk.gc_pause import gc_paused
 from rwalk.studies import Study
 from rwalk.threads import few_threads, flushes_denormals
@@ -139,7 +139,7 @@ SPINNING = "while True: pass"
 CALLS = """
 import sys, time
 import numpy as np
-from rwalk.classifier import IncrementalClassifier
+from rwalk.classifier.estimator import IncrementalClassifier
 x = np.random.default_rng(0).standard_normal((1280, 784), dtype=np.float32)
 y = np.arange(1280) % 10
 def call():

@@ -15,7 +15,9 @@ from rwalk.gc_pause import gc_paused
 if TYPE_CHECKING:
     from rwalk import metrics
     from rwalk.augmentations import Augmentation
-    from rwalk.classifier import IncrementalClassifier, IncrementalRegressor, prequential, stream_search
+    from rwalk.classifier.closed_form import IncrementalRegressor
+    from rwalk.classifier.estimator import IncrementalClassifier
+    from rwalk.classifier.stream_evaluation import prequential, stream_search
     from rwalk.data.memory import MemorySpec
     from rwalk.data.samplers import Sampler
     from rwalk.data.splits import blurred, from_arrays, permuted, rotated, split
@@ -73,7 +75,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "rwalk.classifier": ("IncrementalClassifier", "IncrementalRegressor", "prequential", "stream_search"),
+    "rwalk.classifier.closed_form": ("IncrementalRegressor",),
+    "rwalk.classifier.estimator": ("IncrementalClassifier",),
+    "rwalk.classifier.stream_evaluation": ("prequential", "stream_search"),
     "rwalk.errors": ("InputError",),
     "rwalk.engine.fleet": ("Fleet",),
     "rwalk.training": ("Training",),

@@ -24,10 +24,14 @@ def one_line() -> Iterator[None]:
     """scikit-learn's complaints about arrays, as our errors: one line."""
     try:
         yield
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
+        if isinstance(error, TypeError) and "Feature names" not in str(error):
+            raise
         message = " ".join(str(error).split())
         if "contains NaN" in message:  # scikit-learn then recommends other estimators
             message = f"{message.partition('.')[0]}: fill in or leave out missing values"
+        elif "arrays of bytes/strings" in message:
+            message = "an input is text: give numbers, a list of texts, or a DataFrame with columns of text"
         raise InputError(message) from error
 
 

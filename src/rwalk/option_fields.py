@@ -1,9 +1,10 @@
-"""Fields of records that are options of the command line too: an option is declared once, at its field."""
+"""Fields of records with one line of help each: settings of the Python interface, options of the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import Field, dataclass, field, fields, is_dataclass
+from textwrap import wrap
 from typing import Any, get_args, get_type_hints
 
 
@@ -35,6 +36,23 @@ def option(
         read: Reads the option's text, if the field is no plain value.
     """
     return field(default=default, metadata={"option": Option(help, name, depends, read)})
+
+
+def setting(default: Any, help: str) -> Any:
+    """A field of a record that is no option of the command line; `help` describes it in Python."""
+    return field(default=default, metadata={"help": help})
+
+
+def described(*records: type[Any], but: Collection[str] = (), width: int = 110, indent: int = 4) -> str:
+    """The fields of records with their help, in two columns: a part of a docstring, which is indented so far."""
+    texts = {each.name: each.metadata for record in records for each in fields(record) if each.name not in but}
+    helps = {name: meta.get("help") or meta["option"].help for name, meta in texts.items()}
+    margin = 15
+    lines = []
+    for name, text in helps.items():
+        first, *more = wrap(text, width - margin - indent)
+        lines += [f"{name:<{margin}}{first}", *(" " * margin + line for line in more)]
+    return f"\n{' ' * indent}".join(lines)
 
 
 def options_of(record: type[Any]) -> Iterator[tuple[type[Any], Field[Any], Any]]:

@@ -24,9 +24,9 @@ import atheris
 sys.path.insert(0, str(Path(__file__).parents[1]))
 with atheris.instrument_imports(include=["rwalk"]):
     import little
-    from rwalk import Fleet, InputError, MemorySpec, Training, learner, model_file
+    from rwalk import Fleet, IncrementalClassifier, InputError, MemorySpec, Training, learner, model_file
     from rwalk.atomic_files import checked_json, parse_json, with_checksum
-    from rwalk.classifier import IncrementalClassifier, closed_form_files, family_choice, texts
+    from rwalk.classifier import closed_form_files, family_choice, texts
     from rwalk.classifier import network as classifier_network
     from rwalk.data import datasets
     from rwalk.data.datasets.images import FORMATS, form_of, read_image

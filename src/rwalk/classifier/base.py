@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Mapping
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from pathlib import Path
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -15,17 +14,15 @@ from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, validate_data
-from torch import Tensor, nn
+from torch import Tensor
 
-from rwalk.engine.architectures import Factory
+from rwalk.data.datasets.images import ImageForm, pixels_of, read_image, unit_pixels
 from rwalk.errors import InputError, first_line
 from rwalk.labels import array, inputs, labels_of, merged, one_line
-from rwalk.losses import Loss
-from rwalk.methods import Method
-from rwalk.projectors import Projector
 
 TORCH_READS = (np.float32, np.float64, np.float16, np.uint8, np.int16, np.int32, np.int64, np.bool_)
 CHANNELS = (1, 3, 4)  # of images whose channels come last
+HEAVIEST = 1e100  # sample weight, and its inverse the lightest: sums of squares must not overflow
 
 
 class ArrayEstimator(BaseEstimator):  # type: ignore[misc]
@@ -75,8 +72,8 @@ class ArrayEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _dense(self, X: Any, afresh: bool = False) -> Any:
         """Inputs for scikit-learn's checks: sparse ones as arrays, the channels of images first."""
-        x = X.toarray() if issparse(X) else inputs(X)
         shape = None if afresh else getattr(self, "input_shape_", None)
+        x = X.toarray() if issparse(X) else inputs(_pixels(X, shape))
         if isinstance(x, list | tuple) and len(np.shape(x[0] if len(x) else ())) == 3:
             x = np.asarray(x)
         given = tuple(np.shape(x)[1:]) if isinstance(x, np.ndarray) else ()
@@ -160,82 +157,23 @@ class ArrayClassifier(ClassifierMixin, ArrayEstimator):  # type: ignore[misc]
         return float(np.average(right, weights=None if sample_weight is None else np.asarray(sample_weight)))
 
 
-class Parameters(ArrayClassifier):
-    """The parameters of all estimators, declared once; `IncrementalClassifier` documents them."""
+def _pixels(X: Any, shape: tuple[int, ...] | None) -> Any:
+    """The pixels of Pillow's images or of image files, in as many channels as inputs of this shape; else X."""
+    first = X[0] if isinstance(X, list | tuple) and len(X) else None
+    if not (isinstance(first, Path) or hasattr(first, "getexif")):
+        return X
 
-    def __init__(
-        self,
-        *,
-        method: str | Method | Loss | Projector | None = "closed-form",
-        network: str | Factory | nn.Module | None = None,
-        encoder: Any = None,
-        backbone: str = "frozen",
-        features: str = "auto",
-        size: int | None = None,
-        ridge: float | None = None,
-        class_weight: str | Mapping[Any, float] | None = None,
-        half_life: float | None = None,
-        ledger: bool = False,
-        standardize: bool = True,
-        mirror: bool | None = None,
-        warm_up: int = 100,
-        dtype: str | None = None,
-        lam: float | str | None = None,
-        memory: int | None = None,
-        memory_total: int | None = None,
-        sampler: str = "mof",
-        epochs: int | None = None,
-        batch_size: int = 64,
-        learning_rate: float = 1e-3,
-        device: str | torch.device = "cpu",
-        random_state: int | np.random.RandomState | None = 0,
-        verbose: bool | int = False,
-    ) -> None:
-        given = dict(locals())
-        for name in DECLARED:
-            setattr(self, name, given[name])
+    def read(image: Any, form: ImageForm | None) -> NDArray[Any]:
+        return read_image(image, form) if isinstance(image, Path) else pixels_of(image, form)
 
-    # Messages about wrong arguments show the public name.
-    __init__.__qualname__ = "IncrementalClassifier"
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
-
-
-DECLARED = dict([*inspect.signature(Parameters.__init__).parameters.items()][1:])
-
-
-class Takes:
-    """Base of estimators that take some of these parameters: a subclass names them in `_takes`."""
-
-    _takes: ClassVar[tuple[str, ...]]
-    _defaults: ClassVar[Mapping[str, Any]] = {}  # where they differ from those declared above
-
-    def __init__(self, **given: Any) -> None:
-        raise NotImplementedError
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "_takes" not in cls.__dict__:
-            return
-        default = {each: cls._defaults.get(each, DECLARED[each].default) for each in cls._takes}
-        own = [DECLARED[each].replace(default=value) for each, value in default.items()]
-        myself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        signature = inspect.Signature([myself, *own])
-
-        def __init__(self: Any, **given: Any) -> None:
-            bound = signature.bind(self, **given)
-            bound.apply_defaults()
-            for each in own:
-                setattr(self, each.name, bound.arguments[each.name])
-
-        __init__.__signature__ = signature  # type: ignore[attr-defined]
-        cls.__init__ = __init__  # type: ignore[method-assign]
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
+    channels = max(len(read(each, None)) for each in X) if shape is None or len(shape) != 3 else shape[0]
+    images = [read(each, ImageForm(channels, 1, 1)) for each in X]
+    for place, each in enumerate(images):
+        if each.shape != images[0].shape:
+            sizes = [f"{shape[2]} × {shape[1]} pixels" for shape in (images[0].shape, each.shape)]
+            raise InputError(f"image 0 has {sizes[0]}, image {place} has {sizes[1]}: resize all to one size")
+    deep = any(each.dtype != np.uint8 for each in images)
+    return np.stack([unit_pixels(each) for each in images] if deep else images)
 
 
 def checked_weights(sample_weight: Any, x: Any) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -245,6 +183,8 @@ def checked_weights(sample_weight: Any, x: Any) -> tuple[NDArray[np.float64], ND
     some = np.flatnonzero(weight > 0)
     if not len(some):
         raise InputError("every example has the weight 0: give at least one a positive weight")
+    if not 1 / HEAVIEST <= weight[some].min() <= weight[some].max() <= HEAVIEST:
+        raise InputError(f"a sample_weight is beyond {1 / HEAVIEST:g} … {HEAVIEST:g}: bring weights to scale")
     return weight[some], some
 
 

@@ -22,12 +22,18 @@ from torch import Tensor, nn
 
 from rwalk.classifier import closed_form_files as sums_files
 from rwalk.classifier import encoders, estimator_files
-from rwalk.classifier.base import ArrayClassifier, ArrayEstimator, Summable, Takes, positive
+from rwalk.classifier.base import (
+    ArrayClassifier,
+    ArrayEstimator,
+    Summable,
+    positive,
+)
 from rwalk.classifier.call_as_task import Scaling
 from rwalk.classifier.encoders import texts_of
 from rwalk.classifier.estimator_files import Contents, Stored
 from rwalk.classifier.frames import form_of_table, rows_of
 from rwalk.classifier.network import NetworkClassifier
+from rwalk.classifier.parameters import ClosedFormClassifierParameters, ClosedFormParameters
 from rwalk.closed_form.examples import Examples
 from rwalk.closed_form.features import Recipe
 from rwalk.closed_form.features.backbone import BackboneFeatures
@@ -38,18 +44,17 @@ from rwalk.closed_form.solve import FOR_CLASSES
 from rwalk.engine import architectures
 from rwalk.engine.architectures import Factory
 from rwalk.errors import InputError, unknown
-from rwalk.labels import columns_of, labels_of, merged
+from rwalk.labels import columns_of, labels_of, merged, one_line
+from rwalk.option_fields import described
 
 METHODS = {"closed-form": "ridge", "lda": "lda"}  # and how they solve
 BACKBONES = ("frozen", "first call")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-TAKES = ("network", "encoder", "backbone", "features", "size", "ridge", "half_life", "ledger", "standardize",
-         "mirror", "warm_up", "dtype", "device", "random_state", "verbose")  # fmt: skip
 FIXED = ("network", "encoder", "backbone", "features", "size", "standardize", "mirror", "dtype", "random_state",
          "ledger")  # fmt: skip
 
 
-class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
+class ClosedForm(Summable, Stored, ArrayEstimator):
     """Inputs, files and sums of both estimators."""
 
     _formats = (sums_files.FORMAT, sums_files.FIRST)
@@ -245,7 +250,7 @@ class ClosedForm(Takes, Summable, Stored, ArrayEstimator):
         raise NotImplementedError
 
 
-class ClosedFormClassifier(ArrayClassifier, ClosedForm):
+class ClosedFormClassifier(ClosedFormClassifierParameters, ArrayClassifier, ClosedForm):
     """Learns classes call by call, in any order and any portions, exactly as if it had seen all at once.
 
     Nothing is forgotten unless `forget` is called. Parameters as for `IncrementalClassifier`.
@@ -259,7 +264,6 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
 
     classes_: NDArray[Any]
     moved_: dict[Any, float]
-    _takes = ("method", "class_weight", *TAKES)
     _share = FOR_CLASSES
 
     # ── learning ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -349,7 +353,7 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
         return novelty
 
     def _solver(self) -> str:
-        return METHODS[self.method]
+        return METHODS[str(self.method)]
 
     @property
     def class_count_(self) -> NDArray[np.int64]:
@@ -365,10 +369,12 @@ class ClosedFormClassifier(ArrayClassifier, ClosedForm):
         return len(self.classes_)
 
 
-class IncrementalRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
-    """Predicts numbers, one target or several, by closed form; parameters as for `IncrementalClassifier`."""
+class IncrementalRegressor(ClosedFormParameters, RegressorMixin, ClosedForm):  # type: ignore[misc]
+    """Predicts numbers, one target or several, by closed form.
 
-    _takes = TAKES
+    {parameters}
+    """
+
     _flat: bool
 
     def __sklearn_tags__(self) -> Any:
@@ -424,7 +430,8 @@ class IncrementalRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
         if self.encoder is None and texts_of(X) is not None:
             raise InputError("numbers cannot be learned from texts alone: give vectors, or an encoder=")
         x, y, weight = self._examples(X, y, sample_weight, afresh, multi_output=True, y_numeric=True)
-        targets = torch.from_numpy(np.array(y, dtype=np.float64, ndmin=1))
+        with one_line():
+            targets = torch.from_numpy(np.array(y, dtype=np.float64, ndmin=1))
         flat = targets.ndim == 1
         targets = targets[:, None] if flat else targets
         if not afresh and targets.shape[1] != self._model.columns:
@@ -440,6 +447,11 @@ class IncrementalRegressor(RegressorMixin, ClosedForm):  # type: ignore[misc]
     def _restore_targets(self, record: Mapping[str, Any]) -> int:
         targets, self._flat = sums_files.checked_targets(record["targets"], record["flat"])
         return targets
+
+
+IncrementalRegressor.__doc__ = (IncrementalRegressor.__doc__ or "").format(
+    parameters=described(ClosedFormParameters)
+)
 
 
 @dataclass(frozen=True)

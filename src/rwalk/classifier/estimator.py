@@ -12,6 +12,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,18 +22,26 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from rwalk import model_file, parts
-from rwalk.classifier.base import Parameters, Summable
+from rwalk.classifier.base import ArrayClassifier, Summable
 from rwalk.classifier.closed_form import METHODS, ClosedFormClassifier
 from rwalk.classifier.encoders import texts_of
 from rwalk.classifier.estimator_files import reading
 from rwalk.classifier.family_choice import AutoClassifier
 from rwalk.classifier.frames import form_of_table, names_of, rows_of
 from rwalk.classifier.network import AUTO, NetworkClassifier
+from rwalk.classifier.parameters import (
+    ClosedFormClassifierParameters,
+    MethodParameter,
+    NetworkParameters,
+    Parameters,
+    SharedParameters,
+)
 from rwalk.classifier.texts import TextClassifier, is_sparse
 from rwalk.data import samplers
 from rwalk.data.streams import Form
 from rwalk.errors import InputError, unknown
 from rwalk.labels import array
+from rwalk.option_fields import described
 
 Sums = ClosedFormClassifier | TextClassifier  # families that forget and merge
 Family = Sums | NetworkClassifier | AutoClassifier
@@ -45,57 +54,27 @@ for _kind in FORMATS.values():
     _kind.__name__ = "IncrementalClassifier"  # scikit-learn's messages show this name; `__qualname__` stays
 
 
-class IncrementalClassifier(Summable, Parameters):
+class IncrementalClassifier(Parameters, Summable, ArrayClassifier):
     """Learns classes call by call without forgetting earlier ones.
 
     Every call of `partial_fit` may bring new classes, repeat old ones, or both. With the defaults there is
     nothing to tune, no examples are kept, and the result is that of one call with everything, in any order.
 
-    method         "closed-form", ridge regression on fixed features, or "lda", Gaussian classes on them; or how a
-                   network keeps old classes: "rwalk", "ewc", "ewc++", "pi", "icarl", "gem", "a-gem" …; an object
-                   with hyper-parameters of your own, such as RWalk(lam=10); None for a network without protection;
-                   or "auto", to have closed form and several networks learn and the best of them used
-    network        for closed form, a trained nn.Module whose last layer's inputs are the features; None for
-                   features of rwalk's own. For networks "mlp", "cnn", "resnet18", "package.module:factory", or a
-                   function (input_shape, classes) that makes an nn.Module; None for "mlp"
-    encoder        for closed form, makes a vector of every input before anything else: a function of a batch, an
-                   object with `encode`, `embed` or `transform`, an nn.Module, or the name of a pretrained model
-                   ("wordllama", "timm:NAME", or one of sentence-transformers)
-    backbone       for closed form, "frozen", or "first call" to train the network on the first examples and freeze
-                   it then; it may be named or made by a function, as for networks
-    device         "cpu", "cuda" …, or "auto"
-    random_state   an integer makes everything repeatable
+    {both}
 
     Closed form:
 
-    features       "auto", "vectors" or "images": how inputs become features
-    size           random features of vectors or of a network's features (its lift), patches of images, or columns
-                   of texts that all others are multiplied with; None for a good number
-    ridge          how strongly weights are held back, relative to a feature's variance; None to have it chosen
-    class_weight   factors of the classes' probabilities, by label, or "balanced" for the inverse of their shares
-    half_life      examples after which a learned example counts half; None to keep all alike
-    ledger         keep a salted fingerprint of every example, so that `forget` refuses rows that were not learned
-    standardize    scale every column of a vector by the first examples; off, the map depends on the seed alone
-    mirror         take images and their mirror images for the same; None to have it seen from the first ones
-    warm_up        examples the feature map is made of: fewer are held as they are until more have come
-    dtype          "float64", "float32", or None for one that suits the features
+    {closed_form}
 
     Networks:
 
-    lam            strength of the penalty; None for the method's own
-    memory         exemplars kept per class; None for no exemplars
-    memory_total   instead of `memory`: exemplars of all classes together, shared equally
-    sampler        which examples are kept: "mof", "uniform", "plane", "entropy" …
-    epochs         passes over a call's data; None for as many as pay
-    batch_size     examples in a step
-    learning_rate  of Adam
-    verbose        one line per call; with an encoder, its progress
+    {networks}
 
     Inputs are [n, features] or images [n, channels, height, width], in any units, sparse matrices, or texts (a
     list or a column of strings, learned from hashed words and character n-grams). Labels are of any one type.
     After a call there are `classes_`, the labels of all classes learned or announced, sorted; in closed form
-    `coef_`, `intercept_` and `ridge_`; of networks `network_`, `exemplars_` and `tasks_seen_`; of "auto" `chosen_`
-    and `judged_`.
+    `coef_`, `intercept_` and `ridge_`; of networks `network_`, `exemplars_` and `tasks_seen_`; of "auto"
+    `chosen_` and `judged_`.
 
     >>> clf = IncrementalClassifier()
     >>> clf = clf.partial_fit([[0.0, 0.0], [1.0, 0.0]], ["left", "right"])
@@ -106,6 +85,7 @@ class IncrementalClassifier(Summable, Parameters):
 
     _inner: Family
     form_: Form | None = None
+    _warned = False
 
     # ── learning ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -322,7 +302,7 @@ def _kind_of(method: Any) -> type[Family]:
     return NetworkClassifier
 
 
-def _made(estimator: Parameters, X: Any) -> Family:
+def _made(estimator: IncrementalClassifier, X: Any) -> Family:
     """A new one, of the family that the method and the inputs need; parameters it does not use are named once."""
     kind = _kind_of(estimator.method)
     if estimator.encoder is not None:
@@ -334,7 +314,7 @@ def _made(estimator: Parameters, X: Any) -> Family:
         kind = TextClassifier
     samplers.check_name(estimator.sampler)  # refused even where it is not used
     unused = [name for name in _given(estimator) if name not in kind._get_param_names()]
-    if unused and not getattr(estimator, "_warned", False):
+    if unused and not estimator._warned:
         estimator._warned = True
         what, other = f"method={estimator.method!r}", "method='closed-form' does"
         if kind is TextClassifier:
@@ -359,7 +339,7 @@ def _weights(family: Family, sample_weight: Any) -> dict[str, Any]:
     return {} if sample_weight is None else {"sample_weight": sample_weight}
 
 
-def _given(estimator: Parameters) -> list[str]:
+def _given(estimator: IncrementalClassifier) -> list[str]:
     """The parameters that differ from their defaults."""
     defaults = inspect.signature(type(estimator)).parameters
     given = []
@@ -369,3 +349,11 @@ def _given(estimator: Parameters) -> list[str]:
         if not (value is default or (type(value) is type(default) and value == default)):
             given.append(name)
     return given
+
+
+_SHARED = [each.name for kind in (MethodParameter, SharedParameters) for each in fields(kind)]
+IncrementalClassifier.__doc__ = (IncrementalClassifier.__doc__ or "").format(
+    both=described(MethodParameter, SharedParameters),
+    closed_form=described(ClosedFormClassifierParameters, but=_SHARED),
+    networks=described(NetworkParameters, but=_SHARED),
+)

@@ -18,11 +18,12 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from rwalk.classifier import estimator_files
-from rwalk.classifier.base import Parameters
+from rwalk.classifier.base import ArrayClassifier
 from rwalk.classifier.call_as_task import FOR_JUDGES, some_of_each
 from rwalk.classifier.closed_form import ClosedFormClassifier
 from rwalk.classifier.estimator_files import Contents, Stored, section
 from rwalk.classifier.network import NetworkClassifier, memory_of
+from rwalk.classifier.parameters import Parameters
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
 from rwalk.labels import columns_of, labels_of, merged
@@ -43,7 +44,7 @@ class Judges(NamedTuple):
     y: NDArray[Any]
 
 
-class AutoClassifier(Stored, Parameters):
+class AutoClassifier(Parameters, Stored, ArrayClassifier):
     """Learns with every candidate, and uses the one that recognises most examples held out from all of them.
 
     chosen_  the method in use

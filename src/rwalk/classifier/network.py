@@ -10,7 +10,7 @@ import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rwalk import parts
 from rwalk.classifier import estimator_files
-from rwalk.classifier.base import ArrayClassifier, Takes
+from rwalk.classifier.base import ArrayClassifier
 from rwalk.classifier.call_as_task import (
     Call,
     Knowledge,
@@ -33,6 +33,7 @@ from rwalk.classifier.call_as_task import (
     trained_network,
 )
 from rwalk.classifier.estimator_files import Contents, Stored, fingerprint, section
+from rwalk.classifier.parameters import NetworkParameters
 from rwalk.data.memory import RESERVOIR, MemorySpec
 from rwalk.decision_rules import Classifier
 from rwalk.engine import architectures
@@ -63,7 +64,7 @@ NOTHING_TO_HOLD = (
 )
 
 
-class NetworkClassifier(Takes, Stored, ArrayClassifier):
+class NetworkClassifier(NetworkParameters, Stored, ArrayClassifier):
     """A network that learns new classes call by call and keeps the old ones.
 
     Every call of `partial_fit` is a task: it may bring new classes, repeat old ones, or both.
@@ -90,9 +91,6 @@ class NetworkClassifier(Takes, Stored, ArrayClassifier):
     """
 
     _formats = (FORMAT, FIRST)
-    _takes = ("method", "memory", "memory_total", "lam", "standardize", "sampler", "network", "epochs",
-              "batch_size", "learning_rate", "device", "random_state", "verbose")  # fmt: skip
-    _defaults: ClassVar = {"method": "rwalk"}
     _dtype = np.float32
     _warned = False
 

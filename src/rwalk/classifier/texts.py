@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -20,10 +21,17 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from rwalk.classifier import estimator_files
-from rwalk.classifier.base import ArrayClassifier, Summable, Takes, checked_weights, positive
+from rwalk.classifier.base import (
+    ArrayClassifier,
+    Summable,
+    checked_weights,
+    positive,
+)
 from rwalk.classifier.encoders import texts_of
 from rwalk.classifier.estimator_files import Contents, Stored
+from rwalk.classifier.parameters import TextParameters
 from rwalk.classifier.sparse_sums import Sample, Solution, SparseSums
+from rwalk.data.datasets.images import is_image
 from rwalk.errors import InputError
 from rwalk.labels import array, columns_of, labels_of, merged
 from rwalk.model_file import expect, is_whole
@@ -61,10 +69,9 @@ def _counted(texts: list[str], columns: int, how: Mapping[str, Any]) -> Any:
     return normalize(counts)
 
 
-class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
+class TextClassifier(TextParameters, Summable, Stored, ArrayClassifier):
     """Closed form for texts, and for sparse inputs of many columns. Parameters as for `IncrementalClassifier`."""
 
-    _takes = ("method", "size", "ridge")
     _formats = ("rwalk.texts/1",)
     _sums: SparseSums
     _kind: str
@@ -232,6 +239,8 @@ class TextClassifier(Takes, Summable, Stored, ArrayClassifier):
         if kind not in (None, found):
             raise InputError(f"inputs were {kind} before: give {kind} again")
         if texts is not None:
+            if all(is_image(Path(each)) for each in texts):
+                raise InputError(f"{texts[0]!r} names an image: give pathlib.Path objects, whose images are read")
             return found, texts
         if not sparse.issparse(X):
             raise InputError("inputs were sparse before: give a sparse matrix again")

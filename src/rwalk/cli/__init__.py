@@ -28,7 +28,13 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-add_command(app, classifier_commands.fit, "rwalk.data.file_options:Reading", but="task_column")
+add_command(
+    app,
+    classifier_commands.fit,
+    "rwalk.data.file_options:Reading",
+    "rwalk.classifier.parameters:ClosedFormClassifierParameters",
+    but="task_column",
+)
 app.command()(classifier_commands.predict)
 app.command()(classifier_commands.forget)
 app.command()(classifier_commands.merge)

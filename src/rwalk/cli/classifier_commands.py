@@ -88,8 +88,9 @@ def fit(
         from rwalk.data.file_options import Reading
         from rwalk.models import learn  # torch takes seconds to import
 
-        reading = Reading(**given[Reading])
-        trained, source = _begun(data, reading, go_on, like, text, network)
+        reading = Reading(**given.pop(Reading, {}))
+        parameters = {name: value for each in given.values() for name, value in each.items() if value}
+        trained, source = _begun(data, reading, go_on, like, text, network, parameters)
         for note in source.notes:
             to_stderr(note)
         working(f"learning {_names(data)}")
@@ -212,6 +213,7 @@ def _begun(
     like: Path | None,
     text: str | None,
     network: str | None,
+    parameters: dict[str, Any],
 ) -> tuple[Trained, Source]:
     """The model that learns, and its source: new, continued, or created like another."""
     from rwalk.data.large_files import source
@@ -221,12 +223,15 @@ def _begun(
     if earlier := go_on or like:
         if text is not None:
             raise InputError(f"{earlier} determines how files are read: drop --text")
+        if parameters:
+            option = next(iter(parameters)).replace("_", "-")
+            raise InputError(f"{earlier} determines how it learns: drop --{option}")
         known, own = _loaded(earlier, network)
         found = _source(data, reading, known, earlier, True, own)
         return known if go_on else known.fresh(), found
     if network is None:
         found = source(data, reading, text=text)
-        return Trained.begun(found.form), found
+        return Trained.begun(found.form, **parameters), found
     if text is not None or any(path.is_file() for path in data):
         raise InputError("--network takes images: give a folder of images")
     let_import([network])
@@ -234,7 +239,7 @@ def _begun(
     if own.prepare is not None and reading.size is not None:
         raise InputError(f"the preprocessing of {network} determines the size of images: drop --size")
     found = through(source(data, reading, own.form()), own)
-    return Trained.begun(found.form, network=own.network), found
+    return Trained.begun(found.form, network=own.network, **parameters), found
 
 
 def _loaded(model: Path, network: str | None) -> tuple[Trained, Backbone | None]:

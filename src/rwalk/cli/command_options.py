@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 from inspect import Parameter, signature
@@ -61,22 +61,22 @@ Quiet = Annotated[bool, how("--quiet", help="no live display")]
 AsJson = Annotated[bool, how("--json", help="print one JSON object for scripts instead of tables")]
 
 
-def add_command(app: typer.Typer, command: Callable[..., None], record: str, but: str = "") -> None:
-    """Add a command whose parameter `given` stands for the options that fields of a record are.
+def add_command(app: typer.Typer, command: Callable[..., None], *records: str, but: str = "") -> None:
+    """Add a command whose parameter `given` stands for the options that fields of records are.
 
-    The record is not imported until the command is called: torch, which many records need, takes seconds.
+    Records are not imported until the command is called: torch, which many need, takes seconds.
 
     Args:
         app: Where it is added.
         command: Its parameter `given` gets the values, by record.
-        record: The record, as `package.module:Name`.
+        records: The records, as `package.module:Name`.
         but: A field that is no option here.
     """
 
     class FromRecord(TyperCommand):
         def make_context(self, *call: Any, **others: Any) -> Any:
             alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-            alone.command()(_complete(command, imported(record, "record"), but))
+            alone.command()(_complete(command, [imported(each, "record") for each in records], but))
             return typer.main.get_command(alone).make_context(*call, **others)
 
     def named() -> None:
@@ -86,9 +86,10 @@ def add_command(app: typer.Typer, command: Callable[..., None], record: str, but
     app.command(cls=FromRecord)(named)
 
 
-def _complete(command: Callable[..., None], record: type[Any], but: str) -> Callable[..., None]:
-    """A command with options for fields of a record in the place of its parameter `given`."""
-    found = [_parameter(*each) for each in options_of(record) if each[1].name != but]
+def _complete(command: Callable[..., None], records: Sequence[type[Any]], but: str) -> Callable[..., None]:
+    """A command with options for fields of records in the place of its parameter `given`."""
+    options = (each for record in records for each in options_of(record))
+    found = [_parameter(*each) for each in options if each[1].name != but]
     types, parameters = get_type_hints(command, include_extras=True), []
     for each in signature(command).parameters.values():
         own = each.replace(annotation=types[each.name], kind=Parameter.KEYWORD_ONLY)

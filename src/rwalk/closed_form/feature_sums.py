@@ -168,15 +168,18 @@ class Counted:
         """The map's, of inputs on any device."""
         return torch.cat([self._computed(part) for part in x.split(AT_ONCE[self.device.type != "cpu"])])
 
-    def summed(self, x: Tensor) -> Tensor:
-        """The features as they enter the sums: centred, in the precision of products."""
+    def summed(self, x: Tensor, room: Tensor | None = None) -> Tensor:
+        """The features as they enter the sums, centred, in the precision of products; in `room` if it is given."""
         if self.shift is None:
             self.shift = self.features(x).double().mean(0)
-        out = torch.empty(len(x), self.statistics.size, dtype=self.products, device=self.device)
+        out = self._room(len(x)) if room is None else room[: len(x)]
         rows = AT_ONCE[self.device.type != "cpu"]
         for part, own in zip(x.split(rows), out.split(rows), strict=True):
             torch.sub(self._computed(part), self.shift, out=own)
         return out
+
+    def _room(self, rows: int) -> Tensor:
+        return torch.empty(rows, self.statistics.size, dtype=self.products, device=self.device)
 
     def _computed(self, x: Tensor) -> Tensor:
         features = self._placed(x.to(self.device).to(self.dtype)).to(self.dtype)
@@ -332,10 +335,11 @@ class Counted:
     def _sums(self, examples: Examples, weight: Tensor) -> Statistics:
         sums = self._empty(len(self.statistics.counts))
         together = rows_at_once(sums.size) if self.products == torch.float64 else ROWS
+        room = self._room(min(together, len(examples)))  # fresh memory for every part would cost page faults
         for start in range(0, len(examples), together):
             rows = slice(start, start + together)
             part = examples.rows(rows)
-            sums.add(self.summed(part.x), part.y.to(self.device), weight[rows])
+            sums.add(self.summed(part.x, room), part.y.to(self.device), weight[rows])
             sums.tensors()  # completes the sums
         return sums
 
@@ -344,9 +348,14 @@ class Counted:
 
 
 def check_inputs(x: Tensor, dtype: torch.dtype) -> None:
-    """Refuse numbers so large that sums of their squares would overflow."""
-    if x.is_floating_point() and x.numel() and max(map(abs, map(float, x.aminmax()))) > LARGEST[dtype]:
+    """Refuse numbers so large that sums of their squares would overflow, or all so small that they are lost."""
+    if not (x.is_floating_point() and x.numel()):
+        return
+    largest = max(map(abs, map(float, x.aminmax())))
+    if largest > LARGEST[dtype]:
         raise InputError(f"an input is larger than {LARGEST[dtype]:g}: bring inputs to scale")
+    if 0 < largest < 1 / LARGEST[dtype]:
+        raise InputError(f"all inputs are smaller than {1 / LARGEST[dtype]:g}: bring inputs to scale")
 
 
 def columns_of(x: Tensor) -> Tensor:

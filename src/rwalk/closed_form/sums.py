@@ -124,12 +124,14 @@ class Statistics:
             for start in range(0, self.size, width):
                 panel = weighted[:, start : start + width].T @ phi[:, start:]
                 self.gram[start : start + width, start:] += panel
-        self.total += weighted.sum(0, dtype=torch.float64)
         if y.ndim == 1 and (_by_blas(phi) or len(self.counts) > MANY):
             present, place = y.unique(return_inverse=True)
             each = weighted.new_zeros(len(present), self.size, dtype=torch.float64)
             self.cross[:, present] += each.index_add_(0, place, weighted.to(torch.float64)).T
-        elif _by_blas(phi):
+            self.total += each.sum(0)
+            return
+        self.total += weighted.sum(0, dtype=torch.float64)
+        if _by_blas(phi):
             self.cross += (y.to(torch.float64).T @ weighted).T
         else:
             target = _one_hot(y, len(self.counts)) if y.ndim == 1 else y.to(torch.float64)

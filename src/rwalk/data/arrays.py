@@ -25,6 +25,16 @@ def as_inputs(x: ArrayLike | Tensor, part: str) -> Tensor:
     return inputs.div_(255) if array.dtype == np.uint8 else inputs
 
 
+def check_alike(x: ArrayLike | Tensor, x_test: ArrayLike | Tensor) -> None:
+    """Refuse pixels beside other numbers: only those of type uint8 are divided by 255."""
+    kinds = [_array(each, "inputs").dtype for each in (x, x_test)]
+    if (kinds[0] == np.uint8) != (kinds[1] == np.uint8):
+        raise InputError(
+            f"training inputs are {kinds[0]}, test inputs {kinds[1]}: give both as uint8, whose values are pixels "
+            "and become [0, 1], or neither"
+        )
+
+
 def as_labels(y: ArrayLike | Tensor, part: str) -> NDArray[Any]:
     """Labels as integers or strings."""
     labels = _array(y, f"{part} labels")
@@ -32,7 +42,7 @@ def as_labels(y: ArrayLike | Tensor, part: str) -> NDArray[Any]:
         raise InputError(f"{part} labels have shape {list(labels.shape)}: give one label per example, as [N]")
     kind = labels.dtype.kind
     if kind == "S":
-        return np.char.decode(labels, "utf-8", "replace")
+        return np.char.decode(labels, "utf-8", "backslashreplace")  # different bytes stay different
     if kind == "O" and all(isinstance(label, str) for label in labels):
         return labels.astype(np.str_)
     if kind == "O" and all(isinstance(label, Integral) for label in labels):

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from rwalk.data.arrays import as_inputs, as_labels, hold_out, natural_order, present
+from rwalk.data.arrays import as_inputs, as_labels, check_alike, hold_out, natural_order, present
 from rwalk.errors import InputError
 
 HELD_OUT = 0.2  # of every class, where a dataset brings no test examples of its own
@@ -128,6 +128,7 @@ class Dataset:
                 f"test label {strangers[0]!r} is never trained: add training examples or drop its tests"
             )
         lookup = torch.tensor([column[str(value)] for value in tested], dtype=torch.int64)
+        check_alike(x, x_test)
         tests = as_inputs(x_test, "test"), lookup[torch.from_numpy(positions)]
         arrivals = None
         if tasks is not None and arrival_test is not None:

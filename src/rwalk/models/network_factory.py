@@ -107,8 +107,10 @@ class Preparation:
     def check(self, form: ImageForm, path: Path) -> None:
         """Refuse a preprocessing other than the one that a model was learned with."""
         before, now = np.array(form.prepared or ()), np.array(self.prepared)
-        if form.shape != self.shape or np.abs(before - now).max() > TOLERANCE * max(
-            now[len(now) // 2 :].max(), 1e-9
+        if (
+            form.shape != self.shape
+            or before.shape != now.shape
+            or np.abs(before - now).max() > TOLERANCE * max(now[len(now) // 2 :].max(), 1e-9)
         ):
             raise InputError(
                 f"{path} was learned with another preprocessing than that of {self.name!r}: give that"

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rwalk.classifier import IncrementalClassifier
 from rwalk.classifier.closed_form import METHODS as CLOSED_FORM
 from rwalk.classifier.closed_form import ClosedFormClassifier
+from rwalk.classifier.estimator import IncrementalClassifier
 from rwalk.data.datasets import TableEncoder
 from rwalk.data.large_files import Portion, Source
 from rwalk.data.streams import Form

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rwalk.classifier import IncrementalClassifier
+from rwalk.classifier.estimator import IncrementalClassifier
 from rwalk.data.splits import from_arrays
 from rwalk.data.streams import Stream
 from rwalk.engine import architectures, snapshots
