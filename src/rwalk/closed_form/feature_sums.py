@@ -269,9 +269,7 @@ class Counted:
         before, now = self.statistics.tensors(), left.tensors()
         weight = float(before["weight"])
         slack = 1e-9 if self.products == torch.float64 else 1e-4
-        if (
-            self.dtype != torch.float64
-        ):  # the features of an image depend, by rounding, on its neighbours in a batch
+        if self.dtype != torch.float64:  # an image's features depend, by rounding, on its neighbours in a batch
             slack = max(slack, 1e-5 * min(1.0, removed / weight))
         variance = before["gram"].diagonal().clamp(min=0)
         scale = torch.where(variance > 0, variance, 1.0).rsqrt()
