@@ -5,7 +5,7 @@
     python -m benchmarks.backbone accuracy --out features.npz
 
 Images are enlarged to 224 pixels; the network computes in bfloat16. Orders of the classes are those of
-`benchmarks.class_incremental`. For comparison, logistic regression learns all features at once; its weight decay is
+`benchmarks.class_incremental`. For comparison, logistic regression learns all features at once; its decay is
 chosen on a tenth of the training examples.
 """
 
