@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from rwalk import InputError, MemorySpec, Stream, Training, from_arrays
+from rwalk.metrics import HEADS
 from rwalk.studies import Study
+from rwalk.studies.rows import Made, Measures, Row
 from rwalk.studies.specs import RunSpec
 
 PATIENCE = 600.0  # seconds until a test counts as hanging; how fast a machine is, is no matter of right and wrong
@@ -153,3 +155,10 @@ def rounding(training: Training, tasks: int) -> float:
     assert training.steps is not None
     steepest = training.lr / (1e-8 if training.optimizer == "adam" else 1.0)
     return 100 * torch.finfo(torch.float64).eps * steepest * training.steps * tasks
+
+
+def bare_row(run: RunSpec, single: Measures, multi: Measures) -> Row:
+    """A row of one task, with these measures and nothing else."""
+    nothing: dict[str, Any] = {"accuracy": {head: [[None]] for head in HEADS}, "stopped": None, "made": Made()}
+    nothing["reference"] = {head: [None] for head in HEADS}
+    return Row(spec=run, hash=run.hash(), lam=0.0, single=single, multi=multi, **nothing)

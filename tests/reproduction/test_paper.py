@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import little
 from reproduction import budgets, packed_rows, paper_figures, tuning_rounds
 from reproduction import tuning_settings as tuned
 from reproduction.__main__ import app
@@ -31,7 +32,7 @@ from rwalk.cli import main
 from rwalk.errors import InputError
 from rwalk.report.welch_test import Mean
 from rwalk.studies import provenance
-from rwalk.studies.rows import Made, Measures, Row
+from rwalk.studies.rows import Measures, Row
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.training import Training
 
@@ -48,8 +49,7 @@ def setting(head: str = "single", seeds: int = 2) -> Setting:
 
 def row(run: RunSpec, single: float | None = None, multi: float | None = None) -> Row:
     """A row with nothing but A."""
-    measures = {"single": Measures(single, None, None), "multi": Measures(multi, None, None)}
-    return Row(accuracy={}, stopped=None, made=Made(), spec=run, hash=run.hash(), lam=0.0, **measures)
+    return little.bare_row(run, Measures(single, None, None), Measures(multi, None, None))
 
 
 def rows(of: Setting, score: Any) -> list[Row]:

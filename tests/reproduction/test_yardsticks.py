@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import little
 from reproduction.markdown import PAGES, filled
 from reproduction.measured_cells import Measured
 from reproduction.paper_experiments import runs_of
@@ -16,7 +17,7 @@ from reproduction.yardstick_page import WHY, Result, blocks, results_of, why_of,
 from reproduction.yardstick_values import DER_MNIST, SPLIT_MNIST, Value
 from reproduction.yardsticks import ORDERS, YARDSTICKS, Cell
 from rwalk.errors import InputError
-from rwalk.studies.rows import Made, Measures, Row
+from rwalk.studies.rows import Measures, Row
 from rwalk.studies.specs import RunSpec
 
 CELLS = [cell for experiment in YARDSTICKS.values() for cell in experiment.entries() if isinstance(cell, Cell)]
@@ -29,16 +30,7 @@ def rows_of(name: str, accuracy: Any, seeds: int = 20) -> dict[str, Row]:
     for cell in YARDSTICKS[name].entries():
         for seed in range(seeds):
             run = cell.run_of(seed)
-            empty = Row(
-                accuracy={},
-                stopped=None,
-                made=Made(),
-                spec=run,
-                hash=run.hash(),
-                lam=0.0,
-                single=nothing,
-                multi=nothing,
-            )
+            empty = little.bare_row(run, nothing, nothing)
             measured = {cell.head: Measures(accuracy(cell, seed), 0.0, None)}
             found[run.hash()] = replace(found.get(run.hash(), empty), **measured)
     return found
