@@ -33,7 +33,8 @@ def export(
             added = export_to(tracker, rows, curves)
             if added and (page := report_page(folder)):
                 tracker.attach(page)
-        say(f"{tracker.name}: {added} of {len(rows)} runs added, the others were there already")
+        rest = "" if added == len(rows) else ", the others were there already"
+        say(f"{tracker.name}: {added} of {len(rows)} runs added{rest}")
 
 
 def named(names: str, folder: Path, record: Description) -> list[Tracker]:

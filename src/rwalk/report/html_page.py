@@ -41,7 +41,7 @@ def write_report(
     try:
         write_atomically(out, page)
     except OSError as error:
-        raise InputError(f"cannot write {out}: {error.strerror or error}") from None
+        raise InputError(f"cannot write {out}: {error.strerror or error}; choose another --out") from None
     return out
 
 
