@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from benchmarks import __main__ as command
-from benchmarks import against, bars, gpu, growth, guard_gpu, losses, record
+from benchmarks import against, bars, class_incremental, gpu, growth, guard_gpu, losses, record
 from benchmarks.meter import meter
 from benchmarks.rounds import beside, interleaved, ratios
 
+from rwalk import IncrementalClassifier
 from rwalk.methods import Method, State
 from rwalk.parts import parts
 
@@ -186,3 +188,21 @@ def test_an_unknown_section_is_refused() -> None:
     with pytest.raises(SystemExit) as refused:
         command.main(["sollo"])
     assert refused.value.code == 2
+
+
+def test_class_incremental_learns_as_the_classifier_does() -> None:
+    draw = np.random.default_rng(0)
+    y = np.repeat(np.arange(4), 60)
+    images = draw.random((240, 1, 16, 16)).astype(np.float32)
+    images[:, 0, :8, :8] *= (1 + y)[:, None, None] / 4
+    order, learned = [2, 0, 3, 1], np.arange(240) % 6 > 0
+    rows = np.concatenate([np.flatnonzero(learned), np.flatnonzero(~learned)])
+    clf, expected = IncrementalClassifier(size=6, warm_up=1, mirror=False), {}
+    for known in (2, 4):
+        mine = learned & np.isin(y, order[known - 2 : known])
+        clf.partial_fit(images[mine], y[mine])
+        asked = ~learned & np.isin(y, order[:known])
+        expected[known] = 100 * clf.score(images[asked], y[asked])
+    phi = torch.from_numpy(clf._sums().features_of(images[rows]))
+    found = dict(class_incremental.accuracies(phi, torch.from_numpy(y[rows]), learned.sum(), order, [2]))
+    assert found == pytest.approx(expected)

@@ -15,7 +15,8 @@ LACKING = {  # attributes, by the beginnings of tags
     '<div class="highlight"><pre': 'tabindex="0"',  # can be scrolled by keyboard
     '<div class="table-wrapper colwidths-auto docutils container"': 'tabindex="0" role="group" aria-label="Table"',
 }
-SIGNATURE = re.compile(r"<dl>\n((?:<dd><em class=\"sig-param\">.*</dd>\n)+)</dl>")  # a list without terms
+# parameters: a list without terms
+SIGNATURE = re.compile(r"<dl>\n((?:<dd><em class=\"sig-param\">.*</dd>\n)+)</dl>")
 EMPTY = {'<th class="head"><p></p></th>': '<td class="head"></td>'}
 
 

@@ -112,10 +112,11 @@ def tensors_of(features: Any) -> dict[str, Tensor]:
 
 def fingerprint(features: FeatureMap) -> str:
     """Two maps of one fingerprint are the same function."""
+    first, tensors = features.kind, tensors_of(features)
     if isinstance(features, BackboneFeatures):
-        return features.fingerprint()
-    digest = hashlib.sha256(features.kind.encode())
-    for name, tensor in tensors_of(features).items():
+        first, tensors = str(features.lift or ""), features.network.state_dict()
+    digest = hashlib.sha256(first.encode())
+    for name, tensor in tensors.items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

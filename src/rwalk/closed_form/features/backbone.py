@@ -9,7 +9,6 @@ The waves depend on their number alone, not on a seed or on data, so models of o
 from __future__ import annotations
 
 import copy
-import hashlib
 from typing import Any
 
 import torch
@@ -91,14 +90,6 @@ class BackboneFeatures:
     def head_name(self) -> str | None:
         """The name of its last linear layer; None if it does not end in one."""
         return next((name for name, each in self.network.named_modules() if each is self._head), None)
-
-    def fingerprint(self) -> str:
-        """A hash of all parameters, buffers and the lift: sums are valid under this network alone."""
-        digest = hashlib.sha256(str(self.lift).encode() if self.lift else b"")
-        for name, tensor in self.network.state_dict().items():
-            digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        return digest.hexdigest()
 
     @torch.no_grad()
     def _last_linear(self, example: Tensor) -> nn.Linear | None:

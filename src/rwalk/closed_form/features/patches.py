@@ -5,8 +5,8 @@ patches, normalised in contrast and whitened; a dictionary of their most common 
 the answer to each direction beyond a threshold, on either side, averaged over parts of the image.
 The dictionary is learned without labels, from the images the map is made of.
 
-Features are the square roots of these averages, as usual for counts of visual words (Perronnin et al., "Improving
-the Fisher kernel for large-scale image classification", 2010): a frequent patch does not outweigh all others.
+Features are the square roots of these averages, so that a frequent patch does not outweigh all others (Perronnin
+et al., "Improving the Fisher kernel for large-scale image classification", 2010).
 
 Photographs are as likely as their mirror images; writing is not. If a classifier cannot separate images from
 their mirror images, the features are the mean over both.
