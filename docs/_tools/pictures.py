@@ -94,10 +94,10 @@ def drift() -> None:
     start = _trained(x[old], y[old])
     probes = x[old][:128]
     said, drifts = {"before": start(probes).detach().softmax(-1)}, {}
-    for label, budget in (("no guard", None), ("budget 0.05", 0.05)):
+    for label, guarded in (("no guard", False), ("guard", True)):
         model = _network()
         model.load_state_dict(start.state_dict())
-        drifts[label] = _learned(model, x[new], y[new], probes, budget)
+        drifts[label] = _learned(model, x[new], y[new], probes, guarded)
         said[label] = model(probes).detach().softmax(-1)
     moved = (said["before"] * (said["before"] / said["no guard"]).log()).sum(-1)
     probe = int(moved.argsort(descending=True)[len(moved) // 10])  # among those that moved most, but not the first
@@ -106,7 +106,7 @@ def drift() -> None:
     axes[0].imshow(probes[probe].reshape(8, 8), cmap="Greys")
     axes[0].set(xticks=[], yticks=[], title="an old digit")
     axes[0].spines[:].set_visible(False)
-    colours = {"before": GREY, "no guard": LEFT, "budget 0.05": HELD}
+    colours = {"before": GREY, "no guard": LEFT, "guard": HELD}
     for cell, (label, colour) in zip(axes[1:4], colours.items(), strict=True):
         cell.bar(range(10), said[label][probe], color=colour)
         cell.set(title=label, ylim=(0, 1.02), xticks=[0, 5, 9], yticks=[0, 1])
@@ -182,12 +182,12 @@ def _trained(x: torch.Tensor, y: torch.Tensor) -> torch.nn.Module:
 
 
 def _learned(
-    model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, probes: torch.Tensor, budget: float | None
+    model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, probes: torch.Tensor, guarded: bool
 ) -> list[float]:
     """Train on the new digits; the drift after every step."""
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     before = model(probes).detach().log_softmax(-1)
-    guard = None if budget is None else rwalk.Guard(model, optimizer, budget=budget, probes=probes)
+    guard = rwalk.Guard(model, optimizer, probes=probes) if guarded else None
     found = []
     for _ in range(100):
         _step(model, optimizer, x, y)
