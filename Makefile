@@ -13,7 +13,7 @@ HASHED := $(PIP) --require-hashes --no-deps -r
 RUNNABLE := .venv/.runnable
 READY := .venv/.ready
 
-.PHONY: run paper test test-slow test-report test-trackers test-kernels test-ray test-everywhere test-faults test-docs test-torch docs fuzz bench release-check pins clean
+.PHONY: run paper test test-load test-slow test-report test-trackers test-kernels test-ray test-everywhere test-faults test-docs test-torch docs fuzz bench release-check pins clean
 
 run: $(RUNNABLE)
 	$(BIN)/rwalk run
@@ -31,6 +31,11 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	@mkdir -p build; $(BIN)/mypy > build/types.txt 2>&1 & types=$$!; \
 		$(PYTEST); failed=$$?; wait $$types || failed=1; cat build/types.txt; exit $$failed
+
+# `make test` with four processes beside it that compute: no test may depend on the speed of a machine.
+test-load: $(READY)
+	@for each in 1 2 3 4; do $(BIN)/python -c 'while True: pass' & busy="$$busy $$!"; done; \
+		trap "kill $$busy" EXIT; $(MAKE) test
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow -s

@@ -80,7 +80,7 @@ for name, options in ways.items():
         learn(model, optimizer, new, 10)
         drifts[name].append(others.drift(model))
     if guard is not None:
-        guard.finish()  # keeps the budget
+        guard.finish()  # interpolates back to the budget
     drifts[name].append(others.drift(model))
     print(f"{name:12}  {drifts[name][-1]:6.3f}  {right(model, old):11.1%}  {right(model, new):11.1%}")
 

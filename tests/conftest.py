@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from typer.main import get_command
 
 from command_line import Outcome, Rwalk
@@ -23,7 +23,8 @@ torch.set_num_threads(1)
 collect_ignore = ["fuzz"]  # `make fuzz` installs the package they need and runs them
 
 # No test fails because a machine is busy.
-settings.register_profile("unhurried", deadline=None)
+SLOW = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("unhurried", deadline=None, suppress_health_check=SLOW)
 settings.load_profile("unhurried")
 
 

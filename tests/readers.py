@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from processes import until
 
 Curve = list[tuple[int, float]]  # (step, value)
 
@@ -69,10 +70,8 @@ def mlflow(folder: Path) -> Study:
 
 def wandb(folder: Path) -> Study:
     """Once W&B's own process, which writes the files, has written the last of them: the page."""
-    deadline = time.monotonic() + 30
-    while not (found := _offline(folder)).pages and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return found
+    until(lambda: _offline(folder).pages, pause=0.1)
+    return _offline(folder)
 
 
 def _offline(folder: Path) -> Study:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -338,7 +338,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
     return (folder / "0002-00000005.json").read_bytes(), (folder / "0002-00000005.safetensors").read_bytes()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(data=st.data())
 def test_no_bytes_make_loading_fail_otherwise(
     sound: tuple[bytes, bytes], data: st.DataObject, tmp_path: Path
@@ -367,7 +367,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(
     where=st.sampled_from(
         ["format", "identity", "environment", "counters", *("task", "step", "stopped", "groups"), "new"]

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 import typer
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -130,7 +130,8 @@ def test_ctrl_c_ends_all_workers_and_resume_goes_on(surroundings: Path, rwalk: R
     options = [*LITTLE, "--methods=rwalk,pi", "--memory=2", "--epochs=4", "--batch=16", "--checkpoint-every=3"]
     Path("my data").mkdir()
     command = [*PROGRAM, *options, "--workers=2", "--out=parts", "--data=my data"]
-    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    environ = {**os.environ, "LITTLE_PAUSE": "0.02"}  # it is inside its runs when it is interrupted
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True, env=environ)
     deadline = time.monotonic() + little.PATIENCE
     while not any(Path("parts").glob("checkpoints/*/*.json")):  # a worker is inside a run
         assert process.poll() is None and time.monotonic() < deadline
@@ -601,7 +602,7 @@ def harmless(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     yield begun
 
 
-FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=100)
 
 
 @FUZZ

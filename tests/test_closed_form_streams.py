@@ -56,20 +56,20 @@ def check_stream(stream: tuple[dict[str, Any], list[tuple[Any, Any, Any]]]) -> N
             assert set(clf.predict(x)) <= set(clf.classes_)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(streams())
 def test_learning_never_breaks_predicting(stream: Any) -> None:
     check_stream(stream)
 
 
 @pytest.mark.slow
-@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=500, suppress_health_check=list(HealthCheck))
 @given(streams())
 def test_learning_never_breaks_predicting_in_500_streams(stream: Any) -> None:
     check_stream(stream)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15, derandomize=True)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 150), st.sampled_from([1.0, 1e-3, 1e3]))
 def test_learn_forget_learn_returns_to_the_same_scores(seed: int, gone: int, weight: float) -> None:
     rng = np.random.default_rng(seed)

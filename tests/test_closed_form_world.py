@@ -276,3 +276,25 @@ def test_prequential_takes_other_estimators_and_counts_before_learning() -> None
     assert done.curve(parts=5)[-1] == pytest.approx(done.accuracy)
     with pytest.raises(InputError, match="at least two parts"):
         prequential(IncrementalClassifier(size=10), stream[:1])
+
+
+def test_predicting_in_another_unit_warns_and_usual_inputs_do_not() -> None:
+    draw = np.random.default_rng(0)
+    y = np.arange(200) % 4
+    celsius = draw.normal(size=(200, 3)) + 5 * y[:, None]
+    clf = IncrementalClassifier(size=20).fit(celsius, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        clf.predict(celsius[:50])
+        clf.predict(celsius[:1] + 273)  # a single input may be an outlier
+    with pytest.warns(UserWarning, match=r"column 0 was between .* if its unit has changed, convert it"):
+        clf.predict(celsius + 273)
+
+
+def test_images_between_0_and_1_after_images_of_bytes_warn() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (60, 1, 16, 16), dtype=np.uint8)
+    clf = IncrementalClassifier(size=10).fit(images, np.arange(60) % 2)
+    with pytest.warns(UserWarning, match=r"channel 0 was between 0 and 255 so far and now is between 0 and 1"):
+        clf.predict(images / 255)
+    with pytest.warns(UserWarning, match=r"channel 0 was between 0 and 255"):
+        clf.partial_fit(images / 255, np.arange(60) % 2)

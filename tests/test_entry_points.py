@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rwalk import augmentations, parts, registry
-from rwalk.classifier import IncrementalClassifier
+from rwalk import IncrementalClassifier, augmentations, parts, registry
 from rwalk.data import samplers
 from rwalk.data.memory import MemorySpec
 from rwalk.engine import architectures

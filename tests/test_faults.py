@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,6 +25,7 @@ import little
 from cluster import processes_of
 from processes import Child, command, until
 from rwalk import InputError, cli
+from rwalk.engine.fleet import Fleet
 from rwalk.studies import Study, checkpoint
 from rwalk.studies.study_folder import Store
 
@@ -147,12 +148,27 @@ def alive(session: int) -> bool:
 # ── told to stop ──────────────────────────────────────────────────────────────────────────────────────────
 
 
+def at_checkpoint(happens: Callable[[], object], folder: Path) -> Callable[[], None]:
+    """The little study, as the work of a child to which something happens in the second task of a run."""
+    save, happened = checkpoint.Checkpointer.save, []
+
+    def saved(self: checkpoint.Checkpointer, fleet: Fleet) -> None:
+        save(self, fleet)
+        if fleet.task == 1 and not happened:
+            happened.append(True)
+            happens()
+
+    def work() -> None:
+        checkpoint.Checkpointer.save = saved  # type: ignore[method-assign]
+        command("run", "--out", folder, *LITTLE)()
+
+    return work
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_told_to_stop_it_saves_says_so_and_goes_on_later(number: int, code: int, tmp_path: Path) -> None:
     parts = tmp_path / "parts"
-    child = Child(command("run", "--out", parts, *LITTLE), tmp_path / "log")
-    until(lambda: any(parts.rglob("0001-*.json")))  # inside a run
-    child.signal(number)
+    child = Child(at_checkpoint(lambda: os.kill(os.getpid(), number), parts), tmp_path / "log")
     assert child.result() == code, child.said()
     assert "stopped; 0 of 2 runs are kept" in child.said()
     assert "rwalk resume" in child.said()
@@ -238,10 +254,11 @@ def test_a_disk_that_really_fills_up_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_a_second_process_is_refused_while_the_first_works(tmp_path: Path) -> None:
-    study = little.study(seeds=1, checkpoint_every=3)
-    first = Child(lambda: execute(study, tmp_path / "study"), tmp_path / "log")
+    works = tmp_path / "works"
+    first = Child(at_checkpoint(lambda: (works.touch(), signal.pause()), tmp_path / "study"), tmp_path / "log")
     try:
-        until(lambda: any((tmp_path / "study").rglob("*.safetensors")))
+        until(works.exists)
+        study = Study.of(Store(tmp_path / "study").study(), workers=1)
         with pytest.raises(InputError, match="another process is working on"):
             execute(study, tmp_path / "study")
     finally:

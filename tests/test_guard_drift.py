@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from rwalk import Anchor, Guard, Probes, own_samples
 from rwalk.errors import InputError
 from rwalk.guard.drift import divergences
-from rwalk.guard.drift.anchor import Controller
 from rwalk.guard.drift.divergences import DIVERGENCES
 from rwalk.guard.drift.eval_mode import eval_mode
 from rwalk.methods import EWC, RWalk, Vanilla
@@ -170,7 +169,16 @@ def test_budgets_are_kept_after_finish(kind: Any, budget: float, lr: float) -> N
     _, old, _ = unguarded(kind, lr)
     assert report.drift is not None and report.drift <= budget
     assert accuracy(model, 0) >= old
-    assert report.left > 0.5  # the budget was nearly kept while training, too
+
+
+def test_budget_that_keeps_little_of_what_was_trained_says_so() -> None:
+    model, optimizer, guard = guarded(layers)
+    train(model, optimizer, *task(1))
+    with pytest.warns(
+        UserWarning, match=r"the budget of 0\.001 kept \d+% of what was trained.*larger budget"
+    ) as caught:
+        report = guard.finish(budget=0.001)
+    assert len(caught) == 1 and 0 < report.left < 0.5
 
 
 def test_budget_of_sgd_with_momentum_on_batch_norm_is_not_worse_than_no_guard() -> None:
@@ -224,13 +232,6 @@ def test_drift_with_standard_errors_is_an_upper_bound_of_the_mean() -> None:
     each = (logs[0].exp() * (logs[0] - logs[1])).sum(-1)
     assert probes.drift(model, 2.0) == pytest.approx(mean + 2 * float(each.std()) / 192**0.5, rel=1e-4)
     guard.detach()
-
-
-def test_reading_beyond_the_budget_raises_the_same_pull_up_to_a_limit() -> None:
-    controller = Controller(0.1)
-    for reading, weight in ((0.3, 6.0), (0.05, 2.0), (float("nan"), 2.0), (9.0, 16.0)):
-        assert float(controller.strength(2.0, torch.tensor(reading))) == pytest.approx(weight)
-    assert float(Controller().strength(2.0, torch.tensor(9.0))) == 2.0
 
 
 def pulled_slowly(model: nn.Module, old: nn.Module, optimizer: SGD, before: dict[nn.Parameter, Tensor]) -> None:
@@ -341,6 +342,14 @@ def test_finish_removes_every_hook_and_the_model_can_be_saved_and_copied() -> No
     assert worst(model, plain) == 0.0, "after finish, steps are those of a loop without a guard"
 
 
+@pytest.mark.parametrize("steps", [0, 5])
+def test_training_too_short_for_a_pull_is_a_warning(steps: int) -> None:
+    model, optimizer, guard = guarded(layers)
+    train(model, optimizer, *task(1), steps=steps)
+    with pytest.warns(UserWarning, match=rf"saw {steps} steps .* first pulls in step 8, so nothing was held"):
+        guard.finish()
+
+
 def test_copies_of_a_guard_are_refused_in_one_line() -> None:
     _, _, guard = guarded(layers)
     with pytest.raises(InputError, match="a guard belongs to one model"):
@@ -421,7 +430,7 @@ class TwoHeads(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("budget", [None, 0.02])
+@pytest.mark.parametrize("budget", [None, 0.1])
 def test_a_grown_head_keeps_old_outputs_and_learns_new_ones(budget: float | None) -> None:
     torch.manual_seed(0)
     model = TwoHeads()
@@ -436,8 +445,8 @@ def test_a_grown_head_keeps_old_outputs_and_learns_new_ones(budget: float | None
     guard.attach(optimizer)
     x, y = task(1)
     train(model, optimizer, x, 4 + y % 2, steps=100)
-    guard.finish(0.02)
-    assert guard.drift() <= 0.02
+    guard.finish()
+    assert guard.drift() <= 0.1
     with eval_mode(model), torch.no_grad():
         old, _ = task(0)
         assert float((model(old)[:, :4].argmax(1) == task(0)[1]).float().mean()) > 0.8
@@ -643,7 +652,7 @@ SHAPES = {"kl": (6, 5), "binary_kl": (6, 3), "mse": (6, 2), "cosine": (6, 4), "s
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10**6), size=st.sampled_from([1e-3, 1.0, 30.0]))
 def test_every_divergence_is_zero_at_home_positive_elsewhere_with_finite_gradients(
     name: str, seed: int, size: float
@@ -729,9 +738,56 @@ def test_probabilities_are_refused_and_embeddings_taken_for_logits_are_a_warning
     probes = Probes(x, outputs=lambda output: output.log())
     probes.keep(model)
     assert probes.divergences["output"].name == "kl"
-    with pytest.warns(UserWarning, match="hardly prefer any: if they are embeddings or numbers, give divergence="):
+    with pytest.warns(UserWarning, match="hardly prefer any: if they are numbers or embeddings, give divergence="):
         Probes(x).keep(nn.Linear(8, 64))
     Probes(x, divergence="kl").keep(nn.Linear(8, 64))
+
+
+@pytest.mark.parametrize(("scale", "offset", "which"), [(1.0, 0.0, "hardly prefer any"), (9.0, 900.0, "the same")])
+def test_few_numbers_taken_for_logits_are_a_warning(scale: float, offset: float, which: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 3)
+    with torch.no_grad():
+        model.weight.mul_(scale)
+        model.bias[1] += offset
+    with pytest.warns(UserWarning, match=f"logits of 3 classes, but they .*{which}: .*divergence='mse'"):
+        Probes(task(0)[0]).keep(model)
+
+
+def test_a_trained_classifier_is_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Probes(task(0)[0]).keep(trained(layers))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "form"),
+    [
+        (task(0)[0][:, :5], r"float32 \(64, 5\): mat1 and mat2 shapes cannot be multiplied"),
+        (task(0)[0].double(), r"float64 \(64, 8\): mat1 and mat2 must have the same dtype"),
+    ],
+)
+def test_probes_that_the_model_refuses_are_one_line(inputs: Tensor, form: str) -> None:
+    model, optimizer = fresh()
+    with pytest.raises(InputError, match=f"the model cannot be called with the probes, {form}") as caught:
+        Guard(model, optimizer, probes=inputs)
+    assert "\n" not in str(caught.value) and not optimizer._optimizer_step_pre_hooks
+
+
+def test_shuffled_probes_are_refused_when_resuming_with_a_remedy(tmp_path: Path) -> None:
+    def shuffled() -> DataLoader[Any]:
+        return DataLoader(TensorDataset(task(0)[0]), batch_size=32, shuffle=True)
+
+    model, optimizer = fresh()
+    guard = Guard(model, optimizer, probes=shuffled())
+    guard.save(tmp_path / "guard")
+    guard.save(tmp_path / "whole", probes=True)
+    guard.detach()
+    with pytest.raises(
+        InputError, match=r"with shuffle=False; or write them into the file, guard.save\(path, probes"
+    ):
+        Guard.load(tmp_path / "guard", model, optimizer, probes=shuffled())
+    assert Guard.load(tmp_path / "whole", model, optimizer).drift() < 1e-6
 
 
 def test_outputs_and_divergences_by_name_and_by_function() -> None:
@@ -901,7 +957,7 @@ def test_state_dict_is_a_copy() -> None:
 
 
 HOSTILE: dict[str, Any] = {
-    "controller": {"raised": 1.0},
+    "readings": [[1, 7, "0.1"]],
     "sets": [{"form": None}],
     "tensors": {"reference/0.weight": torch.tensor(float("nan"))},
     "more": 1,

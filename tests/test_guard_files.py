@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -385,7 +385,7 @@ KEYS = [
 ]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(where=st.sampled_from(KEYS), value=JSON)
 def test_no_record_makes_loading_fail_otherwise(
     sound: tuple[bytes, nn.Module], where: str, value: Any, tmp_path: Path

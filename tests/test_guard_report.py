@@ -30,8 +30,8 @@ def test_report_of_an_anchor_says_what_happened(tmp_path: Path) -> None:
     assert last.startswith("set 1         192") and f"{guard.drift():.4f}" in last
     assert report._repr_html_().startswith("<pre>anchor")
     report.picture(tmp_path / "report.png")
-    assert (tmp_path / "report.png").stat().st_size > 10_000
-    assert guard.log() == {"guard/weight": report.weight, "guard/drift": report.readings[-1].drift}
+    assert (tmp_path / "report.png").stat().st_size > 5_000
+    assert guard.log() == {"guard/drift": report.readings[-1].drift}
 
 
 def test_report_of_a_method_on_parameters_says_what_happened() -> None:

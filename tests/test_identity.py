@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 import little
+from processes import Child, command
 from rwalk import Fleet, MemorySpec, Training, learner, seeds
 from rwalk.atomic_files import with_checksum
 from rwalk.compiled_programs import compiler_works
@@ -53,13 +55,21 @@ def make(shape, classes):
 
 
 def run_in(folder: Path, *options: str) -> tuple[str, Rows]:
-    """`rwalk run` as a user gives it, in a new process: what it says, and the rows."""
-    command = [sys.executable, "-m", "rwalk", "run", "--network=mynet:make", "--methods=vanilla", "--seeds=1"]
-    command += ["--steps=5", "--workers=1", "--quiet", "--out=study", *options]
-    environ = {"RWALK_CACHE": str(folder / "cache"), "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stderr, Store(folder / "study").rows()
+    """`rwalk run` as a user gives it, where nobody has imported the network: what it reports, and the rows."""
+    words = ["run", "--network=mynet:make", "--methods=vanilla", "--seeds=1", "--steps=5", "--workers=1"]
+    work = command(*words, "--quiet", "--out=study", *options)
+
+    def there() -> None:
+        os.chdir(folder)
+        os.environ["RWALK_CACHE"] = str(folder / "cache")
+        sys.path.insert(0, str(folder))
+        work()
+
+    child = Child(there, folder / "log")
+    assert child.result() == 0, child.said()
+    said = child.said()
+    child.log.unlink()
+    return said, Store(folder / "study").rows()
 
 
 # ── the user's code ───────────────────────────────────────────────────────────────────────────────────────────

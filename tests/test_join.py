@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from processes import Child, command, until
 from rwalk import InputError
 from rwalk.atomic_files import with_checksum
 from rwalk.cli.status import status as show_status
+from rwalk.studies import work_claims
 from rwalk.studies.executors import shared_folder
 from rwalk.studies.executors.executor import Context, Job, Result
 from rwalk.studies.executors.shared_folder import OUTCOMES, Join, read_outcomes
@@ -80,14 +82,20 @@ def test_a_claim_that_shows_no_life_is_taken_over_by_exactly_one(tmp_path: Path)
     assert len(taken) == 1 and owners(tmp_path) == taken
 
 
-def test_a_claim_that_is_kept_alive_is_not_taken(tmp_path: Path) -> None:
-    claim, other = Claims(tmp_path, lease=1.0).take("run"), Claims(tmp_path, lease=1.0)
+def test_a_claim_that_is_kept_alive_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several leases pass on the clock of the other process, and a sign of life within each."""
+    claim, other = Claims(tmp_path, lease=0.3).take("run"), Claims(tmp_path, lease=0.3)
     assert claim is not None
+    now = 0.0
+    monkeypatch.setattr(work_claims, "time", SimpleNamespace(monotonic=lambda: now))
     with claim:
-        deadline = time.monotonic() + 3.0
-        while time.monotonic() < deadline:
+        (path,) = other.held().values()
+        for _ in range(3):
+            seen = path.read_bytes()
             assert other.take("run") is None
-            time.sleep(0.1)
+            until(lambda seen=seen: path.read_bytes() != seen)
+            now += 1.0
+        assert other.take("run") is None
 
 
 def test_an_owner_that_was_slow_leaves_its_successor_alone(tmp_path: Path) -> None:
@@ -279,9 +287,13 @@ def test_many_kills_lose_nothing(start: Start, tmp_path: Path) -> None:
         print(f"\n{kills} kills in {rounds} studies, {time.monotonic() - started:.0f} s", end="")
 
 
-def test_a_process_that_sleeps_through_its_lease_does_no_harm(start: Start, alone: Path, tmp_path: Path) -> None:
+def test_a_process_that_sleeps_through_its_lease_does_no_harm(
+    start: Start, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LITTLE_PAUSE", "0.02")  # it is inside a run when it is stopped
     sleeper = start("--out=shared", "--join", "--checkpoint-every=3")
-    until(lambda: bool(names(tmp_path / "shared" / CLAIMS)))
+    monkeypatch.delenv("LITTLE_PAUSE")
+    until(lambda: names(tmp_path / "shared" / CLAIMS))
     sleeper.signal(signal.SIGSTOP)
     try:
         (claimed,) = names(tmp_path / "shared" / CLAIMS)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -56,7 +56,6 @@ def slow_forgetting(a: Floats, k: int, baseline: str) -> list[float]:
     return forgot
 
 
-@settings(deadline=None)
 @given(accuracy_matrices(), st.data())
 def test_measures_equal_slow_loops_run_by_run(a: Floats, data: st.DataObject) -> None:
     tasks = a.shape[-1]
@@ -87,7 +86,6 @@ def test_measures_equal_slow_loops_run_by_run(a: Floats, data: st.DataObject) ->
         np.testing.assert_allclose(learned[i, j], mean([run[t, t] for t in range(tasks)]))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 6), st.integers(0, 2**32 - 1))
 def test_forward_transfer_equals_a_slow_loop(tasks: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -155,7 +153,6 @@ def test_references_and_chance_fit_runs_or_are_shared() -> None:
     assert np.isnan(metrics.forward_transfer(np.where(np.tri(3) > 0, a, np.nan), 0.5)).all()
 
 
-@settings(deadline=None)
 @given(accuracy_matrices())
 def test_what_is_given_is_never_changed(a: Floats) -> None:
     before, chance = a.copy(), np.full(a.shape[-1], 0.5)
@@ -212,7 +209,6 @@ def measured_within(draw: st.DrawFn) -> tuple[Floats, Floats]:
     return a, within
 
 
-@settings(deadline=None)
 @given(measured_within())
 def test_measures_within_tasks_equal_slow_loops(both: tuple[Floats, Floats]) -> None:
     a, within = both
@@ -237,7 +233,6 @@ def test_what_is_lost_for_good_is_no_gap() -> None:
     assert math.isnan(float(metrics.stability_gap(a, [[[0.5, math.nan]], [[math.nan, 0.7]]]))), "not measured"
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 20), st.integers(1, 40))
 def test_calibration_errors_equal_a_slow_loop_over_bins(seed: int, bins: int, n: int) -> None:
     rng = np.random.default_rng(seed)

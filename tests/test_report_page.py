@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from little import PATIENCE
 from reports import HEADS, HOSTILE, Row, hostile_page, made_row, made_rows, write_rows, write_study
 from reproduction import packed_rows
 from reproduction.paper_experiments import published_values
@@ -33,11 +34,18 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
 FLAGS += ["--disable-background-networking", "--disable-component-update"]
 
 
+def tab_of(browser: Any, **context: Any) -> Any:
+    """A new tab, which waits as long as a test may hang."""
+    opened = browser.new_context(**context)
+    opened.set_default_timeout(1000 * PATIENCE)
+    return opened.new_page()
+
+
 class Opened:
     """The page in a browser tab, with its complaints and its requests."""
 
     def __init__(self, browser: Any, file: Path, **context: Any) -> None:
-        self.tab = browser.new_context(**context).new_page()
+        self.tab = tab_of(browser, **context)
         self.complaints: list[str] = []
         self.requests: list[str] = []
         self.tab.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
@@ -631,7 +639,7 @@ def test_a_watched_page_follows_the_study_and_keeps_what_was_chosen(browser: Any
     write_rows(tmp_path / "runs.jsonl", rows[:2])
     server = serve(Watched([tmp_path]))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    tab = browser.new_context().new_page()
+    tab = tab_of(browser)
     complaints: list[str] = []
     tab.on("pageerror", lambda error: complaints.append(str(error)))
     try:

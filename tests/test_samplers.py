@@ -212,7 +212,7 @@ def test_a_class_without_examples_is_refused() -> None:
 # Herding
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     n=st.integers(1, 30),
     f=st.integers(2, 20),

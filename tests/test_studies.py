@@ -409,14 +409,14 @@ LEAVES_MANY_JOBS = """
 import threading
 import time
 import little
-from rwalk.studies.worker_pool import GRACE, Pool
+from rwalk.studies.worker_pool import Pool
 
 with Pool(little.work, [None]) as pool:
     for _ in pool.run(["ends" + " " * 1000] * 1000, lambda *news: None, lambda: False):
         time.sleep(1)  # its answers fill the pipe to here, too
         break
-    left = time.monotonic()
-assert time.monotonic() - left < GRACE / 2, "the worker had to be killed"
+(worker,) = pool.processes
+assert worker.exitcode == 0, "the worker had to be killed"
 assert threading.active_count() == 1, "a thread that Python would end in mid-air"
 """
 
@@ -437,13 +437,14 @@ with Pool(little.work, [None, None]) as pool:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux says there which signals are blocked")
 def test_workers_never_hear_of_ctrl_c() -> None:
     """In a process that has started none before: the first one is special."""
-    subprocess.run([sys.executable, "-c", DEAF], cwd=Path(__file__).parent, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", DEAF], cwd=Path(__file__).parent, check=True, timeout=little.PATIENCE)
 
 
 def test_whoever_leaves_jobs_undone_ends_at_once() -> None:
     """More of them than fit into the pipe to the workers, whose answers nobody reads any more."""
     program = [sys.executable, "-c", LEAVES_MANY_JOBS]
-    done = subprocess.run(program, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=120)
+    here, patience = Path(__file__).parent, little.PATIENCE
+    done = subprocess.run(program, cwd=here, capture_output=True, text=True, timeout=patience)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_iris, load_wine
 
@@ -438,7 +438,6 @@ def test_columns_are_looked_up_in_linear_time(tmp_path: Path, monkeypatch) -> No
         Table(tmp_path / "t.csv", names)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=80))
 def test_no_bytes_make_a_table_fail_otherwise(content: bytes) -> None:
     path = FUZZED / "fuzzed.csv"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ LACKING = {  # attributes, by the beginnings of tags
     '<div class="highlight"><pre': 'tabindex="0"',  # can be scrolled by keyboard
     '<div class="table-wrapper colwidths-auto docutils container"': 'tabindex="0" role="group" aria-label="Table"',
 }
+# parameters: a list without terms
+SIGNATURE = re.compile(r"<dl>\n((?:<dd><em class=\"sig-param\">.*</dd>\n)+)</dl>")
 EMPTY = {'<th class="head"><p></p></th>': '<td class="head"></td>'}
 
 
@@ -25,8 +28,13 @@ def _complete(app: Any, error: Exception | None) -> None:
         text = before = page.read_text(encoding="utf-8")
         for lacking, whole in {**added, **EMPTY}.items():
             text = text.replace(lacking, whole)
+        text = SIGNATURE.sub(lambda found: f'<div class="sig-params">\n{_rows(found[1])}</div>', text)
         if text != before:
             page.write_text(text, encoding="utf-8")
+
+
+def _rows(parameters: str) -> str:
+    return parameters.replace("<dd>", "<div>").replace("</dd>", "</div>")
 
 
 def setup(app: Any) -> dict[str, bool]:

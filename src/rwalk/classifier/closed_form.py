@@ -87,7 +87,7 @@ class ClosedForm(Summable, Stored, ArrayEstimator):
         """Learn these examples with a model, and take it over; `labels` are those of the ledger."""
         examples = Examples(x, y, weight)
         if not afresh:
-            model.warn_outside(examples, self._names())
+            model.warn_outside(x, y, self._names())
         model.learn(examples)
         self._model, self.input_shape_ = model, model.shape
         if afresh:
@@ -338,7 +338,9 @@ class ClosedFormClassifier(ClosedFormClassifierParameters, ArrayClassifier, Clos
 
     def _scores(self, X: Any) -> Tensor:
         model = self._ready()
-        scores, sure = model.scores(self._inputs(X)), model.quick_fit.certainty
+        x = self._inputs(X)
+        model.warn_outside(x, None, self._names())
+        scores, sure = model.scores(x), model.quick_fit.certainty
         seen, prior = model.counts > 0, model.prior
         emphasis = _emphasis(self.class_weight, self.classes_, prior.exp())
         scores = scores + (sure.prior * prior.where(seen, 0) + emphasis) / sure.sharpness
@@ -421,7 +423,9 @@ class IncrementalRegressor(ClosedFormParameters, RegressorMixin, ClosedForm):  #
     def predict(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
         """The predicted numbers: [n], or [n, targets] if the targets had two dimensions."""
         model = self._ready()
-        values = model.scores(self._inputs(X)).numpy()
+        x = self._inputs(X)
+        model.warn_outside(x, None, self._names())
+        values = model.scores(x).numpy()
         return cast(NDArray[np.float64], values[:, 0] if self._flat else values)
 
     def _with_targets(

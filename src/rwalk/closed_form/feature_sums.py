@@ -19,7 +19,8 @@ ROWS = 2048  # of a small call, whose features are kept until they are summed
 AT_ONCE = 256, 2048  # rows that go through the map together, on a CPU (where they stay in the cache) and elsewhere
 LARGEST = {torch.float32: 1e18, torch.float64: 1e100}  # inputs: the squares of their features must not overflow
 WORTH_LIFTING = 2  # examples per feature of a network, to look at more features than its own
-SEVERAL = 5  # examples, at least, to judge where the inputs of a call lie
+SEVERAL, LOOKED_AT = 5, 1000  # examples, at least and about at most, to judge where the inputs of a call lie
+FLAT = 0.02  # of the range so far: images with less contrast are in another unit
 REBASE = 64  # half-lives: then the sums are scaled down, by a power of two, which rounds nothing
 NEVER_LEARNED = (
     "these examples are not the ones that were learned: nothing was forgotten; give only learned examples"
@@ -368,11 +369,17 @@ def range_of(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def outside(x: Tensor, known: tuple[Tensor, Tensor], scale: Tensor | None) -> int | None:
-    """The column (or channel) whose median lies furthest outside a range, if by 4 deviations or a whole range."""
+    """The column (or channel) whose median lies furthest outside a range, if by 4 deviations or a whole range.
+
+    Also a channel of images, if all have almost no contrast beside the range: 0 to 1 where it was 0 to 255.
+    """
     if len(x) < SEVERAL:
         return None
     low, high = (each.to(torch.float64) for each in known)
-    middle = columns_of(x).to(torch.float64).median(dim=0).values.cpu()
+    columns = columns_of(x[:: -(-len(x) // LOOKED_AT)]).to(torch.float64)
+    if x.ndim > 3 and bool(((columns.amax(0) - columns.amin(0)).cpu() < FLAT * (high - low)).all()):
+        return 0
+    middle = columns.median(dim=0).values.cpu()
     unit, far = high - low, 1.0
     if scale is not None and scale.shape == middle.shape:  # it has others if images are learned as columns
         unit, far = scale.double().cpu(), 4.0

@@ -168,12 +168,14 @@ class Model:
                 weight.index_add_(0, each.y, each.weight)
         return (weight.clamp(min=0) / weight.sum()).clamp(min=1e-12).log()
 
-    def warn_outside(self, examples: Examples, names: Sequence[str]) -> None:
-        """Warn if a column of these inputs lies far outside its learned range: its unit may have changed."""
-        column, ends = self._outside(examples)
+    def warn_outside(self, x: Tensor, y: Tensor | None, names: Sequence[str]) -> None:
+        """Warn if a column of these inputs lies far outside its learned range: its unit may have changed.
+
+        Of inputs with targets only those of known classes count, because a new class may lie anywhere.
+        """
+        column, ends = self._outside(x, y)
         if column is None or ends is None:
             return
-        x = examples.x
         known = [float(end[column]) for end in ends]
         now = [float(end[column]) for end in range_of(x, self.dtype)]
         name = repr(names[column]) if len(names) > column else str(column)
@@ -182,21 +184,21 @@ class Model:
             f"{kind} {name} was between {known[0]:g} and {known[1]:g} so far and now is between {now[0]:g} and "
             f"{now[1]:g}: if its unit has changed, convert it; if the data have moved, fit again with examples of "
             "both, because the features are made for the first range",
-            stacklevel=5,
+            stacklevel=5 if y is not None else 6,
         )
 
-    def _outside(self, examples: Examples) -> tuple[int | None, tuple[Tensor, Tensor] | None]:
-        """The column outside its range, if any, and the ranges; a new class may lie anywhere."""
-        x = examples.x
+    def _outside(self, x: Tensor, y: Tensor | None) -> tuple[int | None, tuple[Tensor, Tensor] | None]:
+        """The column outside its range, if any, and the ranges."""
+        labels = y if y is not None and y.ndim == 1 else None
         if self.counted is not None:
-            if examples.y.ndim == 1:
-                x = x[(self.counts > 0)[examples.y.cpu()].to(x.device)]
+            if labels is not None:
+                x = x[(self.counts > 0)[labels.cpu()].to(x.device)]
             return self.counted.outside(x), self.counted.range
         if not self.held:
             return None, None
         held = joined(self.held)
-        if held.y.ndim == 1:
-            x = x[torch.isin(examples.y, held.y)]
+        if labels is not None:
+            x = x[torch.isin(labels, held.y)]
         ends = range_of(held.x, self.dtype)
         if len(held) < SEVERAL or not len(x):
             return None, None

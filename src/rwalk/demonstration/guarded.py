@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ PROBES = 128  # inputs of every task, without labels
 def way(folder: Path, tell: Callable[[str], None]) -> Way:
     """Accuracies from the folder's file, or measured now and written there."""
     every = runs.runs()
-    settings = {"rwalk": rwalk.__version__, "torch": torch.__version__, "probes": PROBES, "run": every[0].hash()}
+    settings = {"rwalk": rwalk.__version__, "torch": version("torch"), "probes": PROBES, "run": every[0].hash()}
     kept = read(folder / FILE)
     seeds = len({run.seed for run in every})
     if kept.pop("settings", None) != settings or np.shape(kept.get("accuracies")) != (

@@ -7,6 +7,7 @@ accumulated, unscaled, clipped. Penalties go into that gradient for the length o
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -21,7 +22,7 @@ from torch.optim import Optimizer
 from rwalk.errors import InputError, unknown
 from rwalk.guard import guard_file, importance, options, select, warnings
 from rwalk.guard.drift import anchor as anchors
-from rwalk.guard.drift.anchor import Anchor, Controller, Pull, StepBack
+from rwalk.guard.drift.anchor import Anchor, Pull, Readings, StepBack
 from rwalk.guard.drift.batches import device_of
 from rwalk.guard.drift.eval_mode import TrainingAutocast
 from rwalk.guard.drift.probes import Probes, weighted_mean
@@ -35,6 +36,7 @@ from rwalk.guard.state.sharded import groups
 from rwalk.methods import METHODS, Method, Vanilla
 
 MOVED = 0.01  # drift beyond which a model is not the one that a task ended with; merging an adapter costs rounding
+FEW = 0.5  # share of the way to the trained weights below which a new task is usually lost
 CHECKED = 100  # steps between two checks that parameters are finite: each waits for the device
 
 
@@ -52,8 +54,8 @@ class Guard:
             name or made like `rwalk.RWalk(lam=1.0)`.
         probes: inputs from before: a tensor, a dict, a tuple, a DataLoader, a dataset, "own-samples" for a
             language model, or `rwalk.Probes(…)` for texts and for outputs of other kinds. Labels are not needed.
-        budget: how far outputs may drift, in the unit of the divergence (nats for "kl"). `finish` makes sure. A
-            quarter of the probes is then held out to measure drift on.
+        budget: how far outputs may have drifted in the end, in the unit of the divergence (nats for "kl");
+            `finish` interpolates back to it. A quarter of the probes is then held out to measure drift on.
         params: which parameters to guard: patterns such as "*lora_*", or a function of name and parameter.
         divergence: how outputs are compared; see `rwalk.Probes`.
         outputs: which outputs are compared; see `rwalk.Probes`.
@@ -113,7 +115,7 @@ class Guard:
         self._state = GuardState(Vanilla() if isinstance(method, Anchor) else method, kept.dtype, device)
         self._sets: list[Probes] = []
         self._reference: Reference | None = None  # None until there are probes
-        self._controller = Controller(given.budget)
+        self._readings = Readings()
         self._autocast = TrainingAutocast()
         self._step_back: StepBack | None = None  # in the step in progress
         self._hooks: OptimizerHooks | None = None
@@ -131,11 +133,8 @@ class Guard:
 
     @property
     def method(self) -> Method | Anchor:
-        """The method; an anchor with the weight it has now."""
-        if self._anchor is None:
-            return self._state.method
-        weight = float(self._controller.weight(self._anchor.weight, torch.device("cpu")))
-        return replace(self._anchor, weight=weight)
+        """The method."""
+        return self._anchor or self._state.method
 
     @property
     def tasks(self) -> int:
@@ -226,18 +225,19 @@ class Guard:
         if anchors.grows(self.optimizer):
             self._step_back = StepBack(self.optimizer, self._parameters)
             return {}
-        return anchors.added(self._anchor, self._controller, self._pull(self._anchor), self.steps)
+        return anchors.added(self._anchor, self._pull(self._anchor))
 
     def _pull(self, anchor: Anchor) -> Pull:
         with self._autocast.context(self.model):
-            return Pull.of(anchor, self.model, self._parameters, self._sets, self.steps)
+            pull = Pull.of(anchor, self.model, self._parameters, self._sets, self.steps)
+        self._readings.add(self.tasks, self.steps, pull.drift)
+        return pull
 
     def _observed(self) -> None:
         """A step has ended."""
         state = self._state
         if self._step_back is not None and self._anchor is not None:
-            pull = self._pull(self._anchor)
-            self._step_back.take(self._anchor, self._controller, pull, self.steps, state.by_parameter)
+            self._step_back.take(self._anchor, self._pull(self._anchor), state.by_parameter)
             self._step_back = None
         state.stepped()
         if state.steps % CHECKED == 0 and state.holds() and not state.is_finite():
@@ -329,6 +329,12 @@ class Guard:
     def _settle(self, budget: float | None) -> None:
         """Interpolate weights to within the budget, and write the report of the task."""
         left = 1.0
+        if self._anchor is not None and self.steps < self._anchor.every and (self.steps or self.tasks == 1):
+            warnings.warn(
+                f"the guard saw {self.steps} steps of its optimizer and first pulls in step {self._anchor.every}, "
+                "so nothing was held: train with the optimizer that it was given; if you take so few steps, give "
+                "method=rwalk.Anchor(every=1)"
+            )
         if self._sets and self._anchor is None and self._state.steps:
             # A penalty holds parameters, while batch norm's statistics follow the new inputs.
             assert self._reference is not None
@@ -343,7 +349,6 @@ class Guard:
             self._reference = Reference.of(self.model, self._parameters)
             for probes in self._sets:
                 probes.keep(self._inner)
-            self._controller.begin(self._state.tasks)
 
     def _probes(self, given: Any) -> Probes:
         if isinstance(given, Probes):
@@ -407,7 +412,7 @@ class Guard:
         budget = self.budget if budget is None else budget
         if budget is None or not self._sets:
             raise InputError("rewind needs a budget, guard.rewind(0.05), and probes: guard.begin(probes)")
-        Controller(budget)  # checks it
+        check_budget(budget)
         return self._rewind(budget)
 
     def _rewind(self, budget: float) -> float:
@@ -420,6 +425,12 @@ class Guard:
                 "the old values of all guarded parameters; guard more parameters, or give a larger budget"
             )
             return 1.0
+        if left < FEW:
+            warnings.warn(
+                f"the budget of {budget:g} kept {left:.0%} of what was trained, so the new task may be lost: give "
+                "a larger budget, hold more strongly while training (method=rwalk.Anchor(weight=3.0)), or train "
+                "at a smaller learning rate; guard.frontier(loss) before finish() lists the choices"
+            )
         return left
 
     @torch.no_grad()
@@ -459,17 +470,15 @@ class Guard:
         )
         weight = method.weight if isinstance(method, Anchor) else float(method.lam)
         counts = (self._state.tasks, self._state.steps, self.budget, self.penalty())
-        return Report(method.name, weight, *counts, sets, self._controller.history)
+        return Report(method.name, weight, *counts, sets, self._readings.history)
 
     def log(self) -> dict[str, float]:
-        """Numbers for a tracker: weight and drift at the last pull of an anchor, or λ and penalty now."""
+        """Numbers for a tracker: drift at the last pull of an anchor, or λ and penalty now."""
         if self._anchor is None:
             found = {"guard/lam": float(self._state.method.lam), "guard/penalty": self.penalty()}
             return {**found, "guard/drift": self.drift()} if self._sets else found
-        history = self._controller.history
-        if not history:
-            return {"guard/weight": self._anchor.weight}
-        return {"guard/weight": history[-1].weight, "guard/drift": history[-1].drift}
+        history = self._readings.history
+        return {"guard/drift": history[-1].drift} if history else {}
 
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -483,7 +492,7 @@ class Guard:
         record["options"] = options.saved(self._given, list(select.selected(self.model, self._given.params)))
         if self._sets:
             assert self._reference is not None
-            record["drift"] = guard_file.drift_state(self._sets, self._reference, self._controller, probes)
+            record["drift"] = guard_file.drift_state(self._sets, self._reference, self._readings, probes)
         return record
 
     @torch.no_grad()
@@ -501,12 +510,12 @@ class Guard:
         vectors = guard_file.checked(record, self._anchor or self._state.method, parameters)
         restored = None
         if "drift" in record:
-            restored = guard_file.restored(record["drift"], self._sets, self._probes, self._inner, self.budget)
+            restored = guard_file.restored(record["drift"], self._sets, self._probes, self._inner)
         elif self._anchor is not None:
             raise InputError("it holds no old outputs, so an anchor could hold nothing: make a new Guard")
         self._state.load(record, vectors)
         if restored is not None:
-            self._sets, self._reference, self._controller = restored
+            self._sets, self._reference, self._readings = restored
         if self._hooks is not None:
             self._hooks.abandon(at_once=False)
         self._warned = True
@@ -602,6 +611,12 @@ def _method(method: Any, has_probes: bool) -> Method | Anchor:
     return method
 
 
+def check_budget(budget: float | None) -> None:
+    known = isinstance(budget, int | float) and not isinstance(budget, bool)
+    if budget is not None and not (known and 0 < budget < math.inf):
+        raise InputError(f"budget must be a number above 0, such as 0.05, not {budget!r}")
+
+
 def _check_kinds(model: Any, optimizer: Any) -> None:
     if not isinstance(model, nn.Module) or not hasattr(optimizer, "param_groups"):
         kinds = f"{type(model).__name__} and {type(optimizer).__name__}"
@@ -611,6 +626,7 @@ def _check_kinds(model: Any, optimizer: Any) -> None:
 def _check(method: Method | Anchor, given: options.Given) -> None:
     if isinstance(method, Anchor) and given.probes is None and not given.loading:
         raise InputError("an anchor holds a model's outputs on familiar inputs: give probes=")
+    check_budget(given.budget)
     if given.budget is not None and not isinstance(method, Anchor):
         raise InputError(
             f"a budget is kept by an anchor on probes, and {method.name} has a λ of its own: leave method= out, "

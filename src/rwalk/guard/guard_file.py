@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rwalk import model_file
 from rwalk.errors import InputError
 from rwalk.guard.drift import batches
-from rwalk.guard.drift.anchor import Anchor, Controller
+from rwalk.guard.drift.anchor import Anchor, Readings
 from rwalk.guard.drift.batches import Batch
 from rwalk.guard.drift.divergences import DIVERGENCES, Kept
 from rwalk.guard.drift.probes import Probes
@@ -90,8 +90,7 @@ def current(state: Any) -> Mapping[str, Any]:
         {"form": form, "own": False, "fingerprint": None, "divergences": {"logits": "kl"}, "loss": loss}
         for form, loss in zip(forms, losses, strict=True)
     ]
-    controller = Controller().to_dict()
-    return {**state, "drift": {"controller": controller, "sets": found, "tensors": tensors}}
+    return {**state, "drift": {"readings": [], "sets": found, "tensors": tensors}}
 
 
 def _task_of(name: str) -> int:
@@ -249,9 +248,9 @@ ToProbes = Callable[[Any], Probes]
 
 
 def drift_state(
-    sets: Sequence[Probes], reference: Reference, controller: Controller, with_inputs: bool
+    sets: Sequence[Probes], reference: Reference, readings: Readings, with_inputs: bool
 ) -> dict[str, Any]:
-    """Old outputs, old weights and the controller; a model's own samples, and other inputs if `with_inputs`."""
+    """Old outputs, old weights and readings; a model's own samples, and other inputs if `with_inputs`."""
     tensors = {f"reference/{name}": tensor for name, tensor in reference.tensors.items()}
     found = []
     for number, probes in enumerate(sets):
@@ -275,26 +274,25 @@ def drift_state(
                 "loss": probes.loss_before,
             }
         )
-    return {"controller": controller.to_dict(), "sets": found, "tensors": tensors}
+    return {"readings": [list(reading) for reading in readings.history], "sets": found, "tensors": tensors}
 
 
 def restored(
-    state: Any, given: Sequence[Probes], to_probes: ToProbes, model: nn.Module, budget: float | None
-) -> tuple[list[Probes], Reference, Controller]:
-    """Probes with their old outputs, the reference and the controller, all checked.
+    state: Any, given: Sequence[Probes], to_probes: ToProbes, model: nn.Module
+) -> tuple[list[Probes], Reference, Readings]:
+    """Probes with their old outputs, the reference and readings, all checked.
 
     Args:
         given: probes whose inputs a state may have left out.
         to_probes: makes probes of inputs, with the guard's own options.
     """
-    expect(isinstance(state, Mapping) and state.keys() == {"controller", "sets", "tensors"}, "its drift")
+    expect(isinstance(state, Mapping) and state.keys() == {"readings", "sets", "tensors"}, "its drift")
     tensors = state["tensors"]
     expect(
         isinstance(tensors, Mapping) and all(isinstance(each, Tensor) for each in tensors.values()), "its drift"
     )
     expect(isinstance(state["sets"], list) and bool(state["sets"]), "its probes")
-    controller = Controller(budget)
-    controller.restore(state["controller"])
+    readings = Readings.restored(state["readings"])
     sets = [
         _restored_set(tensors, number, record, given, to_probes, model)
         for number, record in enumerate(state["sets"])
@@ -303,7 +301,7 @@ def restored(
         name.removeprefix("reference/"): each for name, each in tensors.items() if name.startswith("reference/")
     }
     expect(all(bool(tensor.isfinite().all()) for tensor in old.values()), "the old weights")
-    return sets, Reference(old), controller
+    return sets, Reference(old), readings
 
 
 def _restored_set(
@@ -331,7 +329,10 @@ def _restored_set(
         probes = given[number]
         probes.read(model)
         if probes.fingerprint != record["fingerprint"]:
-            raise InputError("these are not the probes it was saved with: give the same inputs, in the same order")
+            raise InputError(
+                "these are not the probes it was saved with: give the same inputs in the same order, a DataLoader "
+                "with shuffle=False; or write them into the file, guard.save(path, probes=True)"
+            )
     named = record["divergences"]
     expect(isinstance(named, Mapping) and bool(named), "its divergences")
     probes.kept = [_kept(tensors, f"kept/{number}/{index}", named) for index in range(len(probes.batches))]

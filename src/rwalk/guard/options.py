@@ -28,21 +28,16 @@ class StateOptions:
     Args:
         dtype: torch.float32 by default (float64 for float64 parameters), torch.bfloat16, or "8bit".
         device: "cpu" keeps state in host memory, and brings it to the parameters a chunk at a time.
-        lora: "factors" holds the two factors of an adapter, "product" the weight that they add, which takes as
-            much memory as the adapted weights.
     """
 
     dtype: torch.dtype | Literal["8bit"] | None = None
     device: Literal["cpu"] | None = None
-    lora: Literal["factors", "product"] = "factors"
 
     def __post_init__(self) -> None:
         if self.dtype not in PRECISIONS.values():
             raise InputError(f"dtype must be torch.float32, torch.bfloat16 or '8bit', not {self.dtype!r}")
         if self.device not in (None, "cpu"):
             raise InputError(f"device must be 'cpu' or None, not {self.device!r}")
-        if self.lora != "factors":
-            raise InputError("lora='product' was removed: adapters are held by their factors, or by probes=")
 
 
 @dataclass(frozen=True)
@@ -93,7 +88,7 @@ def translated(given: Given, old: Mapping[str, Any]) -> Given:
             raise InputError(f"Guard has no option {name!r}: it has {known}")
         warnings.warn(f"Guard's option {name}= is deprecated: {OLD[name]}", FutureWarning, stacklevel=4)
     state = given.state or StateOptions()
-    fields = {"dtype": "dtype", "offload": "device", "lora": "lora"}
+    fields = {"dtype": "dtype", "offload": "device"}
     changed = {field: old[name] for name, field in fields.items() if old.get(name) is not None}
     given = replace(given, state=replace(state, **changed)) if changed else given
     if old.get("predict") is not None:
@@ -116,7 +111,7 @@ def saved(given: Given, names: Sequence[str]) -> dict[str, Any]:
         "params": list(params) if isinstance(params, tuple) else params,
         "divergence": given.divergence if _is_plain(given.divergence) else None,
         "outputs": given.outputs if _is_plain(given.outputs) else None,
-        "state": {"dtype": precision, "device": state.device, "lora": state.lora},
+        "state": {"dtype": precision, "device": state.device},
     }
 
 
@@ -150,11 +145,11 @@ def _checked(found: Any) -> dict[str, Any]:
     expect(budget is None or (type(budget) in (int, float) and 0 < budget < 1e300), "its budget")
     listed = isinstance(params, list) and all(isinstance(each, str) for each in params)
     expect(params is None or isinstance(params, str) or listed, "its params")
-    expect(isinstance(state, Mapping) and state.keys() == {"dtype", "device", "lora"}, "its state options")
+    expect(isinstance(state, Mapping) and state.keys() == {"dtype", "device"}, "its state options")
     expect(state["dtype"] in PRECISIONS, "its precision")
     for each in (found["divergence"], found["outputs"]):
         expect(_is_plain(each), "its divergence")
     named = found["divergence"]
     expect(not isinstance(named, str) or named in DIVERGENCES, "its divergence")
-    options = StateOptions(PRECISIONS[state["dtype"]], state["device"], state["lora"])  # type: ignore[arg-type]
+    options = StateOptions(PRECISIONS[state["dtype"]], state["device"])  # type: ignore[arg-type]
     return {**found, "state": options}

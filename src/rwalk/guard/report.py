@@ -81,28 +81,24 @@ class Report:
         return {**asdict(self), "readings": [reading._asdict() for reading in self.readings]}
 
     def picture(self, path: str | Path | None = None) -> Any:
-        """Drift and weight over the steps, as a matplotlib figure; also written to a file, if one is named."""
+        """Drift over the steps, as a matplotlib figure; also written to a file, if one is named."""
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
             raise InputError("a picture needs matplotlib: pip install 'rwalk[plots]'") from error
-        figure = Figure(figsize=(7, 4.5), layout="constrained")
-        axes = figure.subplots(2, sharex=True)
+        figure = Figure(figsize=(7, 3), layout="constrained")
+        axis = figure.subplots()
         steps: list[int] = []
         start = 0
         for before, reading in zip((None, *self.readings), self.readings, strict=False):
             if before is not None and reading.task != before.task:
                 start = steps[-1]  # tasks follow each other
             steps.append(start + reading.step)
-        for axis, (name, label) in zip(axes, {"drift": "drift", "weight": "weight"}.items(), strict=True):
-            values = [getattr(reading, name) for reading in self.readings]
-            axis.plot(steps, values, marker="." if len(values) < 50 else None)
-            axis.set_ylabel(label)
-            axis.set_ylim(bottom=0)
+        axis.plot(steps, [reading.drift for reading in self.readings], marker="." if len(steps) < 50 else None)
         if self.budget is not None:
-            axes[0].axhline(self.budget, color="gray", linestyle=":", label="budget")
-            axes[0].legend()
-        axes[-1].set_xlabel("step")
+            axis.axhline(self.budget, color="gray", linestyle=":", label="budget")
+            axis.legend()
+        axis.set(xlabel="step", ylabel="drift", ylim=(0, None))
         if path is not None:
             figure.savefig(path)
         return figure

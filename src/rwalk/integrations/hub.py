@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import rwalk
-from rwalk import classifier
 from rwalk.errors import InputError
 from rwalk.escaping import shown
 
@@ -75,13 +74,13 @@ class _OnTheHub(ModelHubMixin):
         return ModelCard(f"---\n{about}\n---\n\n{text}")
 
 
-class IncrementalClassifier(_OnTheHub, classifier.IncrementalClassifier):
+class IncrementalClassifier(_OnTheHub, rwalk.IncrementalClassifier):
     """`rwalk.IncrementalClassifier` with `push_to_hub`, `save_pretrained` and `from_pretrained`."""
 
-    __signature__ = signature(classifier.IncrementalClassifier)  # the mixin's `__new__` hides it
+    __signature__ = signature(rwalk.IncrementalClassifier)  # the mixin's `__new__` hides it
 
 
-class IncrementalRegressor(_OnTheHub, classifier.IncrementalRegressor):
+class IncrementalRegressor(_OnTheHub, rwalk.IncrementalRegressor):
     """`rwalk.IncrementalRegressor` with `push_to_hub`, `save_pretrained` and `from_pretrained`."""
 
-    __signature__ = signature(classifier.IncrementalRegressor)  # the mixin's `__new__` hides it
+    __signature__ = signature(rwalk.IncrementalRegressor)  # the mixin's `__new__` hides it

@@ -55,9 +55,10 @@ class GuardCallback(TaskGuard, TrainerCallback):
         if self._file is not None:
             return self._file
         raise InputError(
-            f"training resumes at step {state.global_step}, and {folder} has no {FILE}: the model that was to be "
-            "held is not known. Resume from a checkpoint that has one, or give load=; to hold the model as it is "
-            "now, load its weights and train without resume_from_checkpoint"
+            f"training resumes at step {state.global_step}, and {folder} has no {FILE}, so the model to hold is "
+            "not known. If training was killed while this checkpoint was written, delete the folder and resume "
+            "from the one before. Otherwise give load=, the file of an older guard; or, to hold the model as it "
+            "is now, load its weights and train without resume_from_checkpoint"
         )
 
     def on_log(
@@ -68,7 +69,7 @@ class GuardCallback(TaskGuard, TrainerCallback):
         logs: dict[str, float] | None = None,
         **trained: Any,
     ) -> None:
-        """Add weight and drift, or λ and penalty, to each report of the loss."""
+        """Add drift, or λ and penalty, to each report of the loss."""
         if logs is not None and "loss" in logs and self.guard is not None:
             found = self.guard.log()
             logs.update(found)

@@ -79,7 +79,7 @@ class GuardCallback(TaskGuard, Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log weight and drift, or λ and penalty, as often as the trainer logs."""
+        """Log drift, or λ and penalty, as often as the trainer logs."""
         assert self.guard is not None
         steps: int = getattr(trainer, "log_every_n_steps", 50)  # Lightning's own default
         if steps and trainer.global_step % steps == 0:

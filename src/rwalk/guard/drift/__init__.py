@@ -1,1 +1,1 @@
-"""Drift: probes, divergences, the controller of a budget, the reference model."""
+"""Drift: probes, divergences, the pull of an anchor, the reference model."""

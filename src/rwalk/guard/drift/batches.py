@@ -143,6 +143,21 @@ def to(batch: Batch, device: torch.device) -> Batch:
     return mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
+def described(batch: Batch) -> str:
+    """Shapes and dtypes, fit to be printed.
+
+    >>> described({"ids": torch.zeros(2, 3)})
+    "{'ids': float32 (2, 3)}"
+    """
+    if isinstance(batch, Tensor):
+        return f"{batch.dtype} {tuple(batch.shape)}".removeprefix("torch.")
+    if isinstance(batch, Mapping):
+        return "{" + ", ".join(f"{key!r}: {described(value)}" for key, value in batch.items()) + "}"
+    if isinstance(batch, tuple | list):
+        return "(" + ", ".join(map(described, batch)) + ")"
+    return type(batch).__name__
+
+
 def tensors(batch: Batch) -> list[Tensor]:
     """Its tensors, in the order in which `mapped` visits them."""
     found: list[Tensor] = []

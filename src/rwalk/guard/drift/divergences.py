@@ -194,7 +194,7 @@ def named(divergence: Any) -> Divergence:
 
 # ── the outputs of a model ───────────────────────────────────────────────────────────────────────────────────
 
-FEW = 16  # fewer outputs are as likely classes as numbers
+MANY = 16  # rows in which the same output is the largest: classes would vary
 UNDECIDED = 0.75  # of the largest entropy there can be: a classifier prefers some classes to others
 EMBEDDINGS = ("sentence_embedding", "text_embeds", "image_embeds", "embeddings", "pooler_output")
 
@@ -263,7 +263,7 @@ def fitting(name: str, output: Tensor, batch_is_tokens: bool, labels: Tensor | N
 
 
 def _check_are_logits(output: Tensor) -> None:
-    """Refuse probabilities, and warn of many numbers that prefer no class: those may be embeddings."""
+    """Refuse probabilities, and warn of numbers that prefer no class, or always the same: few logits do."""
     output = output.detach().float()
     if bool((output >= 0).all()) and bool(((output.sum(-1) - 1).abs() < 1e-3).all()):
         raise InputError(
@@ -271,10 +271,13 @@ def _check_are_logits(output: Tensor) -> None:
         )
     columns = output.shape[-1]
     entropy = torch.distributions.Categorical(logits=output).entropy().mean()
-    if columns >= FEW and entropy > UNDECIDED * math.log(columns):
+    undecided = bool(entropy > UNDECIDED * math.log(columns))
+    largest = output.argmax(-1)
+    if undecided or (len(output) >= MANY and bool((largest == largest[0]).all())):
+        which = "hardly prefer any" if undecided else "always prefer the same"
         warnings.warn(
-            f"outputs of shape {tuple(output.shape)} are taken for logits of {columns} classes, but they hardly "
-            "prefer any: if they are embeddings or numbers, give divergence='cosine' or 'mse'; otherwise 'kl'"
+            f"outputs of shape {tuple(output.shape)} are taken for logits of {columns} classes, but they {which}: "
+            "if they are numbers or embeddings, give divergence='mse' or 'cosine'; otherwise 'kl'"
         )
 
 

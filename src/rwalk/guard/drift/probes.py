@@ -113,11 +113,9 @@ class Probes:
         with eval_mode(model), torch.no_grad():
             self.kept = []
             for number in range(len(self.batches)):
-                found = self._outputs(model, number)
+                found = self._first_outputs(model, number)
                 for each in found.values():
                     _check_finite(each)
-                if not self.divergences:
-                    self.divergences = self._chosen(found)
                 self.kept.append({name: self.divergences[name].keep(each) for name, each in found.items()})
         self.loss_before = self.loss(model)
 
@@ -185,9 +183,22 @@ class Probes:
         found = divergences.picked(self._call(model, batch), self.outputs)
         flat = {}
         for name, output in found.items():
-            kind = self.divergences.get(name) or self._kind(name, output, batch)
+            if name not in self.divergences:
+                self.divergences[name] = self._kind(name, output, batch)
+            kind = self.divergences[name]
             flat[name] = divergences.flattened(output, _mask_of(batch), kind.name) if kind.rows else output
         return flat
+
+    def _first_outputs(self, model: nn.Module, number: int) -> dict[str, Tensor]:
+        """The outputs of a batch; if the model refuses the batch, the batch's form beside the model's message."""
+        try:
+            return self._outputs(model, number)
+        except (InputError, torch.OutOfMemoryError):
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            reason = str(error).partition("\n")[0]
+            form = batches.described(self.batches[number])
+            raise InputError(f"the model cannot be called with the probes, {form}: {reason}") from error
 
     def chosen(self, outputs: Iterable[str]) -> dict[str, Divergence]:
         """The divergences that the user chose for outputs with these names."""
@@ -199,9 +210,6 @@ class Probes:
         """The name of the output that is compared first."""
         with eval_mode(model), torch.no_grad():
             return next(iter(self._outputs(model, 0)))
-
-    def _chosen(self, found: Mapping[str, Tensor]) -> dict[str, Divergence]:
-        return {name: self._kind(name, output, self.batches[0]) for name, output in found.items()}
 
     def _kind(self, name: str, output: Tensor, batch: Batch) -> Divergence:
         _check_finite(output)
