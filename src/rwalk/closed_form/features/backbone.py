@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rwalk.errors import InputError, first_line
 from rwalk.seeds import generator
 
-LIFT = 1000, 4000  # random waves: four per feature of the network, at least, and at most
+LIFT = 1000, 6000  # random waves: five per feature of the network, at least, and at most
 FREQUENCY = 0.5  # of a wave, along features of mean 0 and variance 1
 
 
@@ -39,7 +39,7 @@ class BackboneFeatures:
         self._head = self._last_linear(example)
         own = self._own(example)
         size = own.shape[1]
-        lift = min(max(LIFT[0], 4 * size), LIFT[1]) if lift is None else lift
+        lift = min(max(LIFT[0], 5 * size), LIFT[1]) if lift is None else lift
         draw = generator("closed-form", "lift", size, lift)
         waves = torch.randn(size, -(-lift // 2), generator=draw)  # each has a cosine and a sine
         self.waves, self.lift = (waves * (FREQUENCY / size**0.5)).to(own), lift
