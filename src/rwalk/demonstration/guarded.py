@@ -36,7 +36,7 @@ def way(folder: Path, tell: Callable[[str], None]) -> Way:
     settings = {"rwalk": rwalk.__version__, "torch": version("torch"), "probes": PROBES, "run": every[0].hash()}
     kept = read(folder / FILE)
     seeds = len({run.seed for run in every})
-    if kept.pop("settings", None) != settings or np.shape(kept.get("accuracies")) != (
+    if kept.pop("settings", None) != settings or np.shape(kept.get("accuracies", ())) != (
         seeds,
         runs.TASKS,
         runs.TASKS,

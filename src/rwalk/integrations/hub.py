@@ -43,7 +43,7 @@ The file holds no code, and it is checked before anything in it is used.
 
 
 class _OnTheHub(ModelHubMixin):
-    _hub_mixin_config: ClassVar[dict[str, Any]] = {}  # the file holds all settings
+    _hub_mixin_config: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]  # the file holds all settings
 
     def _save_pretrained(self, save_directory: Path) -> None:
         self.save(save_directory / FILE)  # type: ignore[attr-defined]
@@ -54,7 +54,7 @@ class _OnTheHub(ModelHubMixin):
         download = {name: options.pop(name) for name in where if name in options}
         folder = Path(model_id)
         file = folder / FILE if folder.is_dir() else Path(hf_hub_download(model_id, FILE, **download))
-        return cls.load(file, **options)  # type: ignore[attr-defined,no-any-return]
+        return cls.load(file, **options)  # type: ignore[attr-defined]
 
     def generate_model_card(self, **data: Any) -> ModelCard:
         """Describe the model: what it learned, its settings, and how to load it."""
