@@ -154,7 +154,7 @@ def reference(data: bytes) -> None:
     """The accuracies of a reference model."""
     text = sound(data)
     file = REFERENCES._file(REFERENCE, without=False)
-    file.parent.mkdir(exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(text.encode() if isinstance(text, str) else text)
     REFERENCES._read(REFERENCE, without=False)
 
