@@ -518,7 +518,7 @@ def test_bad_input_is_one_clear_line_and_leaves_nothing_behind(
 ) -> None:
     before = set(surroundings.rglob("*"))
     methods = [] if "--methods" in options else ["--methods=rwalk"]
-    refused(rwalk("run", *methods, *command_options.split(), "--out=out"), REFUSED[options])
+    refused(rwalk("run", *methods, *options.split(), "--out=out"), REFUSED[options])
     assert set(surroundings.rglob("*")) == before
 
 
@@ -545,7 +545,7 @@ def test_without_a_command_there_is_help(rwalk: Rwalk) -> None:
     ("name", "content", "message"),
     [
         ("other.txt", "mine", "not empty and holds no study"),
-        ("study.json", '{"hash": "x", "runs": []}', "was altered"),
+        ("study.json", '{"hash": "x", "runs": []}', "not of rwalk 0.2.0 or later"),
         (
             "study.json",
             with_checksum(Description(content_hash({"runs": [], "reference": "none"}), (), "none").to_json()),

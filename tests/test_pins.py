@@ -62,7 +62,8 @@ def test_everything_needed_is_locked_but_torch() -> None:
 def test_make_installs_nothing_without_a_pin() -> None:
     constraints, makefile = pins("constraints.txt"), (ROOT / "Makefile").read_text()
     commands = [line.strip() for line in makefile.splitlines() if line.startswith("\t")]
-    assert not [line for line in commands if "pip install" in line]
+    other_torch = "build/torch-$(TORCH)/"  # an environment whose versions are those of another torch
+    assert not [line for line in commands if "pip install" in line and not line.startswith(other_torch)]
     for line in commands:
         if line.startswith("$(INSTALL) ") and "-e" not in line:
             assert {name_of(each) for each in line.split()[1:]} <= set(constraints), line

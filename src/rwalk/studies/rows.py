@@ -90,8 +90,11 @@ class Outcome:
         tasks = len(self.accuracy.get(HEADS[0], ()))
         for head in HEADS:
             matrix = self.accuracy.get(head)
-            square = isinstance(matrix, list) and len(matrix) == tasks > 0
-            square = square and all(_is_line(line, tasks) for line in matrix)
+            square = (
+                isinstance(matrix, list)
+                and len(matrix) == tasks > 0
+                and all(_is_line(line, tasks) for line in matrix)
+            )
             _need(square, f"no square accuracy matrix of the {head} head")
         for name, dimensions in MEASURED.items():
             values = getattr(self, name)

@@ -59,16 +59,10 @@ class VectorFeatures:
 
     def __call__(self, x: Tensor) -> Tensor:
         z = _drawn_in((x.flatten(1) - self.centre) / self.scale)
-        half = self.waves.shape[1]
-        sizes = [*self.blocks[:2], half, half]
-        features = z.new_empty(len(z), sum(sizes))
-        inputs, rectified, cos, sin = features.split(sizes, dim=1)
-        inputs.copy_(z @ self.mixing if self.mixing.shape[1] else z)
-        torch.addmm(self.offsets, z, self.slopes, out=rectified).relu_()
-        torch.mm(z, self.waves, out=sin)
-        torch.cos(sin, out=cos)
-        sin.sin_()
-        return features
+        phase = z @ self.waves
+        rectified = torch.addmm(self.offsets, z, self.slopes).relu_()
+        inputs = z @ self.mixing if self.mixing.shape[1] else z
+        return torch.cat([inputs, rectified, phase.cos(), phase.sin_()], dim=1)
 
     @property
     def blocks(self) -> list[int]:

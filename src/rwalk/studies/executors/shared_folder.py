@@ -161,7 +161,9 @@ def _checked(content: bytes, job: Job) -> list[Result] | None:
 
 
 def _result(run: RunSpec, record: Any) -> Result:
-    return from_json(Outcome if run.reference is None else ReferenceOutcome, record, "an outcome")
+    if run.reference is None:
+        return from_json(Outcome, record, "an outcome")
+    return from_json(ReferenceOutcome, record, "an outcome")
 
 
 def _as_json(result: Result) -> Any:
