@@ -267,7 +267,7 @@ def test_sgd_is_pulled_after_its_step_as_the_definition_says() -> None:
         if with_guard:
             guard = Guard(model, optimizer, Anchor(batch=64), probes=task(0)[0][:64])
             train(model, optimizer, *task(1), steps=24)
-            assert [reading.step for reading in guard.report().readings] == [7, 15, 23]
+            assert [reading.step for reading in guard.report().readings] == list(range(1, 24, 2))
             guard.detach()
         else:
             generator, (x, y) = torch.Generator().manual_seed(7), task(1)
@@ -278,10 +278,22 @@ def test_sgd_is_pulled_after_its_step_as_the_definition_says() -> None:
                 F.cross_entropy(model(x[batch]), y[batch]).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                if step % 8 == 7:
+                if step % 2:
                     pulled_slowly(model, old, optimizer, before)
         ends.append(model)
     assert worst(*ends) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps"), [(SGD, [*range(1, 64, 2), 71, 79]), (torch.optim.Adam, list(range(7, 80, 8)))]
+)
+def test_sgd_is_pulled_more_often_in_its_first_steps(kind: Any, steps: list[int]) -> None:
+    model = copy.deepcopy(trained(layers))
+    optimizer = kind(model.parameters(), lr=0.01)
+    guard = Guard(model, optimizer, probes=task(0)[0])
+    train(model, optimizer, *task(1), steps=80)
+    assert [reading.step for reading in guard.report().readings] == steps
+    guard.detach()
 
 
 def test_sgd_group_without_learning_rate_is_not_pulled() -> None:

@@ -220,7 +220,10 @@ class Guard:
     def _pulls(self) -> Mapping[nn.Parameter, Tensor]:
         """Gradients to add to those of the task before this step; some optimizers are pulled after it."""
         self._step_back = None
-        if self._anchor is None or not self._sets or not self._anchor.pulls_at(self.steps):
+        if self._anchor is None or not self._sets:
+            return {}
+        interval = self._anchor.interval(self.steps, self.optimizer)
+        if self.steps % interval != interval - 1:  # not in the first step, because drift is zero there
             return {}
         if anchors.grows(self.optimizer):
             self._step_back = StepBack(self.optimizer, self._parameters)
@@ -228,8 +231,9 @@ class Guard:
         return anchors.added(self._anchor, self._pull(self._anchor))
 
     def _pull(self, anchor: Anchor) -> Pull:
+        number = self.steps // anchor.interval(self.steps, self.optimizer)
         with self._autocast.context(self.model):
-            pull = Pull.of(anchor, self.model, self._parameters, self._sets, self.steps)
+            pull = Pull.of(self.model, self._parameters, self._sets, number)
         self._readings.add(self.tasks, self.steps, pull.drift)
         return pull
 
@@ -329,9 +333,10 @@ class Guard:
     def _settle(self, budget: float | None) -> None:
         """Interpolate weights to within the budget, and write the report of the task."""
         left = 1.0
-        if self._anchor is not None and self.steps < self._anchor.every and (self.steps or self.tasks == 1):
+        first = 0 if self._anchor is None else self._anchor.interval(0, self.optimizer)
+        if self.steps < first and (self.steps or self.tasks == 1):
             warnings.warn(
-                f"the guard saw {self.steps} steps of its optimizer and first pulls in step {self._anchor.every}, "
+                f"the guard saw {self.steps} steps of its optimizer and first pulls in step {first}, "
                 "so nothing was held: train with the optimizer that it was given; if you take so few steps, give "
                 "method=rwalk.Anchor(every=1)"
             )

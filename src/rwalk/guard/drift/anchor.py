@@ -24,6 +24,7 @@ from rwalk.model_file import expect
 
 LONGEST = 4.0  # a pull is at most this many times as long as the task's gradient
 FAR = 0.05  # drift beyond which pulls may be longer, up to `every` times: short ones did not hold the model
+EARLY, OFTEN = 64, 2  # SGD's first steps of a task move a model furthest: in these, a pull after every other step
 HISTORY = 2048  # readings that are remembered; then every other one of the older half is dropped
 
 
@@ -51,9 +52,9 @@ class Anchor:
             if type(number) is not int or number < 1:
                 raise InputError(f"{name} must be a whole number, at least 1, not {number!r}")
 
-    def pulls_at(self, step: int) -> bool:
-        """Whether there is a pull in this step, counted from 0: not in the first, because drift is zero there."""
-        return step % self.every == self.every - 1
+    def interval(self, step: int, optimizer: Optimizer) -> int:
+        """Steps from one pull to the next at this step of a task, counted from 0."""
+        return min(OFTEN, self.every) if step < EARLY and grows(optimizer) else self.every
 
 
 # ── readings ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -117,16 +118,18 @@ class Pull(NamedTuple):
     @classmethod
     def of(
         cls,
-        anchor: Anchor,
         model: nn.Module,
         parameters: Sequence[nn.Parameter],
         sets: Sequence[Probes],
-        step: int,
+        number: int,
     ) -> Pull:
-        """A forward and a backward pass. All arithmetic stays on the device: the host waits for nothing."""
+        """A forward and a backward pass. All arithmetic stays on the device: the host waits for nothing.
+
+        The number of the pull says which batch of probes it takes.
+        """
         group, ranks = replicas(model)
-        turn = step // anchor.every * ranks + (dist.get_rank(group) if ranks > 1 else 0)
-        pulled = [(probes, number) for probes in sets for number in probes.pulled]
+        turn = number * ranks + (dist.get_rank(group) if ranks > 1 else 0)
+        pulled = [(probes, batch) for probes in sets for batch in probes.pulled]
         return cls(*_averaged(model, *_slopes(model, parameters, *pulled[turn % len(pulled)])))
 
 
