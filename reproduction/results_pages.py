@@ -77,7 +77,7 @@ def count(judged: Judged) -> str:
     merits = [each for each, is_about in zip(held, about, strict=True) if is_about]
     return (
         f"**{len(CLAIMS)} claims of the paper, {len(held)} verdicts: {_counted(held)}.** "
-        f"Of the {len(merits)} that praise RWalk itself: {_counted(merits)}."
+        f"Of the {len(merits)} on claims that favour RWalk: {_counted(merits)}."
     )
 
 
