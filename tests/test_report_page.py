@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -572,20 +572,25 @@ ACTIONS = {
 UNTIL_PAINTED = "new Promise(done => requestAnimationFrame(() => setTimeout(done)))"
 
 
+def clock_of(tab: Any) -> Callable[[], float]:
+    """The processor time of the page's main thread in seconds, so that a busy machine does not count."""
+    session = tab.context.new_cdp_session(tab)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def spent() -> float:
+        measured = session.send("Performance.getMetrics")["metrics"]
+        return next(float(each["value"]) for each in measured if each["name"] == "TaskDuration")
+
+    return spent
+
+
 def test_two_thousand_rows_stay_fluid(browser: Any, tmp_path: Path) -> None:
-    """The main thread's own time until an action shows, so that a busy machine does not count."""
     methods = ("ewc", "ewc++", "mas", "pi", "rwalk")
     base = RunSpec(StreamSpec("digits"))
     specs = [replace(base, method=methods[n % 5], numbers={"lam": round(1e-3 * 1.01**n, 8)}) for n in range(2000)]
     write_rows(tmp_path / "runs.jsonl", [made_row(spec, tasks=5) for spec in specs])
     page = Opened(browser, write_report([tmp_path]), viewport={"width": 1280, "height": 900})
-    meter = page.tab.context.new_cdp_session(page.tab)
-    meter.send("Performance.enable", {"timeDomain": "threadTicks"})
-
-    def spent() -> float:
-        return next(
-            m["value"] for m in meter.send("Performance.getMetrics")["metrics"] if m["name"] == "TaskDuration"
-        )
+    spent = clock_of(page.tab)
 
     def took(script: str) -> float:
         before = spent()
@@ -595,9 +600,9 @@ def test_two_thousand_rows_stay_fluid(browser: Any, tmp_path: Path) -> None:
 
     page("booked = true")  # what an action leaves for later is done here, piece by piece
     for name, action in ACTIONS.items():
-        assert took(action) < 0.1, name
+        assert took(action) < 0.3, name  # about 0.03 where nothing else runs
         while page.tab.evaluate("queue.size"):
-            assert took("finish(queue.keys().next().value)") < 0.1, f"what follows {name}"
+            assert took("finish(queue.keys().next().value)") < 0.3, f"what follows {name}"
     assert page.complaints == []
     page.tab.context.close()
 
@@ -626,8 +631,10 @@ def write_results(folder: Path) -> Path:
 
 
 def test_it_loads_at_once(opened: Opened) -> None:
-    """From a file: the browser's own clock, until everything is there."""
-    assert opened("performance.getEntriesByType('navigation')[0].loadEventEnd") < 1000 * (1 + os.getloadavg()[0])
+    spent = clock_of(opened.tab)
+    before = spent()
+    opened.load()
+    assert spent() - before < 2.0  # about 0.1 where nothing else runs
 
 
 # ── while a study runs ───────────────────────────────────────────────────────────────────────────────────────────
