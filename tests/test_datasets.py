@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -814,6 +815,14 @@ def test_folders_without_classes_or_images_are_refused(tmp_path: Path) -> None:
 
 
 # Array files ------------------------------------------------------------------------------------------------
+
+
+def test_npz_whose_member_is_not_an_array(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "mine.npz", "w") as archive:
+        archive.writestr("x.npy", b"not an array")
+        archive.writestr("y.npy", b"neither")
+    with refused("mine.npz", "'x' is not an array"):
+        load(str(tmp_path / "mine.npz"))
 
 
 def test_npz_with_and_without_a_test_set(tmp_path: Path) -> None:

@@ -521,6 +521,14 @@ def test_all_runs_are_kept_if_asked_for(rwalk: Rwalk, quiet: None) -> None:
         assert_measures_as_its_row(path, row)
 
 
+@pytest.mark.parametrize("kept", ['{"keep": []}', '{"keep": 1}', '{"keep": "none"}'])
+def test_a_forged_choice_of_models_to_keep_is_one_line(kept: str, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "models.json").write_text(kept)
+    with pytest.raises(InputError, match=r"models.json cannot be read"):
+        models.Keeper.of(tmp_path, "")
+
+
 def test_every_run_of_a_fleet_is_kept_as_its_own(tmp_path: Path, quiet: None) -> None:
     """On a device several runs are one program; the models must not be mixed up."""
     memory, training = MemorySpec(per_class=3), Training(steps=20)

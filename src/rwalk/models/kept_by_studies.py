@@ -52,7 +52,7 @@ class Keeper:
         if which:
             return cls(folder, which)
         try:
-            return cls(folder, parse_json((folder / INDEX).read_bytes())["keep"])
+            return cls(folder, str(parse_json((folder / INDEX).read_bytes())["keep"]))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, LookupError, TypeError):

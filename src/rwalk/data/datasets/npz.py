@@ -55,6 +55,8 @@ def arrays_of(path: Path, needed: Sequence[str], wanted: Sequence[str] = ()) -> 
         )
         with np.load(path, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in (*needed, *wanted) if key in archive}
+            if strange := [key for key, array in arrays.items() if not isinstance(array, np.ndarray)]:
+                raise ValueError(f"{strange[0]!r} is not an array")  # NumPy returns its bytes
     except InputError:
         raise
     except Exception as error:  # a damaged archive may raise anything
