@@ -55,7 +55,7 @@ def make(shape, classes):
 
 
 def run_in(folder: Path, *options: str) -> tuple[str, Rows]:
-    """`rwalk run` as a user gives it, where nobody has imported the network: what it reports, and the rows."""
+    """The output and the rows of `rwalk run` in a process that has not imported the network."""
     words = ["run", "--network=mynet:make", "--methods=vanilla", "--seeds=1", "--steps=5", "--workers=1"]
     work = command(*words, "--quiet", "--out=study", *options)
 

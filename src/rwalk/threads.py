@@ -19,16 +19,16 @@ from rwalk.errors import InputError
 
 VARIABLE = "RWALK_THREADS"
 _changing = threading.Lock()
-_inside: list[int] = []  # the numbers that are asked for now, by any thread of this process
-_outside = 1  # the number that was set before the first of them
+_inside: list[int] = []  # numbers asked for now, by all threads of this process
+_outside = 1  # torch's number before the first of them
 
 
 @contextmanager
 def few_threads(count: int | None = None) -> Iterator[None]:
-    """Use so many threads, or as many as are `allowed`; afterwards everything is restored.
+    """Use this many threads, or as many as are `allowed`; afterwards everything is restored.
 
-    torch has one number of threads for the whole process. If several threads of a program are in here, the least
-    number holds until its thread leaves, and the last to leave restores what was set before the first came.
+    torch has one number of threads for the whole process. If several threads of a program use this at once, the
+    smallest number holds until its thread leaves. The last to leave restores the number from before the first.
     Denormals are flushed: moving averages of vanished gradients become denormals, which are slow.
     """
     global _outside

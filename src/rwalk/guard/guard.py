@@ -433,8 +433,8 @@ class Guard:
         if left < FEW:
             warnings.warn(
                 f"the budget of {budget:g} kept {left:.0%} of what was trained, so the new task may be lost: give "
-                "a larger budget, hold more strongly while training (method=rwalk.Anchor(weight=3.0)), or train "
-                "at a smaller learning rate; guard.frontier(loss) before finish() lists the choices"
+                "a larger budget, a larger weight (method=rwalk.Anchor(weight=3.0)), or a smaller learning rate; "
+                "guard.frontier(loss) before finish() lists the choices"
             )
         return left
 
