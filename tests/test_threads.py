@@ -24,7 +24,10 @@ from torch import Tensor, nn
 import little
 from rwalk import InputError, Training, threads
 from rwalk.classifier.estimator import IncrementalClassifier
+from rwalk.engine.architectures import builder
 from rwalk.gc_pause import gc_paused
+from rwalk.guard import Probes
+from rwalk.seeds import seeded
 from rwalk.studies import Study
 from rwalk.threads import few_threads, flushes_denormals
 
@@ -252,7 +255,25 @@ def rows_of(seed: int) -> list[Any]:
     return [row.accuracy, row.stopped]
 
 
-@pytest.mark.parametrize("work", [classifier_of, rows_of])
+def network_or_guard(seed: int) -> list[Any]:
+    """Every other job builds networks, the others measure the drift of one: both keep torch's random numbers."""
+    if seed % 2:
+        with seeded(seed):
+            model = nn.Linear(5, 3)
+        probes = Probes(torch.eye(5), divergence="mse")
+        probes.keep(model)
+        for _ in range(50):
+            assert probes.drift(model) == 0
+        return []
+    network = builder("mlp", (5,), 3)
+    found = []
+    for number in range(20):
+        with seeded(number):
+            found.append(network().state_dict()["head.weight"].numpy())
+    return found
+
+
+@pytest.mark.parametrize("work", [classifier_of, rows_of, network_or_guard])
 @pytest.mark.parametrize("each", [6, pytest.param(50, marks=pytest.mark.slow)])
 def test_two_threads_learn_the_same_models_as_one(work: Callable[[int], Any], each: int) -> None:
     with few_threads(1):
