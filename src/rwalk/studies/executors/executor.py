@@ -25,7 +25,7 @@ from rwalk.engine.progress import Measured, Progress
 from rwalk.errors import InputError, first_line
 from rwalk.metrics import HEADS
 from rwalk.studies import numerics_history, provenance
-from rwalk.studies.checkpoint import Checkpointer
+from rwalk.studies.checkpoint import Checkpointer, check_is_there
 from rwalk.studies.json_records import content_hash
 from rwalk.studies.rows import Outcome, ReferenceOutcome
 from rwalk.studies.specs import RunSpec, StreamSpec, learned_by, passes_of, steps_of
@@ -102,12 +102,15 @@ def train_fleet(context: Context, job: Job, report: Callable[[News], None], stop
             fleet = fleet_of(context.device, learned_by(job[0], context.streams[job[0].stream]), job)
             folder = context.folder(job)
             checkpoints = Checkpointer(folder, context.identity(job), context.checkpoint_every, stop)
-            if folder is not None:
+            if context.checkpoints and folder:
+                check_is_there(context.checkpoints.parent)
                 note(folder, job)
             for remark in checkpoints.resume(fleet):
                 report(remark)
             resumed = fleet.task > 0 or fleet.step > 0  # the time of earlier steps is unknown
             fleet.train(report, checkpoints)
+            if context.checkpoints:
+                check_is_there(context.checkpoints.parent)
             if job[0].counts and not resumed and not any(fleet.stopped):
                 report(Cost((time.perf_counter() - begun) / len(job), kept_bytes(fleet)))
             if context.keep and job[0].counts:
