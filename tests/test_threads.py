@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import little
-from rwalk import InputError, Training, threads
+from rwalk import IncrementalRegressor, InputError, Training, threads
 from rwalk.classifier.estimator import IncrementalClassifier
 from rwalk.engine.architectures import builder
 from rwalk.gc_pause import gc_paused
@@ -134,6 +135,51 @@ def test_a_number_of_threads_that_is_none_is_refused(asked: str, monkeypatch: py
     with pytest.raises(InputError, match="RWALK_THREADS must be a whole number") as refused:
         taught()
     assert "\n" not in str(refused.value)
+
+
+@contextmanager
+def default_type(kind: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(kind)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("family", ["closed-form", "rwalk", "regressor"])
+@pytest.mark.parametrize(
+    "around",
+    [
+        torch.no_grad,
+        torch.inference_mode,
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: torch.device("meta"),
+        lambda: default_type(torch.float64),
+        lambda: default_type(torch.float16),
+    ],
+    ids=["no_grad", "inference_mode", "autocast", "meta", "float64", "float16"],
+)
+def test_settings_of_the_caller_make_no_other_model(around: Any, family: str) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
+    y = np.arange(40) % 4
+
+    def learned() -> NDArray[Any]:
+        if family == "regressor":
+            made: Any = IncrementalRegressor(random_state=0).partial_fit(x[:20], y[:20])
+            return made.partial_fit(x[20:], y[20:]).predict(x)
+        options = {"memory": 2, "epochs": 1} if family == "rwalk" else {}
+        classifier = IncrementalClassifier(method=family, random_state=0, **options)
+        return classifier.partial_fit(x[:20], y[:20]).partial_fit(x[20:], y[20:]).predict_proba(x)
+
+    expected = learned()
+    with around():
+        if family == "rwalk" and torch.get_default_dtype() != torch.float32:
+            with pytest.raises(InputError, match="networks begin in float32"):
+                learned()
+            return
+        found = learned()
+    np.testing.assert_array_equal(found, expected)
 
 
 # ── on a busy machine ─────────────────────────────────────────────────────────────────────────────────────────

@@ -8,7 +8,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -31,7 +31,7 @@ from rwalk.studies.rows import Outcome, ReferenceOutcome
 from rwalk.studies.specs import RunSpec, StreamSpec, learned_by, passes_of, steps_of
 from rwalk.studies.study_events import Spent, Stepped, TaskMeasured, Trained, Watch
 from rwalk.studies.worker_pool import Stop, Work
-from rwalk.threads import available_cores, few_threads
+from rwalk.threads import available_cores, few_threads, usual_torch
 
 Job = tuple[RunSpec, ...]  # the runs of one fleet
 Result = Outcome | ReferenceOutcome
@@ -172,7 +172,7 @@ def _one_thread(device: str) -> AbstractContextManager[None]:
     torch's number of threads is one for the whole process: a program that trains a study in one of its threads has
     one thread for everything else too, until the study ends.
     """
-    return few_threads(1) if device == "cpu" else nullcontext()
+    return few_threads(1) if device == "cpu" else usual_torch()
 
 
 class Executor:
