@@ -142,7 +142,7 @@ def equations(centred: Centred, blocks: Sequence[int]) -> tuple[Tensor, Tensor, 
     """G and X in coordinates of equal penalties, and these coordinates."""
     scale = penalties(centred, blocks).rsqrt()
     if centred.root is None:
-        return centred.gram * scale[:, None] * scale, centred.cross * scale[:, None], Coordinates(scale)
+        return (centred.gram * scale[:, None]).mul_(scale), centred.cross * scale[:, None], Coordinates(scale)
     basis, triangle = torch.linalg.qr((centred.root * scale).T)
     coordinates = Coordinates(scale, basis)
     return triangle @ triangle.T, coordinates.of(centred.cross), coordinates
@@ -151,7 +151,8 @@ def equations(centred: Centred, blocks: Sequence[int]) -> tuple[Tensor, Tensor, 
 def _factor(gram: Tensor, ridge: float) -> tuple[Tensor, bool]:
     held = gram.clone()
     held.diagonal().add_(ridge)
-    factor, failed = torch.linalg.cholesky_ex(held)
+    info = torch.empty((), dtype=torch.int32, device=held.device)
+    factor, failed = torch.linalg.cholesky_ex(held, out=(held, info))
     return factor, bool(failed)
 
 
