@@ -199,7 +199,7 @@ class Statistics:
         mean = tensors["total"][some] * factor / weight
         gram = self.symmetric(features)
         gram *= factor
-        for rows, own in zip(gram.split(BLOCK), mean.split(BLOCK), strict=True):
+        for rows, own in zip(gram.split(WAITING[0]), mean.split(WAITING[0]), strict=True):
             rows -= weight * torch.outer(own, mean)
         cross = tensors["cross"][some] * factor - weight * torch.outer(mean, target)
         squares = (tensors["squares"] * factor - weight * target.square()).clamp(min=0)
