@@ -69,9 +69,39 @@ def test_learning_never_breaks_predicting_in_500_streams(stream: Any) -> None:
     check_stream(stream)
 
 
+def check_undone(stream: tuple[dict[str, Any], list[tuple[Any, Any, Any]]]) -> None:
+    """Learning a call, forgetting it and learning it again gives the scores of learning it once."""
+    params, calls = stream
+    clf = IncrementalClassifier(**params | {"ridge": 1e-2, "dtype": None})  # float32 products do not cancel
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for x, y, weight in calls:
+            clf.partial_fit(x, y, sample_weight=weight)
+        every = np.concatenate([x for x, _, _ in calls])
+        before, known = clf.features_of(every) @ clf.coef_.T + clf.intercept_, clf.classes_
+        x, y, weight = calls[-1]
+        clf.forget(x, y, weight).partial_fit(x, y, sample_weight=weight)
+        after = clf.features_of(every) @ clf.coef_.T + clf.intercept_
+    np.testing.assert_array_equal(clf.classes_, known)
+    np.testing.assert_allclose(after, before, rtol=0, atol=1e-6 * max(1, np.abs(before).max()))
+
+
+@settings(max_examples=15, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(streams())
+def test_learn_forget_learn_returns_to_the_same_scores(stream: Any) -> None:
+    check_undone(stream)
+
+
+@pytest.mark.slow
+@settings(max_examples=500, suppress_health_check=list(HealthCheck))
+@given(streams())
+def test_learn_forget_learn_returns_to_the_same_scores_in_500_streams(stream: Any) -> None:
+    check_undone(stream)
+
+
 @settings(max_examples=15, derandomize=True)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 150), st.sampled_from([1.0, 1e-3, 1e3]))
-def test_learn_forget_learn_returns_to_the_same_scores(seed: int, gone: int, weight: float) -> None:
+def test_learn_forget_learn_returns_to_the_same_weights(seed: int, gone: int, weight: float) -> None:
     rng = np.random.default_rng(seed)
     x, y = rng.normal(size=(200, 4)), np.arange(200) % 3
     clf = IncrementalClassifier(size=30, ridge=1e-2).fit(x, y, sample_weight=np.full(200, weight))

@@ -32,15 +32,16 @@ PUBLIC = {"ClosedFormClassifier": "IncrementalClassifier"}  # the public names o
 FORMAT, FIRST = "rwalk.closed_form/2", "rwalk.closed_form/1"
 
 # Every tensor of a map by its dimensions: equal letters are equal sizes, figures are themselves.
+LATER = ("floor", "stride")  # not in the files of 0.2.0
 DIMENSIONS = {
     "vectors": {"centre": "d", "scale": "d", "slopes": "dr", "offsets": "r", "waves": "df", "mixing": "dm"},
-    "images": {"filters": "kcss", "offsets": "k", "faint": "", "grid": "", "mirrored": "", "floor": ""},
+    "images": {"filters": "kcss", "offsets": "k", **dict.fromkeys(("faint", "grid", "mirrored", *LATER), "")},
 }
 SUMS = {"gram": "t", "total": "D", "cross": "DC", "targets": "C", "squares": "C", "weight": "", "counts": "C"}
 RANGE = {"low": "i", "high": "i"}
 FIT = {"weights": "DC", "bias": "C"}
 HELD = ("x", "y", "weight")
-WHOLE = ("counts", "grid")
+WHOLE = ("counts", "grid", "stride")
 MOMENTS_ROUNDING = 1e-3  # of the largest: by so much second moments may miss being positive
 MOST_FACTORED = 4096  # features whose moments are factored when a file is read: less than a second
 
@@ -202,7 +203,7 @@ def _restore_sums(
     check_tensors(sums, names, known, WHOLE)
     expect(bool((sums["counts"] >= 0).all()) and float(sums["weight"]) >= 0, "the counts")
     counted.statistics = Statistics.of(sums, counted.device)
-    _check_moments(counted.statistics.gram.cpu(), sums["total"], float(sums["weight"]))
+    _check_moments(counted.statistics.symmetric().cpu(), sums["total"], float(sums["weight"]))
     squared = left.pop("sums.squared", sums["weight"])
     check_tensors({"squared": squared}, {"squared": ""}, {})
     counted.squared = squared.to(counted.device)
@@ -235,7 +236,8 @@ def _check_moments(gram: Tensor, total: Tensor, weight: float) -> None:
     scale = square.diagonal().clamp(min=least).sqrt()
     square /= scale[:, None]
     square /= scale
-    expect(bool((square.abs() <= 1 + MOMENTS_ROUNDING).all()), "gram")
+    least, most = square.aminmax()
+    expect(max(-float(least), float(most)) <= 1 + MOMENTS_ROUNDING, "gram")
     if len(square) <= MOST_FACTORED:
         square.diagonal().add_(MOMENTS_ROUNDING)
         _, failed = torch.linalg.cholesky_ex(square, upper=True)
@@ -263,13 +265,14 @@ def _restored_map(model: Model, stored: Any, left: dict[str, Tensor]) -> Feature
         else:
             features = BackboneFeatures(_filled(cast("FirstCall", given), model.shape, stored, own), example)
     else:
-        names = {name: form for name, form in DIMENSIONS[kind].items() if name != "floor" or "map.floor" in left}
-        parts = _taken(left, "map.", names)  # earlier files have no floor
+        every = DIMENSIONS[kind].items()
+        names = {name: form for name, form in every if name not in LATER or f"map.{name}" in left}
+        parts = _taken(left, "map.", names)
         known = {"d": math.prod(model.shape)} if kind == "vectors" else {"c": model.shape[0]}
         check_tensors(parts, names, known, WHOLE)
         expect(bool((parts["scale"] > 0).all()) if kind == "vectors" else float(parts["faint"]) > 0, "a scale")
         expect(kind == "vectors" or 0 < int(parts["grid"]) <= min(model.shape[1:]), "the grid")
-        expect("floor" not in parts or float(parts["floor"]) > 0, "a scale")
+        expect(all(0 < float(parts[name]) < 1000 for name in LATER if name in parts), "a scale")
         expect(kind == "vectors" or float(parts["mirrored"]) in (0.0, 0.5), "whether images are mirrored")
         features = KINDS[kind](**parts)
     if fingerprint(features) != stored["fingerprint"]:

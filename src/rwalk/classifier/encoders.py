@@ -6,7 +6,6 @@ and `load` compares those with the encoder that it is given.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.sparse import issparse
 from torch import Tensor, nn
 
+from rwalk.closed_form.features import checksum
 from rwalk.errors import InputError, first_line
 from rwalk.registry import imported, installed
 
@@ -78,13 +78,7 @@ def encoded(encoder: Any, X: Any, verbose: bool = False) -> NDArray[Any]:
 def about(encoder: Any, texts: bool) -> dict[str, Any]:
     """The name of an encoder, and its fingerprint: a checksum of weights, or vectors of fixed texts."""
     name = encoder if isinstance(encoder, str) else getattr(encoder, "__qualname__", type(encoder).__qualname__)
-    weights = None
-    if isinstance(encoder, nn.Module):
-        digest = hashlib.sha256()
-        for key, tensor in encoder.state_dict().items():
-            digest.update(key.encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        weights = digest.hexdigest()
+    weights = checksum(encoder.state_dict()) if isinstance(encoder, nn.Module) else None
     probe = encoded(encoder, list(PROBES)).tolist() if texts and weights is None else None
     return {"name": str(name), "weights": weights, "probe": probe}
 

@@ -22,10 +22,12 @@ import zlib
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy import sparse
 from scipy.linalg import solve_triangular
 
+from rwalk.closed_form.calibration import best_factor
 from rwalk.errors import InputError
 
 RIDGE = 0.25  # λ, relative to the mean squared norm of an example
@@ -281,11 +283,4 @@ def _sharpness(means: Array, share: Array, leverage: float) -> float:
 
 
 def _best_factor(scores: Array, truth: NDArray[np.int64]) -> float:
-    """The t that makes these classes most probable."""
-
-    def loss(t: float) -> float:
-        top = (t * scores).max(1, keepdims=True)
-        total = top[:, 0] + np.log(np.exp(t * scores - top).sum(1))
-        return float((total - t * scores[np.arange(len(truth)), truth]).mean())
-
-    return float(min(np.logspace(0, math.log10(SHARPEST), 60), key=loss))
+    return best_factor(torch.from_numpy(scores), torch.from_numpy(truth), SHARPEST, 60)

@@ -17,6 +17,7 @@ Without a sample, `sharpness` estimates t from the sums alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,17 +58,35 @@ class Familiar:
 
 def familiar(top: Tensor, distance: Tensor) -> Familiar:
     alone = [(-top).sort().values, distance.sort().values]
-    joined = _surprise(alone[0], -top) + _surprise(alone[1], distance)
+    joined = _surprise_left_out(alone[0], -top) + _surprise_left_out(alone[1], distance)
     return Familiar(torch.stack([*alone, joined.sort().values], dim=1))
 
 
 def _surprise(known: Tensor, now: Tensor) -> Tensor:
-    """−log of the share of `known`, sorted, that is larger; beyond all of them it grows with the distance."""
-    below = torch.searchsorted(known.contiguous(), now.contiguous()).double()
-    middle, high = known.quantile(torch.tensor([0.5, 0.95], dtype=torch.float64)).tolist()
-    beyond = ((now - known[-1]) / max(high - middle, 1e-12)).clamp(min=0)
-    surprise: Tensor = 3 * beyond - ((len(known) + 1 - below) / (len(known) + 1)).log()
+    """−log p, where p is the chance that another known input is larger; `known` is sorted.
+
+    The next input is larger than the k-th largest of n with the probability k / (n + 1). Between known ones −log p
+    is interpolated, and beyond all of them it grows with the distance.
+    """
+    n = len(known)
+    place = torch.searchsorted(known.contiguous(), now.contiguous())  # so many are smaller
+    above, below = known[place.clamp(max=n - 1)], known[(place - 1).clamp(min=0)]
+    part = torch.where(above > below, (now - below) / (above - below), 1.0).clamp(0, 1)
+    low, high = (-((n + 1 - at).clamp(min=1) / (n + 1)).log() for at in (place, place + 1))
+    surprise: Tensor = low + part * (high - low) + _beyond(known, now, known[-1])
     return surprise
+
+
+def _surprise_left_out(known: Tensor, own: Tensor) -> Tensor:
+    """The same of the known ones themselves, each compared with the others alone."""
+    second = known[-2] if len(known) > 1 else known[-1]
+    return _surprise(known, own) + torch.where(own == known[-1], _beyond(known, own, second), 0.0)
+
+
+def _beyond(known: Tensor, now: Tensor, last: Tensor) -> Tensor:
+    middle, high = known.quantile(torch.tensor([0.5, 0.95], dtype=torch.float64)).tolist()
+    far: Tensor = 3 * ((now - last) / max(high - middle, 1e-12)).clamp(min=0)
+    return far
 
 
 class Distances:
@@ -188,7 +207,7 @@ def sharpness(
     scatter, means = (noise * values.clamp(min=0).sqrt()) @ vectors.T, means.cpu()
     wrong = ((means[truth] + scatter).argmax(1) != truth).double().mean().item()
     astray = torch.rand(DRAWS, generator=draw, dtype=torch.float32) < ASTRAY[0] + ASTRAY[1] * wrong
-    return _most_likely(means[torch.where(astray, other, truth)] + scatter, truth)
+    return best_factor(means[torch.where(astray, other, truth)] + scatter, truth, SHARPEST, 100)
 
 
 def unseen_scores(
@@ -204,9 +223,8 @@ def unseen_scores(
     return means, within / centred.weight / (1 - leverage) ** 2
 
 
-def _most_likely(scores: Tensor, truth: Tensor) -> float:
-    """The best of a hundred factors between 1 and the sharpest."""
-    decades = torch.tensor(SHARPEST, dtype=torch.float32).log10().item()
-    factors = torch.logspace(0, decades, 100, dtype=torch.float64)
+def best_factor(scores: Tensor, truth: Tensor, most: float, looks: int) -> float:
+    """The factor of scores, between 1 and the most, that makes these classes most probable."""
+    factors = torch.logspace(0, math.log10(most), looks, dtype=torch.float64)
     losses = [torch.nn.functional.cross_entropy(scores * t, truth).item() for t in factors]
     return float(factors[min(range(len(losses)), key=losses.__getitem__)])

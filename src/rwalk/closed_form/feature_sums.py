@@ -81,7 +81,9 @@ class Counted:
         else:
             sums = self._sums(examples, weight)
             drawn = self._drawn(examples, growth)
-            drift = {} if examples.y.ndim != 1 else self._drift_of(sums)
+            several = (sums.counts >= SEVERAL).nonzero()[:, 0] if examples.y.ndim == 1 else sums.counts[:0]
+            means = sums.cross[:, several] / sums.targets[several]
+            drift = self._drift_of(several, sums.counts[several], means)
             self._rebase(len(examples))
             self.statistics.merge(sums)
         self.sample = self.sample.joined(drawn)
@@ -233,33 +235,31 @@ class Counted:
         return None if self.range is None else outside(x, self.range, getattr(self.map, "scale", None))
 
     def _drift(self, phi: Tensor, y: Tensor) -> dict[int, float]:
-        if y.ndim != 1 or not bool((torch.bincount(y) >= SEVERAL).any()):
+        if y.ndim != 1:
             return {}
-        call = self._empty(len(self.statistics.counts))
-        each = phi.new_zeros(len(call.counts), phi.shape[1], dtype=torch.float64)
-        call.cross = each.index_add_(0, y, phi.double()).T
-        call.counts = torch.bincount(y, minlength=len(call.counts))
-        call.targets = call.counts.double()
-        return self._drift_of(call)
+        classes, place, counts = y.unique(return_inverse=True, return_counts=True)
+        if not bool((counts >= SEVERAL).any()):
+            return {}
+        sums = phi.new_zeros(len(classes), phi.shape[1], dtype=torch.float64)
+        return self._drift_of(classes, counts, (sums.index_add_(0, place, phi.double()) / counts[:, None]).T)
 
-    def _drift_of(self, call: Statistics) -> dict[int, float]:
-        """How far the mean of each class in a call lies from its mean so far, in deviations of a feature.
+    def _drift_of(self, classes: Tensor, counts: Tensor, means: Tensor) -> dict[int, float]:
+        """How far the means [D, m] of a call's classes lie from their means so far, in deviations of a feature.
 
         It is the root of the mean square over features, less what chance alone explains.
         """
-        sums, new = self.statistics.tensors(), call.tensors()
-        both = (new["counts"] >= SEVERAL) & (sums["counts"] >= SEVERAL) & (sums["targets"] > 0)
+        sums = self.statistics.tensors()
+        both = (counts >= SEVERAL) & (sums["counts"][classes] >= SEVERAL) & (sums["targets"][classes] > 0)
         if not bool(both.any()):
             return {}
+        classes, counts, means = classes[both], counts[both], means[:, both]
         weight = sums["weight"]
-        variance = sums["gram"].diagonal() / weight - (sums["total"] / weight).square()
+        variance = self.statistics.second_moments() / weight - (sums["total"] / weight).square()
         varies = variance > 1e-12 * variance.max()
-        apart = (new["cross"] / new["targets"] - sums["cross"] / sums["targets"])[varies][:, both]
+        apart = (means - sums["cross"][:, classes] / sums["targets"][classes])[varies]
         square = (apart.square() / variance[varies, None]).mean(0)
-        chance = 1 / new["counts"][both] + 1 / sums["counts"][both]
-        return dict(
-            zip(both.nonzero()[:, 0].tolist(), (square - chance).clamp(min=0).sqrt().tolist(), strict=True)
-        )
+        chance = 1 / counts + 1 / sums["counts"][classes]
+        return dict(zip(classes.tolist(), (square - chance).clamp(min=0).sqrt().tolist(), strict=True))
 
     def _check_left(self, left: Statistics, removed: float) -> None:
         """Refuse sums that no examples could have: the scatter within classes must be positive semidefinite.
@@ -271,10 +271,9 @@ class Counted:
         slack = 1e-9 if self.products == torch.float64 else 1e-4
         if self.dtype != torch.float64:  # an image's features depend, by rounding, on its neighbours in a batch
             slack = max(slack, 1e-5 * min(1.0, removed / weight))
-        variance = before["gram"].diagonal().clamp(min=0)
+        variance = self.statistics.second_moments().clamp(min=0)
         scale = torch.where(variance > 0, variance, 1.0).rsqrt()
-        scatter = now["gram"].triu()
-        scatter = (scatter + scatter.triu(1).T) * scale[:, None] * scale
+        scatter = left.symmetric().mul_(scale[:, None]).mul_(scale)
         if _is_indicators(before):
             cross = now["cross"] * scale[:, None]
             gone = now["counts"] == 0

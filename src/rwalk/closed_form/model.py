@@ -107,7 +107,7 @@ class Model:
     def forget(self, examples: Examples) -> None:
         """Remove these, which were learned with the same targets and weights."""
         if self.counted is None:
-            self.held = without(self.held, examples)
+            self.held = without(self.held, replace(examples, x=examples.x.to(self.dtype)))  # as they are held
             self._fit = None
             return
         if (self.counts < examples.counts(self.columns)).any():

@@ -95,7 +95,7 @@ def solve(centred: Centred, blocks: Sequence[int], ridge: float | None = None, s
     if ridge is None:
         ridge = _chosen(gram, cross, centred, share)
     factor, ridge = factored(gram, ridge)
-    weights = coordinates.back(torch.cholesky_solve(cross, factor))
+    weights = coordinates.back(_by_factor(factor, cross))
     return Solution(weights, centred.target - centred.mean @ weights, ridge)
 
 
@@ -142,17 +142,24 @@ def equations(centred: Centred, blocks: Sequence[int]) -> tuple[Tensor, Tensor, 
     """G and X in coordinates of equal penalties, and these coordinates."""
     scale = penalties(centred, blocks).rsqrt()
     if centred.root is None:
-        return centred.gram * scale[:, None] * scale, centred.cross * scale[:, None], Coordinates(scale)
+        return (centred.gram * scale[:, None]).mul_(scale), centred.cross * scale[:, None], Coordinates(scale)
     basis, triangle = torch.linalg.qr((centred.root * scale).T)
     coordinates = Coordinates(scale, basis)
     return triangle @ triangle.T, coordinates.of(centred.cross), coordinates
 
 
 def _factor(gram: Tensor, ridge: float) -> tuple[Tensor, bool]:
-    held = gram.clone()
+    held = gram.mT.clone(memory_format=torch.contiguous_format).mT  # columns adjacent: factored where it is
     held.diagonal().add_(ridge)
-    factor, failed = torch.linalg.cholesky_ex(held)
+    info = torch.empty((), dtype=torch.int32, device=held.device)
+    factor, failed = torch.linalg.cholesky_ex(held, out=(held, info))
     return factor, bool(failed)
+
+
+def _by_factor(factor: Tensor, target: Tensor) -> Tensor:
+    """(L Lᵀ)⁻¹ of these columns; torch's own function copies the factor."""
+    half = torch.linalg.solve_triangular(factor, target, upper=False)
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True)
 
 
 def factored(gram: Tensor, ridge: float) -> tuple[Tensor, float]:
@@ -184,7 +191,7 @@ def _left_out(gram: Tensor, cross: Tensor, centred: Centred, ridge: float) -> fl
     draw = generator("closed-form", "trace", len(gram))
     probes = torch.randint(2, (len(gram), PROBES), generator=draw).to(gram) * 2 - 1
     inverse = torch.linalg.solve_triangular(factor, probes, upper=False).square().sum() / PROBES
-    weights = torch.cholesky_solve(cross, factor)
+    weights = _by_factor(factor, cross)
     explained = (weights * cross).sum() + ridge * weights.square().sum()
     error = _positive(centred.squares.sum(), explained).log()
     free = len(gram) - ridge * inverse + 1
@@ -238,7 +245,7 @@ def discriminants(
     gram, _, coordinates = equations(centred, blocks)
     centres = coordinates.of(from_mean)
     factor, ridge = factored(gram - (centres * class_weights[seen]) @ centres.T, ridge)
-    directions = coordinates.back(torch.cholesky_solve(centres, factor)) * centred.weight
+    directions = coordinates.back(_by_factor(factor, centres)) * centred.weight
     share = (class_weights[seen] / centred.weight).log()
     weights = torch.zeros_like(class_sums)
     bias = torch.full_like(class_weights, -torch.inf)

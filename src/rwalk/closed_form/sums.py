@@ -11,7 +11,7 @@ example removes it exactly.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple, Self
 
@@ -21,7 +21,7 @@ from torch import Tensor
 BLOCK = 4096  # rows multiplied at a time: float32 products are summed over no more of them than that
 WAITING = 512, 2048  # rows of small calls kept until they are worth a multiplication; more where NumPy multiplies
 MANY = 200  # classes, beyond which a product with their indicators is mostly zeros
-PANELS = 12  # the Gram matrix is symmetric: in twelve panels, little more than half of it is computed
+PANELS = 12  # the Gram matrix is symmetric: in twelve panels, little more than half of it is computed and kept
 LOW_RANK = 1 / 3  # of the features: a Gram matrix of no higher rank is stored as a factor
 AT_ONCE = 1 << 27  # bytes of features that a large call holds: many rows per product, and none of them twice
 
@@ -42,7 +42,7 @@ class Centred(NamedTuple):
 class Statistics:
     """Sums over all examples seen, always in float64."""
 
-    gram: Tensor  # [D, D]; below the panels of the diagonal it is not filled
+    gram: Tensor  # panels of rows, each from the diagonal on, one after the other: see `panels`
     total: Tensor  # [D]
     cross: Tensor  # [D, C]
     targets: Tensor  # [C]
@@ -57,12 +57,39 @@ class Statistics:
             return torch.zeros(shape, dtype=torch.float64, device=device)
 
         counts = torch.zeros(targets, dtype=torch.int64, device=device)
-        gram, cross = zeros(features, features), zeros(features, targets)
+        gram = zeros(sum(rows * columns for _, rows, columns in _panels(features)))
+        cross = zeros(features, targets)
         return cls(gram, zeros(features), cross, zeros(targets), zeros(targets), zeros(), counts)
 
     @property
     def size(self) -> int:
         return len(self.total)
+
+    def panels(self) -> Iterator[tuple[slice, Tensor]]:
+        """Rows of the Gram matrix, and what is kept of them: from the first of these rows' columns on."""
+        used = 0
+        for start, rows, columns in _panels(self.size):
+            panel = self.gram[used : used + rows * columns].view(rows, columns)
+            yield slice(start, start + rows), panel
+            used += rows * columns
+
+    def symmetric(self, features: int | None = None) -> Tensor:
+        """The Gram matrix [D, D] of all features or the first ones."""
+        self._add_waiting()
+        size = self.size if features is None else features
+        whole = self.gram.new_empty(size, size)
+        for rows, panel in self.panels():
+            part = panel[: max(0, size - rows.start), : max(0, size - rows.start)]
+            whole[rows, rows.start :] = part
+            whole[rows.start :, rows] = part.T
+            own = part[:, : len(part)].triu()
+            whole[rows, rows] = own + own.triu(1).T
+        return whole
+
+    def second_moments(self) -> Tensor:
+        """Σ w φ² [D]: the diagonal of the Gram matrix."""
+        self._add_waiting()
+        return torch.cat([panel.diagonal() for _, panel in self.panels()])
 
     # ── sums ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -117,13 +144,10 @@ class Statistics:
     def _add_block(self, phi: Tensor, y: Tensor, weight: Tensor) -> None:
         weighted = phi if (weight == 1).all() else phi * weight.to(phi.dtype)[:, None]
         if _by_blas(phi):
-            root = (phi if weighted is phi else phi * weight.sqrt()[:, None]).numpy()
-            self.gram += torch.from_numpy(root.T @ root)  # NumPy computes one half of a symmetric product
+            self._add_square(phi if weighted is phi else phi * weight.sqrt()[:, None])
         else:
-            width = max(1, -(-self.size // PANELS))
-            for start in range(0, self.size, width):
-                panel = weighted[:, start : start + width].T @ phi[:, start:]
-                self.gram[start : start + width, start:] += panel
+            for rows, panel in self.panels():
+                panel += weighted[:, rows].T @ phi[:, rows.start :]
         if y.ndim == 1 and (_by_blas(phi) or len(self.counts) > MANY):
             present, place = y.unique(return_inverse=True)
             each = weighted.new_zeros(len(present), self.size, dtype=torch.float64)
@@ -137,14 +161,24 @@ class Statistics:
             target = _one_hot(y, len(self.counts)) if y.ndim == 1 else y.to(torch.float64)
             self.cross += weighted.T.to(torch.float64) @ target
 
+    def _add_square(self, root: Tensor) -> None:
+        """Add rootᵀ root; NumPy computes one half of a symmetric product."""
+        every = root.numpy()
+        for rows, panel in self.panels():
+            own = every[:, rows]
+            panel[:, : len(panel)] += torch.from_numpy(own.T @ own)
+            panel[:, len(panel) :] += torch.from_numpy(own.T @ every[:, rows.stop :])
+
     # ── results ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def shifted(self, by: Tensor) -> Self:
         """The sums of the same examples with features φ + by."""
         sums = self.tensors()
         moved = copy.deepcopy(self)
-        one_way = torch.outer(sums["total"], by)
-        moved.gram += one_way + one_way.T + sums["weight"] * torch.outer(by, by)
+        total, weight = sums["total"], sums["weight"]
+        for rows, panel in moved.panels():
+            along, after = by[rows, None], slice(rows.start, None)
+            panel += total[rows, None] * by[after] + along * total[after] + weight * along * by[after]
         moved.total += sums["weight"] * by
         moved.cross += torch.outer(by, sums["targets"])
         return moved
@@ -163,10 +197,10 @@ class Statistics:
         weight *= factor
         target = tensors["targets"] * factor / weight
         mean = tensors["total"][some] * factor / weight
-        gram = tensors["gram"][some, some].triu()
-        gram += gram.triu(1).T
+        gram = self.symmetric(features)
         gram *= factor
-        gram -= weight * torch.outer(mean, mean)
+        for rows, own in zip(gram.split(WAITING[0]), mean.split(WAITING[0]), strict=True):
+            rows -= weight * torch.outer(own, mean)
         cross = tensors["cross"][some] * factor - weight * torch.outer(mean, target)
         squares = (tensors["squares"] * factor - weight * target.square()).clamp(min=0)
         return Centred(gram, cross, squares, mean, target, weight)
@@ -178,34 +212,49 @@ class Statistics:
         so that the model and its file continue alike.
         """
         tensors = self.tensors()
-        tensors["gram"] = tensors["gram"].triu()
-        if (root := self.low_rank(self.gram)) is not None:
-            self.gram = root.T @ root
+        if (root := self.low_rank()) is not None:
             del tensors["gram"]
+            self.gram.zero_()
+            self._add_square(root)
             return {**tensors, "root": root}
-        rows, columns = torch.triu_indices(self.size, self.size, device=self.gram.device)
-        return {**tensors, "gram": tensors["gram"][rows, columns]}
+        return {**tensors, "gram": torch.cat([panel[_upper(panel)] for _, panel in self.panels()])}
 
-    def low_rank(self, gram: Tensor) -> Tensor | None:
+    def low_rank(self, gram: Tensor | None = None) -> Tensor | None:
         """R [rank, D] of this matrix RᵀR of the features, if few examples leave it a low rank."""
-        if int(self.counts.sum()) > LOW_RANK * len(gram) or gram.device.type != "cpu":
+        size = self.size if gram is None else len(gram)
+        if int(self.counts.sum()) > LOW_RANK * size or self.gram.device.type != "cpu":
             return None
-        root = _factor(gram)
-        return root if 0 < len(root) <= LOW_RANK * len(gram) else None
+        root = _factor(self.symmetric() if gram is None else gram)
+        return root if 0 < len(root) <= LOW_RANK * size else None
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], device: torch.device) -> Self:
         """The sums that `compact` gives."""
         parts = dict(tensors)
-        if "root" in parts:
-            root = parts.pop("root")
-            parts["gram"] = root.T @ root
-        else:
-            size = len(parts["total"])
-            rows, columns = torch.triu_indices(size, size)
-            parts["gram"], upper = torch.zeros(size, size, dtype=torch.float64), parts["gram"]
-            parts["gram"][rows, columns] = upper
+        root, upper = parts.pop("root", None), parts.pop("gram", None)
+        sums = cls.empty(len(parts["total"]), len(parts["counts"]))
+        if root is not None:
+            sums._add_square(root)
+        elif upper is not None:
+            used = 0
+            for _, panel in sums.panels():
+                own = _upper(panel)
+                panel[own] = upper[used : used + int(own.sum())]
+                used += int(own.sum())
+        parts["gram"] = sums.gram
         return cls(**{name: each.to(device) for name, each in parts.items()})
+
+
+def _panels(size: int) -> Iterator[tuple[int, int, int]]:
+    """First row, rows and columns of the panels of a symmetric matrix."""
+    width = max(1, -(-size // PANELS))
+    for start in range(0, size, width):
+        yield start, min(width, size - start), size - start
+
+
+def _upper(panel: Tensor) -> Tensor:
+    """Which of its numbers lie in the upper triangle."""
+    return torch.ones(panel.shape, dtype=torch.bool, device=panel.device).triu()
 
 
 def _factor(gram: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, cast
 
@@ -115,6 +115,11 @@ def fingerprint(features: FeatureMap) -> str:
     first, tensors = features.kind, tensors_of(features)
     if isinstance(features, BackboneFeatures):
         first, tensors = str(features.lift or ""), features.network.state_dict()
+    return checksum(tensors, first)
+
+
+def checksum(tensors: Mapping[str, Tensor], first: str = "") -> str:
+    """Of names and contents."""
     digest = hashlib.sha256(first.encode())
     for name, tensor in tensors.items():
         digest.update(name.encode())

@@ -46,6 +46,7 @@ class PatchFeatures:
     grid: Tensor  # []: parts of the image along each side
     mirrored: Tensor  # []: the mirror image's share of the features, 0 or ½
     floor: Tensor | None = None  # []: added to averages before the root; None: averages, as in earlier files
+    stride: Tensor | None = None  # []: pixels from one patch to the next; None: 1, as in earlier files
 
     kind = "images"
 
@@ -82,18 +83,24 @@ class PatchFeatures:
         return self._averages(x).lerp(self._averages(x.flip(-1)), self.mirrored)
 
     def _averages(self, x: Tensor) -> Tensor:
-        positions = (x.shape[2] - SIDE + 1) * (x.shape[3] - SIDE + 1)
+        stride = self._step
+        positions = ((x.shape[2] - SIDE) // stride + 1) * ((x.shape[3] - SIDE) // stride + 1)
         at_once = AT_ONCE.get(x.device.type, AT_ONCE["cpu"])
         images = max(1, at_once // (positions * len(self.filters)))
         return torch.cat([self._pooled(part) for part in x.split(images)])
 
     def _pooled(self, x: Tensor) -> Tensor:
-        answers = F.conv2d(x, self.filters).div_(_contrast(x, self.faint)).sub_(self.offsets[:, None, None])
+        answers = F.conv2d(x, self.filters, stride=self._step).div_(_contrast(x, self.faint, self._step))
+        answers.sub_(self.offsets[:, None, None])
         beyond = F.softshrink(answers, THRESHOLD)
         grid = int(self.grid)
         difference = F.adaptive_avg_pool2d(beyond, grid)
         above = F.adaptive_avg_pool2d(beyond.relu_(), grid)
         return torch.cat([above, above - difference], dim=1).flatten(1)
+
+    @property
+    def _step(self) -> int:
+        return 1 if self.stride is None else int(self.stride)
 
     @property
     def blocks(self) -> list[int]:
@@ -124,10 +131,10 @@ def looks_mirrored(features: PatchFeatures, x: Tensor) -> bool:
     return right < TOLD_APART * len(difference)
 
 
-def _contrast(x: Tensor, faint: Tensor) -> Tensor:
+def _contrast(x: Tensor, faint: Tensor, stride: int) -> Tensor:
     """Standard deviation within the patch at every position: [n, 1, h', w']."""
-    mean = F.avg_pool2d(x, SIDE, 1).mean(1, keepdim=True)
-    square = F.avg_pool2d(x.square(), SIDE, 1).mean(1, keepdim=True)
+    mean = F.avg_pool2d(x, SIDE, stride).mean(1, keepdim=True)
+    square = F.avg_pool2d(x.square(), SIDE, stride).mean(1, keepdim=True)
     return ((square - mean.square()).clamp(min=0) + faint).sqrt()
 
 
