@@ -112,7 +112,7 @@ class Guard:
         self._anchor = method if isinstance(method, Anchor) else None
         kept = given.state or StateOptions()
         device = None if kept.device is None else torch.device(kept.device)
-        self._state = GuardState(Vanilla() if isinstance(method, Anchor) else method, kept.dtype, device)
+        self._state = GuardState(Vanilla() if isinstance(method, Anchor) else method, kept.dtype == "8bit", device)
         self._sets: list[Probes] = []
         self._reference: Reference | None = None  # None until there are probes
         self._readings = Readings()

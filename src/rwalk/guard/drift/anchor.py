@@ -17,6 +17,7 @@ from rwalk.guard.drift.eval_mode import eval_mode
 from rwalk.guard.drift.probes import Probes
 from rwalk.guard.select import unwrapped
 from rwalk.guard.state.guard_state import ParameterStates
+from rwalk.guard.state.parameter import Piece
 from rwalk.guard.state.sharded import groups, is_sharded, local
 from rwalk.guard.step.penalty import step_size
 from rwalk.methods.method import require
@@ -197,7 +198,7 @@ class StepBack:
             assert state is not None
             here, rate = local(parameter.detach()), self._rates[parameter]
             new = torch.addcmul(state.wide(here), state.wide(slope), state.wide(factor), value=-rate)
-            here.copy_(state.narrowed(new, here))
+            here.copy_(Piece(state).narrowed(new, here.dtype))
             momentum = self.optimizer.state[parameter].get("momentum_buffer")
             if momentum is not None:
                 local(momentum).mul_(kept.to(momentum.dtype))
