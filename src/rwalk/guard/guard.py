@@ -467,7 +467,7 @@ class Guard:
             return self._state.penalty()
 
     def report(self) -> Report:
-        """How far the model has drifted since the last task ended: to print, `to_dict()`, `picture()`."""
+        """How far the model has drifted since the last task ended: to print, or `to_dict()`."""
         method, inner = self.method, self._inner
         sets = tuple(
             ProbeReport(each.examples, each.drift(inner), each.loss_before, each.loss(inner))

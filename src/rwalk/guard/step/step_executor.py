@@ -1,8 +1,8 @@
 """The executor: runs the equations of a guarded step (`equations`) on all parameters of a kind.
 
 A plain state is used where it lies, parameter by parameter. Parameters that are narrower than the equations are
-widened, and an encoded state is decoded and encoded chunk by chunk. On CUDA generated kernels (`kernels`) do all of
-it in one pass. Nothing in a step waits for the device.
+widened, and an encoded state is decoded and encoded chunk by chunk. On CUDA generated kernels (`kernels`) do all
+of it in one pass. Nothing in a step waits for the device.
 """
 
 from __future__ import annotations
