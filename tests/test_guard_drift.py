@@ -742,7 +742,7 @@ def test_labels_of_a_loader_choose_the_divergence(labels: Tensor, name: str) -> 
     assert probes.divergences["output"].name == name
 
 
-def test_probabilities_are_refused_and_embeddings_taken_for_logits_are_a_warning() -> None:
+def test_probabilities_are_refused() -> None:
     x = task(0)[0]
     model = nn.Sequential(nn.Linear(8, 3), nn.Softmax(-1))
     with pytest.raises(InputError, match="returns probabilities, and drift is measured on logits: give outputs="):
@@ -750,26 +750,74 @@ def test_probabilities_are_refused_and_embeddings_taken_for_logits_are_a_warning
     probes = Probes(x, outputs=lambda output: output.log())
     probes.keep(model)
     assert probes.divergences["output"].name == "kl"
-    with pytest.warns(UserWarning, match="hardly prefer any: if they are numbers or embeddings, give divergence="):
-        Probes(x).keep(nn.Linear(8, 64))
-    Probes(x, divergence="kl").keep(nn.Linear(8, 64))
 
 
-@pytest.mark.parametrize(("scale", "offset", "which"), [(1.0, 0.0, "hardly prefer any"), (9.0, 900.0, "the same")])
-def test_few_numbers_taken_for_logits_are_a_warning(scale: float, offset: float, which: str) -> None:
-    torch.manual_seed(0)
+LOSSES: dict[str, Any] = {
+    "kl": lambda out, y: F.cross_entropy(out, y),
+    "mse": lambda out, y: F.mse_loss(out, F.one_hot(y, 4).float()),
+    "binary_kl": lambda out, y: F.binary_cross_entropy_with_logits(out, F.one_hot(y, 4).float()),
+    "cosine": lambda out, y: 1 - F.cosine_similarity(out, F.one_hot(y, 4).float()).mean(),
+}
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_of_the_first_step_chooses_the_divergence_of_a_table(name: str, precision: torch.dtype) -> None:
+    model, (x, y) = layers(), task(0)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, probes=x)
+    old = copy.deepcopy(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+                loss = LOSSES[name](model(x).float(), y)
+            (1024 * loss).backward()  # as a scaler does
+            optimizer.param_groups[0]["lr"] = 1e-4
+            optimizer.step()
+            optimizer.zero_grad()
+    expected = Probes(x, divergence=name)
+    expected.keep(old)
+    assert guard.finish().drift == pytest.approx(expected.drift(model), rel=1e-4)
+
+
+def test_single_number_is_a_yes_or_no_if_its_loss_is() -> None:
+    model, (x, y) = nn.Linear(8, 1), task(0)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, probes=x)
+    F.binary_cross_entropy_with_logits(model(x)[:, 0], (y > 1).float()).backward()
+    optimizer.step()
+    assert guard.state_dict()["drift"]["sets"][0]["divergences"] == {"output": "binary_kl"}
+
+
+def test_table_that_is_taken_for_logits_without_a_look_at_the_loss_is_a_warning() -> None:
+    model, (x, y) = layers(), task(0)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    Guard(model, optimizer, probes=x)
+    F.mse_loss(model.forward(x), F.one_hot(y, 4).float()).backward()  # no hook is called
+    with pytest.warns(
+        UserWarning, match="are taken for logits of 4 classes: if .* give divergence='mse'"
+    ) as found:
+        optimizer.step()
+    assert found[0].filename == __file__
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(0.0, 0.0), (9.0, 900.0)])
+def test_importance_of_numbers_taken_for_logits_is_a_warning(scale: float, offset: float) -> None:
+    """They prefer no class, or always the same."""
     model = nn.Linear(8, 3)
     with torch.no_grad():
         model.weight.mul_(scale)
         model.bias[1] += offset
-    with pytest.warns(UserWarning, match=f"logits of 3 classes, but they .*{which}: .*divergence='mse'"):
-        Probes(task(0)[0]).keep(model)
+    with pytest.warns(UserWarning, match="taken for logits of 3 classes"):
+        Guard(model, SGD(model.parameters(), lr=0.1), "ewc", probes=task(0)[0])
 
 
-def test_a_trained_classifier_is_no_warning() -> None:
+def test_trained_classifier_is_no_warning() -> None:
+    model = copy.deepcopy(trained(layers))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Probes(task(0)[0]).keep(trained(layers))
+        Guard(model, SGD(model.parameters(), lr=0.1), "ewc", probes=task(0)[0])
 
 
 @pytest.mark.parametrize(

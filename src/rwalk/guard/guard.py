@@ -24,7 +24,7 @@ from rwalk.guard import guard_file, importance, options, select, warnings
 from rwalk.guard.drift import anchor as anchors
 from rwalk.guard.drift.anchor import Anchor, Pull, Readings, StepBack
 from rwalk.guard.drift.batches import device_of
-from rwalk.guard.drift.eval_mode import TrainingAutocast
+from rwalk.guard.drift.eval_mode import TrainingPass
 from rwalk.guard.drift.probes import Probes, weighted_mean
 from rwalk.guard.drift.reference import Reference
 from rwalk.guard.hooks import OptimizerHooks, check_is_alone
@@ -116,10 +116,10 @@ class Guard:
         self._sets: list[Probes] = []
         self._reference: Reference | None = None  # None until there are probes
         self._readings = Readings()
-        self._autocast = TrainingAutocast()
+        self._first_pass = TrainingPass()
         self._step_back: StepBack | None = None  # in the step in progress
         self._hooks: OptimizerHooks | None = None
-        self._warned = False
+        self._warned = self._guessed = False
         self.attach(optimizer)
 
     def __repr__(self) -> str:
@@ -185,7 +185,7 @@ class Guard:
         self._hooks = OptimizerHooks(self, optimizer, self._state, self._pulls, self._observed, match)
         self._hooks.begin(self._given.hooks)
         if self._anchor is not None:
-            self._autocast.watch(model)
+            self._first_pass.watch(model)
         if before and before != set(self._parameters) and not self._state.steps:
             self._check_replaced()
 
@@ -201,7 +201,7 @@ class Guard:
 
     def detach(self) -> None:
         """Stop guarding and remove every hook; `attach` continues."""
-        self._autocast.release()
+        self._first_pass.release()
         if self._hooks is not None:
             self._hooks.end()
 
@@ -222,6 +222,11 @@ class Guard:
         self._step_back = None
         if self._anchor is None or not self._sets:
             return {}
+        if self._guessed:
+            self._guessed = False
+            for probes in self._sets:
+                if probes.guessed:
+                    probes.settle(self._inner, self._first_pass.evidence, always=True)
         interval = self._anchor.interval(self.steps, self.optimizer)
         if self.steps % interval != interval - 1:  # not in the first step, because drift is zero there
             return {}
@@ -232,7 +237,7 @@ class Guard:
 
     def _pull(self, anchor: Anchor) -> Pull:
         number = self.steps // anchor.interval(self.steps, self.optimizer)
-        with self._autocast.context(self.model):
+        with self._first_pass.context(self.model):
             pull = Pull.of(self.model, self._parameters, self._sets, number)
         self._readings.add(self.tasks, self.steps, pull.drift)
         return pull
@@ -283,6 +288,8 @@ class Guard:
             return
         found = self._probes(probes)
         found.keep(self._inner)
+        if self._anchor is None:
+            found.settle(self._inner, None)
         self._check_ranks(found)
         self._state.begin(importance.of_probes(self._state, self.model, found))
         self._sets = [found]
@@ -354,6 +361,7 @@ class Guard:
             self._reference = Reference.of(self.model, self._parameters)
             for probes in self._sets:
                 probes.keep(self._inner)
+            self._guessed = self._first_pass.wanted = any(probes.guessed for probes in self._sets)
 
     def _probes(self, given: Any) -> Probes:
         if isinstance(given, Probes):
