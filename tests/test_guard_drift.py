@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from rwalk import Anchor, Guard, Probes, own_samples
 from rwalk.errors import InputError
 from rwalk.guard.drift import divergences
+from rwalk.guard.drift.anchor import grows
 from rwalk.guard.drift.divergences import DIVERGENCES
 from rwalk.guard.drift.eval_mode import eval_mode
 from rwalk.methods import EWC, RWalk, Vanilla
@@ -307,6 +308,50 @@ def test_sgd_group_without_learning_rate_is_not_pulled() -> None:
     guard.detach()
 
 
+class OwnMomentum(torch.optim.Optimizer):
+    """Somebody's SGD with momentum, under names of their own; other attributes may not be shared with a trial."""
+
+    def __init__(self, params: Any, lr: float, normed: bool = False) -> None:
+        super().__init__(params, {"lr": lr, "normed": normed})
+        self.counts = {"steps": 0}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.counts["steps"] += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    state = self.state[p]
+                    grad = F.normalize(p.grad, dim=None) if group["normed"] else p.grad
+                    state["velocity"] = 0.9 * state.get("velocity", torch.zeros_like(p)) + grad
+                    state["spread"] = torch.ones_like(p)
+                    p -= group["lr"] * state["velocity"]
+
+
+def test_optimizer_of_ones_own_that_is_sgd_is_pulled_as_sgd() -> None:
+    drifts: list[float] = []
+    for make in (lambda p: SGD(p, lr=0.01, momentum=0.9), lambda p: OwnMomentum(p, lr=0.01)):
+        model = copy.deepcopy(trained(layers))
+        optimizer = make(model.parameters())
+        guard = Guard(model, optimizer, probes=task(0)[0])
+        assert not optimizer.state
+        train(model, optimizer, *task(1), steps=24)
+        report = guard.finish()
+        assert [reading.step for reading in report.readings] == list(range(1, 24, 2))
+        drifts.append(report.drift or 0.0)
+    assert optimizer.counts == {"steps": 24} and float(optimizer.state[model[0].weight]["spread"].min()) == 1
+    assert drifts[1] < 1.5 * drifts[0]  # not the same, because steps that momentum is about to take are not known
+
+
+def test_optimizers_are_told_apart_by_their_steps() -> None:
+    model = nn.Linear(8, 3)
+    assert grows(OwnMomentum(model.parameters(), lr=0.1))
+    assert not grows(OwnMomentum(model.parameters(), lr=0.1, normed=True))
+    holder: Any = OwnMomentum(model.parameters(), lr=0.1)
+    holder.everything = list(model.parameters())  # a trial might move these
+    assert not grows(holder)
+
+
 def other_optimizers() -> list[Any]:
     kinds = (torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Adamax, torch.optim.ASGD)
     return [pytest.param(kind, id=kind.__name__) for kind in (*kinds, SGD)]
@@ -383,6 +428,35 @@ def test_rewind_keeps_the_budget_for_certain() -> None:
     torch.testing.assert_close(model.state_dict()["2.running_mean"], start["2.running_mean"], rtol=1e-2, atol=1e-2)
     with pytest.raises(InputError, match="rewind needs a budget"):
         guard.rewind()
+
+
+def test_parameters_unfrozen_later_are_held_and_rewound() -> None:
+    model, (x, y) = copy.deepcopy(trained(layers)), task(1)
+    frozen = [*model[0].parameters()]
+    for each in frozen:
+        each.requires_grad_(False)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, probes=task(0)[0])
+    assert guard._reference is not None and not any(name.startswith("0.") for name in guard._reference.tensors)
+    train(model, optimizer, x, y, steps=8)
+    before = [each.detach().clone() for each in frozen]
+    for each in frozen:
+        each.requires_grad_(True)
+    train(model, optimizer, x, y, steps=40)
+    assert not any(map(torch.equal, frozen, before))
+    guard.rewind(1e-9)
+    for each, old in zip(frozen, before, strict=True):
+        torch.testing.assert_close(each.detach(), old, rtol=0, atol=1e-3)
+
+
+def test_parameters_unfrozen_under_a_method_on_parameters_are_a_warning() -> None:
+    model, (x, y) = copy.deepcopy(trained(layers)), task(1)
+    model[0].requires_grad_(False)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    Guard(model, optimizer, "ewc", probes=task(0)[0])
+    model[0].requires_grad_(True)
+    with pytest.warns(UserWarning, match="0.weight was frozen when the old task was measured"):
+        train(model, optimizer, x, y, steps=1)
 
 
 def test_rewind_moves_guarded_parameters_alone() -> None:

@@ -32,6 +32,7 @@ from rwalk.guard.options import StateOptions
 from rwalk.guard.report import Point, ProbeReport, Report
 from rwalk.guard.select import Params
 from rwalk.guard.state.guard_state import GuardState, ParameterStates
+from rwalk.guard.state.parameter import ParameterState
 from rwalk.guard.state.sharded import groups
 from rwalk.methods import METHODS, Method, Vanilla
 
@@ -116,6 +117,7 @@ class Guard:
         self._sets: list[Probes] = []
         self._reference: Reference | None = None  # None until there are probes
         self._readings = Readings()
+        self._frozen: set[str] = set()
         self._first_pass = TrainingPass()
         self._step_back: StepBack | None = None  # in the step in progress
         self._hooks: OptimizerHooks | None = None
@@ -182,7 +184,7 @@ class Guard:
         self._state.by_parameter = states
         self.detach()
         self.model, self.optimizer = model, optimizer
-        self._hooks = OptimizerHooks(self, optimizer, self._state, self._pulls, self._observed, match)
+        self._hooks = OptimizerHooks(self, optimizer, self._state, self._pulls, self._start, self._observed, match)
         self._hooks.begin(self._given.hooks)
         if self._anchor is not None:
             self._first_pass.watch(model)
@@ -195,7 +197,7 @@ class Guard:
         if self._reference is None:
             self._state.warn_if_moved(f"{otherwise}; adapters one after another need probes=")
             return
-        self._reference = Reference.of(self.model, self._parameters)
+        self._reference = Reference.of(self.model, self._moving)
         if (drift := self.drift()) > MOVED:
             warnings.warn(f"the model is not where its last task left it (drift {drift:.3g}): {otherwise}")
 
@@ -242,6 +244,20 @@ class Guard:
         self._readings.add(self.tasks, self.steps, pull.drift)
         return pull
 
+    def _start(self, state: ParameterState) -> None:
+        """A parameter is about to take its first step."""
+        state.start(self._state.method)
+        if state.name not in self._frozen:
+            return
+        if self._reference is not None:
+            self._reference.add(state.name, state.parameter)
+        if self._anchor is None:
+            self._frozen.clear()  # one warning is enough
+            warnings.warn(
+                f"{state.name} was frozen when the old task was measured, so it is not held before the next "
+                "consolidate(): unfreeze parameters before you make the guard"
+            )
+
     def _observed(self) -> None:
         """A step has ended."""
         state = self._state
@@ -266,6 +282,11 @@ class Guard:
     @property
     def _parameters(self) -> list[nn.Parameter]:
         return [each.parameter for each in self._state.guarded]
+
+    @property
+    def _moving(self) -> list[nn.Parameter]:
+        """Those that were trained, or are: of the others, such as a model around an adapter, nothing is copied."""
+        return [each.parameter for each in self._state.guarded if each.started or each.parameter.requires_grad]
 
     # ── a task ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -357,11 +378,17 @@ class Guard:
 
     def _hold(self) -> None:
         """Measure drift from here on."""
+        self._note_frozen()
         if self._sets:
-            self._reference = Reference.of(self.model, self._parameters)
+            self._reference = Reference.of(self.model, self._moving)
             for probes in self._sets:
                 probes.keep(self._inner)
             self._guessed = self._first_pass.wanted = any(probes.guessed for probes in self._sets)
+
+    def _note_frozen(self) -> None:
+        """Frozen parameters belong to what is held, and were neither copied nor measured, because none moves."""
+        moving = set(self._moving)
+        self._frozen = {each.name for each in self._state.guarded if each.parameter not in moving}
 
     def _probes(self, given: Any) -> Probes:
         if isinstance(given, Probes):
@@ -529,6 +556,7 @@ class Guard:
         self._state.load(record, vectors)
         if restored is not None:
             self._sets, self._reference, self._readings = restored
+        self._note_frozen()
         if self._hooks is not None:
             self._hooks.abandon(at_once=False)
         self._warned = True

@@ -54,6 +54,7 @@ class OptimizerHooks:
         optimizer: calls the hooks.
         state: of the guard.
         pulls: returns gradients to add before a step.
+        start: is called with a parameter state before its first step.
         observed: is called after a step.
         match: finds the parameter states again when the optimizer has new parameters.
     """
@@ -64,12 +65,13 @@ class OptimizerHooks:
         optimizer: Optimizer,
         state: GuardState,
         pulls: Callable[[], Pulls],
+        start: Callable[[ParameterState], None],
         observed: Callable[[], None],
         match: Callable[[], ParameterStates],
     ) -> None:
         self.owner, self.optimizer, self.state = owner, optimizer, state
         self.step: Step | None = None  # in progress, or failed unnoticed
-        self._pulls, self._observed, self._match = pulls, observed, match
+        self._pulls, self._start, self._observed, self._match = pulls, start, observed, match
         self._closure_is_checked = self._copies_are_checked = False
         self._changes_gradients = not _is_torchs(optimizer)
         self._release: list[Callable[[], None]] = []
@@ -209,7 +211,7 @@ class OptimizerHooks:
                     "make its layer with sparse=False, or exclude it by params="
                 )
             if not state.started:
-                state.start(method)
+                self._start(state)
         size = step_size(self.optimizer, group)
         for batch in self.state.batches.of(states) if states else ():
             step.batches.append(batch)
