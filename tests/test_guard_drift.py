@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from rwalk import Anchor, Guard, Probes, own_samples
 from rwalk.errors import InputError
 from rwalk.guard.drift import divergences
+from rwalk.guard.drift.anchor import grows
 from rwalk.guard.drift.divergences import DIVERGENCES
 from rwalk.guard.drift.eval_mode import eval_mode
 from rwalk.methods import EWC, RWalk, Vanilla
@@ -307,6 +308,50 @@ def test_sgd_group_without_learning_rate_is_not_pulled() -> None:
     guard.detach()
 
 
+class OwnMomentum(torch.optim.Optimizer):
+    """Somebody's SGD with momentum, under names of their own; other attributes may not be shared with a trial."""
+
+    def __init__(self, params: Any, lr: float, normed: bool = False) -> None:
+        super().__init__(params, {"lr": lr, "normed": normed})
+        self.counts = {"steps": 0}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.counts["steps"] += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    state = self.state[p]
+                    grad = F.normalize(p.grad, dim=None) if group["normed"] else p.grad
+                    state["velocity"] = 0.9 * state.get("velocity", torch.zeros_like(p)) + grad
+                    state["spread"] = torch.ones_like(p)
+                    p -= group["lr"] * state["velocity"]
+
+
+def test_optimizer_of_ones_own_that_is_sgd_is_pulled_as_sgd() -> None:
+    drifts: list[float] = []
+    for make in (lambda p: SGD(p, lr=0.01, momentum=0.9), lambda p: OwnMomentum(p, lr=0.01)):
+        model = copy.deepcopy(trained(layers))
+        optimizer = make(model.parameters())
+        guard = Guard(model, optimizer, probes=task(0)[0])
+        assert not optimizer.state
+        train(model, optimizer, *task(1), steps=24)
+        report = guard.finish()
+        assert [reading.step for reading in report.readings] == list(range(1, 24, 2))
+        drifts.append(report.drift or 0.0)
+    assert optimizer.counts == {"steps": 24} and float(optimizer.state[model[0].weight]["spread"].min()) == 1
+    assert drifts[1] < 1.5 * drifts[0]  # not the same, because steps that momentum is about to take are not known
+
+
+def test_optimizers_are_told_apart_by_their_steps() -> None:
+    model = nn.Linear(8, 3)
+    assert grows(OwnMomentum(model.parameters(), lr=0.1))
+    assert not grows(OwnMomentum(model.parameters(), lr=0.1, normed=True))
+    holder: Any = OwnMomentum(model.parameters(), lr=0.1)
+    holder.everything = list(model.parameters())  # a trial might move these
+    assert not grows(holder)
+
+
 def other_optimizers() -> list[Any]:
     kinds = (torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Adamax, torch.optim.ASGD)
     return [pytest.param(kind, id=kind.__name__) for kind in (*kinds, SGD)]
@@ -383,6 +428,35 @@ def test_rewind_keeps_the_budget_for_certain() -> None:
     torch.testing.assert_close(model.state_dict()["2.running_mean"], start["2.running_mean"], rtol=1e-2, atol=1e-2)
     with pytest.raises(InputError, match="rewind needs a budget"):
         guard.rewind()
+
+
+def test_parameters_unfrozen_later_are_held_and_rewound() -> None:
+    model, (x, y) = copy.deepcopy(trained(layers)), task(1)
+    frozen = [*model[0].parameters()]
+    for each in frozen:
+        each.requires_grad_(False)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, probes=task(0)[0])
+    assert guard._reference is not None and not any(name.startswith("0.") for name in guard._reference.tensors)
+    train(model, optimizer, x, y, steps=8)
+    before = [each.detach().clone() for each in frozen]
+    for each in frozen:
+        each.requires_grad_(True)
+    train(model, optimizer, x, y, steps=40)
+    assert not any(map(torch.equal, frozen, before))
+    guard.rewind(1e-9)
+    for each, old in zip(frozen, before, strict=True):
+        torch.testing.assert_close(each.detach(), old, rtol=0, atol=1e-3)
+
+
+def test_parameters_unfrozen_under_a_method_on_parameters_are_a_warning() -> None:
+    model, (x, y) = copy.deepcopy(trained(layers)), task(1)
+    model[0].requires_grad_(False)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    Guard(model, optimizer, "ewc", probes=task(0)[0])
+    model[0].requires_grad_(True)
+    with pytest.warns(UserWarning, match="0.weight was frozen when the old task was measured"):
+        train(model, optimizer, x, y, steps=1)
 
 
 def test_rewind_moves_guarded_parameters_alone() -> None:
@@ -742,7 +816,7 @@ def test_labels_of_a_loader_choose_the_divergence(labels: Tensor, name: str) -> 
     assert probes.divergences["output"].name == name
 
 
-def test_probabilities_are_refused_and_embeddings_taken_for_logits_are_a_warning() -> None:
+def test_probabilities_are_refused() -> None:
     x = task(0)[0]
     model = nn.Sequential(nn.Linear(8, 3), nn.Softmax(-1))
     with pytest.raises(InputError, match="returns probabilities, and drift is measured on logits: give outputs="):
@@ -750,26 +824,74 @@ def test_probabilities_are_refused_and_embeddings_taken_for_logits_are_a_warning
     probes = Probes(x, outputs=lambda output: output.log())
     probes.keep(model)
     assert probes.divergences["output"].name == "kl"
-    with pytest.warns(UserWarning, match="hardly prefer any: if they are numbers or embeddings, give divergence="):
-        Probes(x).keep(nn.Linear(8, 64))
-    Probes(x, divergence="kl").keep(nn.Linear(8, 64))
 
 
-@pytest.mark.parametrize(("scale", "offset", "which"), [(1.0, 0.0, "hardly prefer any"), (9.0, 900.0, "the same")])
-def test_few_numbers_taken_for_logits_are_a_warning(scale: float, offset: float, which: str) -> None:
-    torch.manual_seed(0)
+LOSSES: dict[str, Any] = {
+    "kl": lambda out, y: F.cross_entropy(out, y),
+    "mse": lambda out, y: F.mse_loss(out, F.one_hot(y, 4).float()),
+    "binary_kl": lambda out, y: F.binary_cross_entropy_with_logits(out, F.one_hot(y, 4).float()),
+    "cosine": lambda out, y: 1 - F.cosine_similarity(out, F.one_hot(y, 4).float()).mean(),
+}
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_of_the_first_step_chooses_the_divergence_of_a_table(name: str, precision: torch.dtype) -> None:
+    model, (x, y) = layers(), task(0)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, probes=x)
+    old = copy.deepcopy(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+                loss = LOSSES[name](model(x).float(), y)
+            (1024 * loss).backward()  # as a scaler does
+            optimizer.param_groups[0]["lr"] = 1e-4
+            optimizer.step()
+            optimizer.zero_grad()
+    expected = Probes(x, divergence=name)
+    expected.keep(old)
+    assert guard.finish().drift == pytest.approx(expected.drift(model), rel=1e-4)
+
+
+def test_single_number_is_a_yes_or_no_if_its_loss_is() -> None:
+    model, (x, y) = nn.Linear(8, 1), task(0)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, probes=x)
+    F.binary_cross_entropy_with_logits(model(x)[:, 0], (y > 1).float()).backward()
+    optimizer.step()
+    assert guard.state_dict()["drift"]["sets"][0]["divergences"] == {"output": "binary_kl"}
+
+
+def test_table_that_is_taken_for_logits_without_a_look_at_the_loss_is_a_warning() -> None:
+    model, (x, y) = layers(), task(0)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    Guard(model, optimizer, probes=x)
+    F.mse_loss(model.forward(x), F.one_hot(y, 4).float()).backward()  # no hook is called
+    with pytest.warns(
+        UserWarning, match="are taken for logits of 4 classes: if .* give divergence='mse'"
+    ) as found:
+        optimizer.step()
+    assert found[0].filename == __file__
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(0.0, 0.0), (9.0, 900.0)])
+def test_importance_of_numbers_taken_for_logits_is_a_warning(scale: float, offset: float) -> None:
+    """They prefer no class, or always the same."""
     model = nn.Linear(8, 3)
     with torch.no_grad():
         model.weight.mul_(scale)
         model.bias[1] += offset
-    with pytest.warns(UserWarning, match=f"logits of 3 classes, but they .*{which}: .*divergence='mse'"):
-        Probes(task(0)[0]).keep(model)
+    with pytest.warns(UserWarning, match="taken for logits of 3 classes"):
+        Guard(model, SGD(model.parameters(), lr=0.1), "ewc", probes=task(0)[0])
 
 
-def test_a_trained_classifier_is_no_warning() -> None:
+def test_trained_classifier_is_no_warning() -> None:
+    model = copy.deepcopy(trained(layers))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Probes(task(0)[0]).keep(trained(layers))
+        Guard(model, SGD(model.parameters(), lr=0.1), "ewc", probes=task(0)[0])
 
 
 @pytest.mark.parametrize(

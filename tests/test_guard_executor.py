@@ -1,4 +1,4 @@
-"""The executor: a batch of parameters gives the numbers of each alone."""
+"""The executor: a guarded step against the equations written out."""
 
 from __future__ import annotations
 
@@ -14,18 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import guard_memory
 from rwalk import EWC, PI, Guard, InputError, RWalk
-from rwalk.guard.step import step_executor as executor
-from rwalk.guard.step.tensor_list import TensorList
 from rwalk.methods import Method, State
 
 RWALK = RWalk(lam=0.1, dt=3)  # soft enough to be left to the optimizer
-
-
-@pytest.fixture(params=["as on a CPU", "as on a GPU"], autouse=True)
-def division(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU packs are larger, and room is taken anew in every step; which can be done on a CPU too."""
-    if request.param == "as on a GPU":
-        monkeypatch.setattr(executor, "launches", lambda device: True)
 
 
 class Network(nn.Module):
@@ -129,7 +120,7 @@ def sgd(model: nn.Module) -> Optimizer:
 
 
 @pytest.mark.parametrize(("narrow", "near"), [(torch.float64, 1e-11), (torch.float32, 1e-4)], ids=str)
-def test_a_network_in_packs_walks_as_the_equations_written_out(narrow: torch.dtype, near: float) -> None:
+def test_network_walks_as_the_equations_written_out(narrow: torch.dtype, near: float) -> None:
     ours, theirs = Network(narrow), Network(narrow)
     guard = Guard(ours, optimizer := sgd(ours), RWALK)
     walked(ours, guard, optimizer)
@@ -142,53 +133,6 @@ def test_a_network_in_packs_walks_as_the_equations_written_out(narrow: torch.dty
         importance, anchor = oracle.anchors[q]
         torch.testing.assert_close(kept[f"anchor/{name}"], anchor, rtol=0, atol=near)
         torch.testing.assert_close(kept[f"importance/{name}"], importance, rtol=0, atol=10 * near)
-
-
-@pytest.mark.parametrize("method", [RWALK, PI(lam=0.5), RWalk(penalty="proximal"), RWalk(lam=1e5)], ids=str)
-def test_packs_of_one_do_the_same(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    def trained() -> list[Tensor]:
-        guard = Guard(model := Network(), optimizer := sgd(model), method)
-        walked(model, guard, optimizer)
-        return [*model.parameters(), *guard.state_dict()["tensors"].values()]
-
-    together = trained()
-    monkeypatch.setattr(executor, "_spans", lambda pieces, most: ((i, i + 1) for i in range(len(pieces))))
-    for one, other in zip(together, trained(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize("method", [RWALK, RWalk(lam=1e4, dt=3), RWalk(penalty="proximal", dt=3)], ids=str)
-def test_on_a_gpu_small_parameters_go_together(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether springs are stiff or not, and whether the largest parameter is among them or not."""
-    monkeypatch.setattr(executor, "launches", lambda device: True)
-    sizes: list[int] = []
-    eager = executor.PlainBatch._eager
-
-    def counted(batch: executor.PlainBatch, phase: Any, *args: Any) -> Any:
-        if phase.name == "before":
-            sizes.extend(b - a for a, b in batch._spans)
-        return eager(batch, phase, *args)
-
-    monkeypatch.setattr(executor.PlainBatch, "_eager", counted)
-    torch.manual_seed(0)
-    layers = nn.ModuleList([nn.Linear(80, 40), *(nn.Linear(4, 4) for _ in range(30))])
-    optimizer = torch.optim.SGD(layers.parameters(), lr=1e-3)
-    guard = Guard(layers, optimizer, method)
-    x = torch.randn(8, 80)
-
-    def step() -> None:
-        losses = [layer(x[:, : layer.in_features] * i).square().mean() for i, layer in enumerate(layers, 1)]
-        sum(losses[1:], losses[0]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    for _ in range(method.window):
-        step()
-    guard.consolidate()
-    sizes.clear()
-    step()
-    assert sum(sizes) == 62
-    assert len(sizes) <= 4  # the largest alone and all others, or both once more for those that are stiff
 
 
 class Changing(torch.optim.SGD):
@@ -323,37 +267,7 @@ def test_a_method_may_rebind_its_vectors_but_not_make_new_ones_in_a_step() -> No
         walked(model, guard, optimizer)
 
 
-OPERATIONS = {
-    "add": lambda a, b: a + 2 * b - b / 3,
-    "in place": lambda a, b: a.clone().add_(b, alpha=2).mul_(0.5).addcmul_(a, b, value=-1).lerp_(b, 0.3),
-    "out": lambda a, b: torch.sub(a, b, out=b.clone()),
-    "functions": lambda a, b: torch.addcmul(a, b, torch.sub(a, b), value=3.0),
-    "clamp": lambda a, b: a.clamp(min=0) + b.clone().clamp_(max=0.1) + a.clamp(-0.1, 0.2),
-    "of one": lambda a, b: torch.neg(a.square()) + b.clone().square_().sqrt() + abs(a) + (-b),
-    "without a kernel": lambda a, b: torch.where(a > b, a.sin(), torch.zeros_like(b)) + (1 - a) / (2 + b**2),
-    "a tensor": lambda a, b: a * torch.tensor(2.0) + b,
-    "zeros": lambda a, b: a.clone().zero_() + b.to(torch.device("cpu"), torch.float32),
-}
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_many_tensors_are_each_of_them(name: str) -> None:
-    torch.manual_seed(0)
-    pairs = [(torch.randn(1, n), torch.randn(1, n)) for n in (3, 1, 4)]
-    operation = OPERATIONS[name]
-    found = operation(TensorList([a for a, _ in pairs]), TensorList([b for _, b in pairs]))
-    for ours, (a, b) in zip(found.tensors, pairs, strict=True):
-        torch.testing.assert_close(ours, operation(a, b), rtol=1e-6, atol=1e-7)
-
-
-def test_many_tensors_have_no_value_of_their_own() -> None:
-    with pytest.raises((TypeError, AttributeError)):
-        float(TensorList([torch.ones(1), torch.ones(2)]))
-    with pytest.raises(AttributeError):
-        TensorList([torch.ones(1)]).no_such_thing()
-
-
-def test_ewc_holds_each_task_in_packs_too() -> None:
+def test_ewc_holds_each_task() -> None:
     guard = Guard(model := Network(), optimizer := sgd(model), EWC(lam=10.0))
     for task in range(2):
         for x, y, head in batches(task):

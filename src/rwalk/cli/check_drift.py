@@ -43,6 +43,7 @@ def check(
     old = _model(before, factory)
     kept = Probes(_probes(probes, old, before, tokens))
     kept.keep(old)
+    kept.settle(old, None)
     drift = kept.drift(_model(after, factory))
     within = drift <= max_drift
     print(f"drift {drift:.4f} nats on {kept.examples} probes: {'within' if within else 'beyond'} {max_drift:g}")

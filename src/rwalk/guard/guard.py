@@ -24,7 +24,7 @@ from rwalk.guard import guard_file, importance, options, select, warnings
 from rwalk.guard.drift import anchor as anchors
 from rwalk.guard.drift.anchor import Anchor, Pull, Readings, StepBack
 from rwalk.guard.drift.batches import device_of
-from rwalk.guard.drift.eval_mode import TrainingAutocast
+from rwalk.guard.drift.eval_mode import TrainingPass
 from rwalk.guard.drift.probes import Probes, weighted_mean
 from rwalk.guard.drift.reference import Reference
 from rwalk.guard.hooks import OptimizerHooks, check_is_alone
@@ -32,6 +32,7 @@ from rwalk.guard.options import StateOptions
 from rwalk.guard.report import Point, ProbeReport, Report
 from rwalk.guard.select import Params
 from rwalk.guard.state.guard_state import GuardState, ParameterStates
+from rwalk.guard.state.parameter import ParameterState
 from rwalk.guard.state.sharded import groups
 from rwalk.methods import METHODS, Method, Vanilla
 
@@ -112,14 +113,15 @@ class Guard:
         self._anchor = method if isinstance(method, Anchor) else None
         kept = given.state or StateOptions()
         device = None if kept.device is None else torch.device(kept.device)
-        self._state = GuardState(Vanilla() if isinstance(method, Anchor) else method, kept.dtype, device)
+        self._state = GuardState(Vanilla() if isinstance(method, Anchor) else method, kept.dtype == "8bit", device)
         self._sets: list[Probes] = []
         self._reference: Reference | None = None  # None until there are probes
         self._readings = Readings()
-        self._autocast = TrainingAutocast()
+        self._frozen: set[str] = set()
+        self._first_pass = TrainingPass()
         self._step_back: StepBack | None = None  # in the step in progress
         self._hooks: OptimizerHooks | None = None
-        self._warned = False
+        self._warned = self._guessed = False
         self.attach(optimizer)
 
     def __repr__(self) -> str:
@@ -182,10 +184,10 @@ class Guard:
         self._state.by_parameter = states
         self.detach()
         self.model, self.optimizer = model, optimizer
-        self._hooks = OptimizerHooks(self, optimizer, self._state, self._pulls, self._observed, match)
+        self._hooks = OptimizerHooks(self, optimizer, self._state, self._pulls, self._start, self._observed, match)
         self._hooks.begin(self._given.hooks)
         if self._anchor is not None:
-            self._autocast.watch(model)
+            self._first_pass.watch(model)
         if before and before != set(self._parameters) and not self._state.steps:
             self._check_replaced()
 
@@ -195,13 +197,13 @@ class Guard:
         if self._reference is None:
             self._state.warn_if_moved(f"{otherwise}; adapters one after another need probes=")
             return
-        self._reference = Reference.of(self.model, self._parameters)
+        self._reference = Reference.of(self.model, self._moving)
         if (drift := self.drift()) > MOVED:
             warnings.warn(f"the model is not where its last task left it (drift {drift:.3g}): {otherwise}")
 
     def detach(self) -> None:
         """Stop guarding and remove every hook; `attach` continues."""
-        self._autocast.release()
+        self._first_pass.release()
         if self._hooks is not None:
             self._hooks.end()
 
@@ -222,6 +224,11 @@ class Guard:
         self._step_back = None
         if self._anchor is None or not self._sets:
             return {}
+        if self._guessed:
+            self._guessed = False
+            for probes in self._sets:
+                if probes.guessed:
+                    probes.settle(self._inner, self._first_pass.evidence, always=True)
         interval = self._anchor.interval(self.steps, self.optimizer)
         if self.steps % interval != interval - 1:  # not in the first step, because drift is zero there
             return {}
@@ -232,10 +239,24 @@ class Guard:
 
     def _pull(self, anchor: Anchor) -> Pull:
         number = self.steps // anchor.interval(self.steps, self.optimizer)
-        with self._autocast.context(self.model):
+        with self._first_pass.context(self.model):
             pull = Pull.of(self.model, self._parameters, self._sets, number)
         self._readings.add(self.tasks, self.steps, pull.drift)
         return pull
+
+    def _start(self, state: ParameterState) -> None:
+        """A parameter is about to take its first step."""
+        state.start(self._state.method)
+        if state.name not in self._frozen:
+            return
+        if self._reference is not None:
+            self._reference.add(state.name, state.parameter)
+        if self._anchor is None:
+            self._frozen.clear()  # one warning is enough
+            warnings.warn(
+                f"{state.name} was frozen when the old task was measured, so it is not held before the next "
+                "consolidate(): unfreeze parameters before you make the guard"
+            )
 
     def _observed(self) -> None:
         """A step has ended."""
@@ -262,6 +283,11 @@ class Guard:
     def _parameters(self) -> list[nn.Parameter]:
         return [each.parameter for each in self._state.guarded]
 
+    @property
+    def _moving(self) -> list[nn.Parameter]:
+        """Those that were trained, or are: of the others, such as a model around an adapter, nothing is copied."""
+        return [each.parameter for each in self._state.guarded if each.started or each.parameter.requires_grad]
+
     # ── a task ────────────────────────────────────────────────────────────────────────────────────────────────
 
     @torch.no_grad()
@@ -283,6 +309,8 @@ class Guard:
             return
         found = self._probes(probes)
         found.keep(self._inner)
+        if self._anchor is None:
+            found.settle(self._inner, None)
         self._check_ranks(found)
         self._state.begin(importance.of_probes(self._state, self.model, found))
         self._sets = [found]
@@ -350,10 +378,17 @@ class Guard:
 
     def _hold(self) -> None:
         """Measure drift from here on."""
+        self._note_frozen()
         if self._sets:
-            self._reference = Reference.of(self.model, self._parameters)
+            self._reference = Reference.of(self.model, self._moving)
             for probes in self._sets:
                 probes.keep(self._inner)
+            self._guessed = self._first_pass.wanted = any(probes.guessed for probes in self._sets)
+
+    def _note_frozen(self) -> None:
+        """Frozen parameters belong to what is held, and were neither copied nor measured, because none moves."""
+        moving = set(self._moving)
+        self._frozen = {each.name for each in self._state.guarded if each.parameter not in moving}
 
     def _probes(self, given: Any) -> Probes:
         if isinstance(given, Probes):
@@ -467,7 +502,7 @@ class Guard:
             return self._state.penalty()
 
     def report(self) -> Report:
-        """How far the model has drifted since the last task ended: to print, `to_dict()`, `picture()`."""
+        """How far the model has drifted since the last task ended: to print, or `to_dict()`."""
         method, inner = self.method, self._inner
         sets = tuple(
             ProbeReport(each.examples, each.drift(inner), each.loss_before, each.loss(inner))
@@ -521,6 +556,7 @@ class Guard:
         self._state.load(record, vectors)
         if restored is not None:
             self._sets, self._reference, self._readings = restored
+        self._note_frozen()
         if self._hooks is not None:
             self._hooks.abandon(at_once=False)
         self._warned = True

@@ -1,8 +1,7 @@
 """Optimizer hooks: every step of one optimizer is guarded and observed as a whole, or leaves no trace.
 
-torch calls hooks before and after `optimizer.step`, but none if it raises. So the step is also called from within
-a `try` (`contain`). Accelerate calls a step that it kept from before that: if such a step fails, the next one
-recognises this, because torch's own call of the first is no longer on the stack.
+torch calls hooks before and after `optimizer.step`, but none if it raises. The next step recognises this, because
+torch's own call of the first is no longer on the stack, and gives the gradients back.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, wraps
-from types import FrameType, MethodType
+from functools import cache
+from types import FrameType
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +54,7 @@ class OptimizerHooks:
         optimizer: calls the hooks.
         state: of the guard.
         pulls: returns gradients to add before a step.
+        start: is called with a parameter state before its first step.
         observed: is called after a step.
         match: finds the parameter states again when the optimizer has new parameters.
     """
@@ -65,12 +65,13 @@ class OptimizerHooks:
         optimizer: Optimizer,
         state: GuardState,
         pulls: Callable[[], Pulls],
+        start: Callable[[ParameterState], None],
         observed: Callable[[], None],
         match: Callable[[], ParameterStates],
     ) -> None:
         self.owner, self.optimizer, self.state = owner, optimizer, state
         self.step: Step | None = None  # in progress, or failed unnoticed
-        self._pulls, self._observed, self._match = pulls, observed, match
+        self._pulls, self._start, self._observed, self._match = pulls, start, observed, match
         self._closure_is_checked = self._copies_are_checked = False
         self._changes_gradients = not _is_torchs(optimizer)
         self._release: list[Callable[[], None]] = []
@@ -80,7 +81,6 @@ class OptimizerHooks:
             self._release = [
                 self.optimizer.register_step_pre_hook(self._before_hook).remove,
                 self.optimizer.register_step_post_hook(self._after_hook).remove,
-                contain(self.optimizer, ref(self)),
             ]
         _watch_all_optimizers()
         _ACTIVE.add(self)
@@ -211,7 +211,7 @@ class OptimizerHooks:
                     "make its layer with sparse=False, or exclude it by params="
                 )
             if not state.started:
-                state.start(method)
+                self._start(state)
         size = step_size(self.optimizer, group)
         for batch in self.state.batches.of(states) if states else ():
             step.batches.append(batch)
@@ -230,37 +230,6 @@ class OptimizerHooks:
             self.abandon(at_once=True)
             raise
         self.step = None
-
-
-def contain(optimizer: Optimizer, hooks: ref[OptimizerHooks]) -> Callable[[], None]:
-    """Abandon a step as soon as this optimizer's `step` raises; the returned function undoes this.
-
-    torch's schedulers replace an optimizer's step in the same way, and either may come first.
-    """
-    step = optimizer.step
-    own = vars(optimizer).get("step")  # a scheduler's, put there before
-
-    @wraps(step)
-    def contained(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return step(*args, **kwargs)
-        except BaseException:
-            if (found := hooks()) is not None:
-                found.abandon(at_once=True)
-            raise
-
-    bound = MethodType(contained, optimizer)
-    optimizer.step = bound  # type: ignore[method-assign]
-
-    def release() -> None:
-        if vars(optimizer).get("step") is not bound:
-            return  # it was wrapped since, and does no harm there
-        if own is None:
-            del optimizer.step
-        else:
-            optimizer.step = own  # type: ignore[method-assign]
-
-    return release
 
 
 # ── optimizers of all kinds ───────────────────────────────────────────────────────────────────────────────────

@@ -18,24 +18,22 @@ from rwalk.guard.select import Params
 from rwalk.methods import Method
 from rwalk.model_file import expect
 
-PRECISIONS = {None: None, "float32": torch.float32, "bfloat16": torch.bfloat16, "8bit": "8bit"}
-
 
 @dataclass(frozen=True)
 class StateOptions:
     """Where and how precisely a guard keeps its per-parameter state.
 
     Args:
-        dtype: torch.float32 by default (float64 for float64 parameters), torch.bfloat16, or "8bit".
+        dtype: "8bit" for less than half the memory; by default that of the parameters, float32 at least.
         device: "cpu" keeps state in host memory, and brings it to the parameters a chunk at a time.
     """
 
-    dtype: torch.dtype | Literal["8bit"] | None = None
+    dtype: Literal["8bit"] | None = None
     device: Literal["cpu"] | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype not in PRECISIONS.values():
-            raise InputError(f"dtype must be torch.float32, torch.bfloat16 or '8bit', not {self.dtype!r}")
+        if self.dtype not in (None, "8bit"):
+            raise InputError(f"dtype must be '8bit' or None, not {self.dtype!r}")
         if self.device not in (None, "cpu"):
             raise InputError(f"device must be 'cpu' or None, not {self.device!r}")
 
@@ -73,7 +71,7 @@ OLD = {
     "every": "method=rwalk.Anchor(every=…)",
     "step_back": "leave it out: guard.finish() keeps the budget",
     "predict": "probes=rwalk.Probes(inputs, call=…)",
-    "dtype": "state=rwalk.StateOptions(dtype=…)",
+    "dtype": "state=rwalk.StateOptions(dtype='8bit'), which replaces torch.bfloat16",
     "offload": "state=rwalk.StateOptions(device=…)",
     "lora": "leave it out: adapters are held by their factors",
     "compile": "leave it out: steps on a CPU are no longer compiled",
@@ -89,7 +87,9 @@ def translated(given: Given, old: Mapping[str, Any]) -> Given:
         warnings.warn(f"Guard's option {name}= is deprecated: {OLD[name]}", FutureWarning, stacklevel=4)
     state = given.state or StateOptions()
     fields = {"dtype": "dtype", "offload": "device"}
-    changed = {field: old[name] for name, field in fields.items() if old.get(name) is not None}
+    changed = {field: old[name] for name, field in fields.items() if old.get(name) not in (None, torch.float32)}
+    if changed.get("dtype") == torch.bfloat16:
+        changed["dtype"] = "8bit"
     given = replace(given, state=replace(state, **changed)) if changed else given
     if old.get("predict") is not None:
         given = replace(given, call=old["predict"])
@@ -104,14 +104,13 @@ def translated(given: Given, old: Mapping[str, Any]) -> Given:
 def saved(given: Given, names: Sequence[str]) -> dict[str, Any]:
     """Plain values, fit for JSON; of functions nothing can be written, so they have to be given again."""
     state = given.state or StateOptions()
-    precision = next(name for name, value in PRECISIONS.items() if value == state.dtype)
     params = list(names) if callable(given.params) else given.params
     return {
         "budget": given.budget,
         "params": list(params) if isinstance(params, tuple) else params,
         "divergence": given.divergence if _is_plain(given.divergence) else None,
         "outputs": given.outputs if _is_plain(given.outputs) else None,
-        "state": {"dtype": precision, "device": state.device},
+        "state": {"dtype": state.dtype, "device": state.device},
     }
 
 
@@ -146,10 +145,9 @@ def _checked(found: Any) -> dict[str, Any]:
     listed = isinstance(params, list) and all(isinstance(each, str) for each in params)
     expect(params is None or isinstance(params, str) or listed, "its params")
     expect(isinstance(state, Mapping) and state.keys() == {"dtype", "device"}, "its state options")
-    expect(state["dtype"] in PRECISIONS, "its precision")
+    expect(state["dtype"] in (None, "8bit"), "its precision")
     for each in (found["divergence"], found["outputs"]):
         expect(_is_plain(each), "its divergence")
     named = found["divergence"]
     expect(not isinstance(named, str) or named in DIVERGENCES, "its divergence")
-    options = StateOptions(PRECISIONS[state["dtype"]], state["device"])  # type: ignore[arg-type]
-    return {**found, "state": options}
+    return {**found, "state": StateOptions(**state)}

@@ -1,13 +1,10 @@
-"""A guard's report: a table when printed, a dictionary, a picture."""
+"""A guard's report: a table when printed, or a dictionary."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from html import escape
-from pathlib import Path
 from typing import Any
 
-from rwalk.errors import InputError
 from rwalk.guard.drift.anchor import Reading
 
 
@@ -73,35 +70,9 @@ class Report:
             lines.append(f"set {number:<4} {each.examples:>8}  {each.drift:>7.4f}  {losses}")
         return "\n".join(lines)
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for JSON."""
         return {**asdict(self), "readings": [reading._asdict() for reading in self.readings]}
-
-    def picture(self, path: str | Path | None = None) -> Any:
-        """Drift over the steps, as a matplotlib figure; also written to a file, if one is named."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise InputError("a picture needs matplotlib: pip install 'rwalk[plots]'") from error
-        figure = Figure(figsize=(7, 3), layout="constrained")
-        axis = figure.subplots()
-        steps: list[int] = []
-        start = 0
-        for before, reading in zip((None, *self.readings), self.readings, strict=False):
-            if before is not None and reading.task != before.task:
-                start = steps[-1]  # tasks follow each other
-            steps.append(start + reading.step)
-        axis.plot(steps, [reading.drift for reading in self.readings], marker="." if len(steps) < 50 else None)
-        if self.budget is not None:
-            axis.axhline(self.budget, color="gray", linestyle=":", label="budget")
-            axis.legend()
-        axis.set(xlabel="step", ylabel="drift", ylim=(0, None))
-        if path is not None:
-            figure.savefig(path)
-        return figure
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from rwalk.guard.step.tensor_list import TensorList
 from rwalk.methods.method import Method, Ranges, State
 from rwalk.projectors import Projector
 from rwalk.testing.check_tools import claim, claim_close, draws
@@ -99,36 +96,6 @@ def a_network_in_pieces_is_the_whole(method: Method) -> None:
         claim_close(alone.flatten(1), part, near, "a piece of a network is pulled differently than in the whole")
 
 
-def many_pieces_at_once_are_each_of_them(method: Method) -> None:
-    """As in a Guard on a GPU, where a step goes through the equations with many parameters under one name."""
-    pieces, states = [], []
-    for number, (size, shape) in enumerate(zip(SIZES, SHAPES, strict=True)):
-        piece = draws(1, size, seed=number).reshape(1, *shape)
-        state = method.start(piece)
-        _walk(method, piece, state, 0, number)
-        ranges = {name: (torch.zeros((), dtype=piece.dtype), 1 + state[name].max()) for name in method.scales}
-        _consolidate(method, piece, state, 0, number, ranges)
-        pieces.append(piece + 1)
-        states.append(state)
-    given = [draws(*piece.shape, seed=60 + number) for number, piece in enumerate(pieces)]
-
-    def step(theta: Any, state: Any, grad: Any) -> tuple[Any, ...]:
-        pulled = method.pull(state, theta, grad)
-        method.observe(state, grad, -LR * grad, grad.square())
-        if method.window:
-            method.score(state, theta)
-        method.proximal_step(state, theta, LR)
-        return pulled, theta, *state.values()
-
-    copies = [{name: vector.clone() for name, vector in state.items()} for state in states]
-    many = {name: TensorList([copy[name] for copy in copies]) for name in states[0]}
-    at_once = step(TensorList([piece.clone() for piece in pieces]), many, TensorList(given))
-    for number, (piece, state, grad) in enumerate(zip(pieces, states, given, strict=True)):
-        for alone, together in zip(step(piece, state, grad), at_once, strict=True):
-            near = NEAR * (1 + float(alone.abs().max()))
-            claim_close(together.tensors[number], alone, near, "many parameters at once differ from each")
-
-
 def every_type_of_numbers_stays_what_it_is(method: Method) -> None:
     """As in a Guard around a model in bfloat16."""
     for dtype in (torch.float32, torch.bfloat16):
@@ -152,7 +119,6 @@ METHOD_CHECKS = (
     the_pull_is_the_slope_of_the_cost,
     the_proximal_step_is_the_best_compromise,
     a_network_in_pieces_is_the_whole,
-    many_pieces_at_once_are_each_of_them,
     every_type_of_numbers_stays_what_it_is,
 )
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -17,6 +20,7 @@ from rwalk.guard.drift.eval_mode import eval_mode
 from rwalk.guard.drift.probes import Probes
 from rwalk.guard.select import unwrapped
 from rwalk.guard.state.guard_state import ParameterStates
+from rwalk.guard.state.parameter import Piece
 from rwalk.guard.state.sharded import groups, is_sharded, local
 from rwalk.guard.step.penalty import step_size
 from rwalk.methods.method import require
@@ -197,15 +201,72 @@ class StepBack:
             assert state is not None
             here, rate = local(parameter.detach()), self._rates[parameter]
             new = torch.addcmul(state.wide(here), state.wide(slope), state.wide(factor), value=-rate)
-            here.copy_(state.narrowed(new, here))
-            momentum = self.optimizer.state[parameter].get("momentum_buffer")
-            if momentum is not None:
-                local(momentum).mul_(kept.to(momentum.dtype))
+            here.copy_(Piece(state).narrowed(new, here.dtype))
+            for name in _momenta(self.optimizer) or ():
+                momentum = self.optimizer.state[parameter].get(name)
+                if momentum is not None:
+                    local(momentum).mul_(kept.to(momentum.dtype))
 
 
 def grows(optimizer: Optimizer) -> bool:
     """Whether the optimizer's steps grow with the gradient, as those of SGD do and Adam's do not."""
-    return isinstance(optimizer, SGD | ASGD) or any("dampening" in group for group in optimizer.param_groups)
+    return _momenta(optimizer) is not None
+
+
+def _momenta(optimizer: Optimizer) -> frozenset[str] | None:
+    """The names of its momentum, if its steps grow with the gradient; otherwise None."""
+    if isinstance(optimizer, SGD | ASGD):
+        return frozenset({"momentum_buffer"})
+    if type(optimizer).__module__.startswith("torch.optim."):
+        return None
+    if optimizer not in _TRIED:
+        _TRIED[optimizer] = _tried(optimizer)
+    return _TRIED[optimizer]
+
+
+_TRIED: WeakKeyDictionary[Optimizer, frozenset[str] | None] = WeakKeyDictionary()
+
+
+def _tried(optimizer: Optimizer) -> frozenset[str] | None:
+    """See `_momenta`: by first steps on a parameter of our own, with a small and a large gradient."""
+    own = {name: value for name, value in vars(optimizer).items() if not name.startswith("_optimizer_")}
+    inner = next((each for each in own.values() if isinstance(each, Optimizer)), None)
+    if inner is not None:
+        return _momenta(inner)
+    others = own.keys() - {"param_groups", "state", "defaults", "step"}
+    if any(_holds_tensors(own[name]) for name in others):  # it might move those instead
+        return None
+    moved, kept = [], []
+    for size in (1.0, 100.0):
+        parameter = nn.Parameter(torch.ones(4, 4))
+        parameter.grad = torch.full((4, 4), size)
+        trial = object.__new__(type(optimizer))
+        group = {**optimizer.param_groups[0], "params": [parameter], "lr": 1e-3}
+        try:
+            Optimizer.__setstate__(trial, {"defaults": dict(optimizer.defaults), "state": defaultdict(dict)})
+            vars(trial).update({name: deepcopy(own[name]) for name in others}, param_groups=[group])
+            with torch.random.fork_rng(), torch.no_grad():
+                trial.step()
+        except Exception:  # it needs a closure, or parameters of another kind
+            return None
+        moved.append(float((parameter.detach() - 1).norm()))
+        state = trial.state[parameter]
+        kept.append({name: float(each.norm()) for name, each in state.items() if _is_like(each, parameter)})
+    if not moved[1] > 10 * moved[0] > 0:
+        return None
+    return frozenset(name for name, size in kept[0].items() if 0 < 50 * size < kept[1].get(name, 0.0) < 200 * size)
+
+
+def _is_like(value: Any, parameter: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape
+
+
+def _holds_tensors(value: Any, depth: int = 3) -> bool:
+    if isinstance(value, dict | list | tuple | set) and depth:
+        return any(
+            _holds_tensors(each, depth - 1) for each in (value.values() if isinstance(value, dict) else value)
+        )
+    return isinstance(value, Tensor | nn.Module)
 
 
 def _slopes(

@@ -196,6 +196,7 @@ def named(divergence: Any) -> Divergence:
 
 MANY = 16  # rows in which the same output is the largest: classes would vary
 UNDECIDED = 0.75  # of the largest entropy there can be: a classifier prefers some classes to others
+ZERO = 0.01  # of `evidence`: outputs in bfloat16 are rounded by a few thousandths
 EMBEDDINGS = ("sentence_embedding", "text_embeds", "image_embeds", "embeddings", "pooler_output")
 
 
@@ -233,8 +234,10 @@ def _field(output: Any, name: str) -> Any:
     return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
 
 
-def fitting(name: str, output: Tensor, batch_is_tokens: bool, labels: Tensor | None = None) -> Divergence:
-    """The divergence for an output, if the output leaves no doubt which one that is.
+def fitting(
+    name: str, output: Tensor, batch_is_tokens: bool, labels: Tensor | None = None
+) -> tuple[Divergence, bool]:
+    """The divergence for an output, and whether that is a guess: the loss of the first step tells (`by_loss`).
 
     Args:
         name: of the output; "output" if it has none.
@@ -242,42 +245,69 @@ def fitting(name: str, output: Tensor, batch_is_tokens: bool, labels: Tensor | N
         batch_is_tokens: whether inputs are sequences of tokens.
         labels: that a loader brought along; if they are not class numbers, outputs are no logits of classes.
     """
-    if name in EMBEDDINGS:
-        return DIVERGENCES["cosine"]
+    guess = name == "output" and labels is None
     columns = output.shape[-1] if output.ndim > 1 else 1
-    if columns == 1:
-        return DIVERGENCES["mse"]
-    if name == "output" and output.ndim == 2 and _are_unit(output):
-        return DIVERGENCES["cosine"]
-    if labels is not None and labels.is_floating_point() and labels.shape == output.shape:
+    if name in EMBEDDINGS:
+        return DIVERGENCES["cosine"], False
+    if labels is not None and labels.is_floating_point() and labels.numel() == output.numel():
         yes_or_no = bool(((labels == 0) | (labels == 1)).all())
-        return DIVERGENCES["binary_kl" if yes_or_no else "mse"]
+        return DIVERGENCES["binary_kl" if yes_or_no else "mse"], False
+    if columns == 1:
+        return DIVERGENCES["mse"], guess
+    if name == "output" and output.ndim == 2 and _are_unit(output):
+        return DIVERGENCES["cosine"], False
     if output.ndim == 2 or name == "logits" or batch_is_tokens:
-        if name == "output" and labels is None:
-            _check_are_logits(output)
-        return DIVERGENCES["kl"]
+        if guess and bool((output >= 0).all()) and bool(((output.sum(-1) - 1).abs() < 1e-3).all()):
+            raise InputError(
+                "the model returns probabilities, and drift is measured on logits: give outputs=lambda p: p.log()"
+            )
+        return DIVERGENCES["kl"], guess and output.ndim == 2
     raise InputError(
         f"outputs of shape {tuple(output.shape)} may be classes per pixel, features or numbers: give divergence=, "
         f"one of {', '.join(DIVERGENCES)}, and outputs= to move classes to the last dimension"
     )
 
 
-def _check_are_logits(output: Tensor) -> None:
-    """Refuse probabilities, and warn of numbers that prefer no class, or always the same: few logits do."""
+def evidence(output: Tensor, gradient: Tensor) -> Tensor:
+    """What the gradient of a loss with respect to outputs tells about them: three numbers that are 0 or not.
+
+    The first is 0 if the loss stays as it is when all columns are shifted, as with classes; the second, if it is
+    the loss of labels that are each yes or no; the third, if the length of an output makes no difference.
+
+    >>> logits = torch.randn(8, 3, requires_grad=True)
+    >>> torch.nn.functional.cross_entropy(logits, torch.arange(8) % 3).backward()
+    >>> (evidence(logits.detach(), logits.grad) < ZERO).tolist()
+    [True, False, False]
+    """
+    out, slope = (flattened(each.float(), None) for each in (output, gradient))
+    shift = slope.sum(-1).abs().sum() / slope.abs().sum()
+    labels = out.sigmoid() - (slope < 0).float()
+    length = (slope * out).sum(-1).abs().sum() / (slope.norm(dim=-1) * out.norm(dim=-1)).sum()
+    return torch.stack([shift, 1 - torch.cosine_similarity(slope.flatten(), labels.flatten(), dim=0), length])
+
+
+def by_loss(seen: Tensor, columns: int) -> Divergence | None:
+    """The divergence that suits the loss of a training pass; None without a gradient."""
+    if not bool(seen.isfinite().all()):
+        return None
+    shift, labels, length = (seen < ZERO).tolist()
+    if labels:
+        return DIVERGENCES["binary_kl"]
+    if columns == 1 or not (shift or length):
+        return DIVERGENCES["mse"]
+    return DIVERGENCES["kl" if shift else "cosine"]
+
+
+def warn_of_guess(output: Tensor, always: bool) -> None:
+    """Warn that outputs are taken for logits: always, or if they prefer no class, or always the same."""
     output = output.detach().float()
-    if bool((output >= 0).all()) and bool(((output.sum(-1) - 1).abs() < 1e-3).all()):
-        raise InputError(
-            "the model returns probabilities, and drift is measured on logits: give outputs=lambda p: p.log()"
-        )
-    columns = output.shape[-1]
     entropy = torch.distributions.Categorical(logits=output).entropy().mean()
-    undecided = bool(entropy > UNDECIDED * math.log(columns))
+    undecided = bool(entropy > UNDECIDED * math.log(output.shape[-1]))
     largest = output.argmax(-1)
-    if undecided or (len(output) >= MANY and bool((largest == largest[0]).all())):
-        which = "hardly prefer any" if undecided else "always prefer the same"
+    if always or undecided or (len(output) >= MANY and bool((largest == largest[0]).all())):
         warnings.warn(
-            f"outputs of shape {tuple(output.shape)} are taken for logits of {columns} classes, but they {which}: "
-            "if they are numbers or embeddings, give divergence='mse' or 'cosine'; otherwise 'kl'"
+            f"outputs of shape {tuple(output.shape)} are taken for logits of {output.shape[-1]} classes: if they "
+            "are numbers or embeddings, give divergence='mse' or 'cosine'; otherwise 'kl'"
         )
 
 

@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from rwalk.guard.drift import divergences
 from rwalk.guard.drift.batches import device_of
 from rwalk.seeds import draws_restored
 
@@ -46,20 +47,22 @@ def _restore(modes: dict[nn.Module, bool]) -> None:
             module.train(training)
 
 
-class TrainingAutocast:
-    """The autocast setting of the first training pass.
+class TrainingPass:
+    """The first training pass: under which autocast, and with which kind of loss.
 
-    An optimizer's step is usually taken outside of `torch.autocast`. A hook notes the setting when the model is
-    first called for training, and then removes itself.
+    An optimizer's step is usually taken outside of `torch.autocast`, and never sees the loss. A hook looks at the
+    model's first pass in training, and then removes itself.
     """
 
     def __init__(self) -> None:
         self.dtype: torch.dtype | None = None  # None: no autocast
+        self.wanted = False  # whether evidence is
+        self.evidence: Tensor | None = None  # see `divergences.evidence`; None: not seen
         self._release: Callable[[], None] | None = None
 
     def watch(self, model: nn.Module) -> None:
         self.release()
-        self._release = model.register_forward_pre_hook(_Note(self)).remove
+        self._release = model.register_forward_hook(_Note(self)).remove
 
     def release(self) -> None:
         if self._release is not None:
@@ -71,19 +74,29 @@ class TrainingAutocast:
             return nullcontext()
         return torch.autocast(device_of(model).type, self.dtype)
 
+    def see(self, module: nn.Module, output: Any) -> None:
+        device = device_of(module).type
+        self.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        self.release()
+        first = output[0] if isinstance(output, tuple | list) and output else output
+        if self.wanted and isinstance(first, Tensor) and first.requires_grad and first.ndim:
+            before = first.detach()
+
+            def note(gradient: Tensor) -> None:
+                self.evidence = divergences.evidence(before, gradient)
+
+            first.register_hook(note)
+
 
 class _Note:
     """The hook; a copy of it in a copy of the model does nothing."""
 
-    def __init__(self, owner: TrainingAutocast | None) -> None:
+    def __init__(self, owner: TrainingPass | None) -> None:
         self._owner = owner
 
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        if self._owner is None or not (module.training and torch.is_grad_enabled()):
-            return
-        device = device_of(module).type
-        self._owner.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        self._owner.release()
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._owner is not None and module.training and torch.is_grad_enabled():
+            self._owner.see(module, output)
 
     def __deepcopy__(self, memo: Any) -> _Note:
         return _Note(None)

@@ -62,6 +62,7 @@ class Probes:
         self.held_out = False  # whether drift is measured on probes that are not pulled on
         self.loss_before: float | None = None  # of probes with labels, if the model returns a loss
         self.divergences: dict[str, Divergence] = {}  # by output
+        self.guessed: set[str] = set()  # outputs whose divergence is a guess; the loss will tell
         self._labels: Tensor | None = None  # of the first batch, if a loader brought some along
         self._call = call or _call
         for each in divergence.values() if isinstance(divergence, Mapping) else [divergence]:
@@ -214,9 +215,35 @@ class Probes:
     def _kind(self, name: str, output: Tensor, batch: Batch) -> Divergence:
         _check_finite(output)
         asked = self.divergence.get(name) if isinstance(self.divergence, Mapping) else self.divergence
-        if asked is None:
-            return divergences.fitting(name, output, batches.are_tokens(batch), self._labels)
-        return divergences.named(asked)
+        if asked is not None:
+            return divergences.named(asked)
+        found, guess = divergences.fitting(name, output, batches.are_tokens(batch), self._labels)
+        if guess:
+            self.guessed.add(name)
+        return found
+
+    def settle(self, model: nn.Module, evidence: Tensor | None, always: bool = False) -> None:
+        """Replace guesses by what the loss of a training pass tells; the model still has its old weights.
+
+        Args:
+            model: the model.
+            evidence: see `divergences.evidence`; without it guesses stay.
+            always: whether such a guess is a warning, or only if outputs do not look like it.
+        """
+        guessed, self.guessed = self.guessed, set()
+        if self.outputs is not None:  # a function of the model's output, whose gradient was not seen
+            evidence, always = None, False
+        with eval_mode(model), torch.no_grad():
+            outputs = self._outputs(model, 0)
+        changed = False
+        for name in guessed:
+            kind = None if evidence is None else divergences.by_loss(evidence, outputs[name].shape[-1])
+            if kind is None and self.divergences[name].name == "kl":
+                divergences.warn_of_guess(outputs[name], always)
+            elif kind is not None and kind != self.divergences[name]:
+                self.divergences[name], changed = kind, True
+        if changed:
+            self.keep(model)
 
     def _check_rows(self, name: str, kept: Kept, output: Tensor) -> None:
         before = len(next(iter(kept.values())))

@@ -29,8 +29,13 @@ class Reference:
     @classmethod
     def of(cls, model: nn.Module, parameters: Iterable[nn.Parameter]) -> Reference:
         """Copy these parameters and batch norm's running statistics."""
-        found = moving(model, set(parameters))
-        return cls({name: local(each.detach()).to("cpu", copy=True) for name, each in found.items()})
+        reference = cls({})
+        for name, tensor in moving(model, set(parameters)).items():
+            reference.add(name, tensor)
+        return reference
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        self.tensors[name] = local(tensor.detach()).to("cpu", copy=True)
 
     @property
     def nbytes(self) -> int:
@@ -117,12 +122,10 @@ class Reference:
 
 
 def moving(model: nn.Module, parameters: set[nn.Parameter]) -> dict[str, Tensor]:
-    """Those of these parameters that are trained, and the running statistics of normalisation layers, by name."""
+    """These parameters, and the running statistics of normalisation layers, by name."""
     root = unwrapped(model)
     found: dict[str, Tensor] = {
-        plain(name): parameter
-        for name, parameter in root.named_parameters()
-        if parameter in parameters and parameter.requires_grad
+        plain(name): parameter for name, parameter in root.named_parameters() if parameter in parameters
     }
     for path, module in root.named_modules():
         if isinstance(module, _NormBase):

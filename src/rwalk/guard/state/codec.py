@@ -164,10 +164,9 @@ def drawn(phases: Tensor, name: str, moment: int) -> Tensor:
     return phases[:, None] + within + moved(name, moment)
 
 
-def drawn_for(tensor: Tensor, parameter: str, moment: int) -> Tensor:
-    """Draws for all numbers of a parameter, in its shape."""
-    blocks = -(-tensor.numel() // BLOCK)
-    draws = drawn(phases(parameter, blocks, tensor.device), "theta", moment)
+def drawn_for(tensor: Tensor, parameter: str, name: str, moment: int) -> Tensor:
+    """Draws for all numbers of a vector of this name of a parameter, in its shape."""
+    draws = drawn(phases(parameter, -(-tensor.numel() // BLOCK), tensor.device), name, moment)
     return draws.flatten()[: tensor.numel()].view(tensor.shape)
 
 

@@ -18,7 +18,6 @@ from rwalk.guard.select import some
 from rwalk.guard.state.parameter import (
     Form,
     ParameterState,
-    Precision,
     check_fits,
     full_vectors,
     restored,
@@ -39,17 +38,17 @@ class GuardState:
 
     Args:
         method: whose equations are used.
-        dtype: see `Form`.
+        quantized: see `Form`.
         offload: see `Form`.
     """
 
-    def __init__(self, method: Method, dtype: Precision | None, offload: torch.device | None) -> None:
+    def __init__(self, method: Method, quantized: bool, offload: torch.device | None) -> None:
         self.method = method
         self.by_parameter: ParameterStates = {}
-        self.batches = Batches(lambda: self.guarded)
+        self.batches = Batches()
         self.tasks = 0  # consolidated so far
         self.steps = 0  # observed in the current task
-        self._form = Form(dtype, offload, lambda: self.tasks * 1_000_003 + self.steps)
+        self._form = Form(quantized, offload, lambda: self.tasks * 1_000_003 + self.steps)
 
     @property
     def guarded(self) -> list[ParameterState]:

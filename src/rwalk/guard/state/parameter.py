@@ -7,31 +7,29 @@ its state, or be narrower than float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rwalk.errors import InputError
-from rwalk.guard.state.codec import drawn_for, rounded
+from rwalk.guard.state import codec
 from rwalk.guard.state.sharded import fitted, gathered, is_sharded, local
 from rwalk.guard.step import penalty
 from rwalk.methods.method import Method, Ranges, State
-
-Precision = torch.dtype | Literal["8bit"]
 
 
 class Form(NamedTuple):
     """How state is kept.
 
-    dtype    "8bit" (`codec`), or the dtype that numbers are rounded to; None: that of the equations
-    offload  the device it is kept on; None: the parameter's
-    moment   another number in every step, the same again in a run that was resumed
+    quantized  whether in 8 and 16 bits (`codec`)
+    offload    the device it is kept on; None: the parameter's
+    moment     another number in every step, the same again in a run that was resumed
     """
 
-    dtype: Precision | None
+    quantized: bool
     offload: torch.device | None
     moment: Callable[[], int]
 
@@ -41,7 +39,40 @@ class Part(NamedTuple):
 
     state: State
     theta: Tensor
-    of: Callable[[Tensor], Tensor]  # the same numbers of another tensor of the parameter's shape, [1, *shape]
+    of: Callable[[Tensor], Tensor]  # the same numbers of another tensor of the parameter's shape
+
+
+class Piece:
+    """The unit of a step: all numbers of a parameter, or a chunk of them (`quantized`)."""
+
+    def __init__(self, state: ParameterState) -> None:
+        self.state = state
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Its numbers of a tensor of the parameter's shape."""
+        return tensor
+
+    def put(self, numbers: Tensor, tensor: Tensor) -> None:
+        """Write its numbers into such a tensor."""
+        tensor.copy_(numbers)
+
+    def draws(self, name: str) -> Tensor:
+        """The draws of this step for a vector of this name."""
+        return codec.drawn_for(local(self.state.parameter), self.state.name, name, self.state.form.moment())
+
+    def opened(self) -> State:
+        """The vectors in the dtype of the equations."""
+        return {name: vector[0] for name, vector in self.state.vectors.items()}
+
+    def close(self, state: State) -> None:
+        """Keep what was changed in `opened` vectors."""
+        for name, vector in state.items():
+            if vector.data_ptr() != self.state.vectors[name].data_ptr():
+                self.state.vectors[name][0].copy_(vector)
+
+    def narrowed(self, theta: Tensor, dtype: torch.dtype) -> Tensor:
+        """New numbers of the parameter, as it can hold them: draws decide how narrow ones are rounded."""
+        return theta if theta.dtype == dtype else codec.rounded(theta, dtype, self.draws("theta"))
 
 
 class ParameterState:
@@ -70,10 +101,6 @@ class ParameterState:
         return torch.float64 if self.parameter.dtype == torch.float64 else torch.float32
 
     @property
-    def kept_dtype(self) -> torch.dtype:
-        return self.form.dtype if isinstance(self.form.dtype, torch.dtype) else self.work_dtype
-
-    @property
     def nbytes(self) -> int:
         return sum(each.nbytes for each in (*self.vectors.values(), *self._scratch.values()))
 
@@ -85,17 +112,11 @@ class ParameterState:
         """The parameter's numbers on this rank."""
         return local(self.parameter.detach())[None]
 
-    def narrowed(self, theta: Tensor, like: Tensor) -> Tensor:
-        """New numbers of the parameter, as it can hold them: draws decide how narrow ones are rounded."""
-        if theta.dtype == like.dtype or like.dtype == torch.float64:
-            return theta
-        return rounded(theta, like.dtype, drawn_for(theta, self.name, self.form.moment()))
-
     # ── how vectors are kept: other forms replace these ───────────────────────────────────────────────────────
 
     def store(self, vectors: State) -> None:
         """Replace all vectors."""
-        self.vectors = {name: vector.to(self.home, self.kept_dtype) for name, vector in vectors.items()}
+        self.vectors = {name: self.wide(vector) for name, vector in vectors.items()}
         self.touch()
 
     def whole(self) -> State:
@@ -108,18 +129,16 @@ class ParameterState:
         if any(vector.device != home for vector in self.vectors.values()):
             self.store(self.vectors)
 
+    def pieces(self, total: int | None = None) -> Sequence[Piece]:
+        """All numbers in one or more pieces; of a batch with so many numbers in total, for a step."""
+        return [Piece(self)]
+
     def parts(self, write: bool = False) -> Iterator[Part]:
         """All numbers in one or more parts, in the dtype of the equations; with `write`, changes are kept."""
         self.relocate()
-        as_kept = self.kept_dtype == self.work_dtype
-        vectors = (
-            self.vectors if as_kept else {name: each.to(self.work_dtype) for name, each in self.vectors.items()}
-        )
-        yield Part(vectors, self.wide(self.theta()), lambda tensor: tensor)
-        if write and as_kept:
+        yield Part(self.vectors, self.wide(self.theta()), lambda tensor: tensor)
+        if write:
             self.touch()
-        elif write:
-            self.store(vectors)
 
     # ── the method's equations ────────────────────────────────────────────────────────────────────────────────
 

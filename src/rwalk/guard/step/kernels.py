@@ -38,7 +38,6 @@ from rwalk.guard.state.codec import (
 from rwalk.guard.state.parameter import ParameterState
 from rwalk.guard.state.quantized import EncodedState
 from rwalk.guard.step.equations import AFTER, Phase, Plan
-from rwalk.guard.step.tensor_list import Operand
 from rwalk.methods import METHODS
 
 ROWS, WARPS = 16, 8  # blocks that a program takes
@@ -57,6 +56,17 @@ _told: set[str] = set()  # their errors
 
 
 # ── equations, written down ───────────────────────────────────────────────────────────────────────────────────
+
+
+OPERATORS = {
+    **{f"__{name}__": name for name in ("add", "sub", "mul", "neg", "abs")},
+    **{f"__i{name}__": f"{name}_" for name in ("add", "sub", "mul")},
+    **{f"__{name}__": name for name in ("rsub", "rtruediv", "pow", "gt", "ge", "lt", "le")},
+    "__radd__": "add",
+    "__rmul__": "mul",
+    "__truediv__": "div",
+    "__itruediv__": "div_",
+}
 
 
 class Unwritten(Exception):
@@ -91,8 +101,10 @@ class Script:
         raise Unwritten(f"a {type(value).__name__} in an equation")
 
 
-class Term(Operand):
+class Term:
     """A word for a vector; after an operation in place, another word for it.
+
+    It takes part in torch's functions, in tensors' methods and in arithmetic.
 
     >>> script = Script()
     >>> fisher, grad = script.column("fisher"), script.column("grad")
@@ -106,8 +118,20 @@ class Term(Operand):
     def __init__(self, script: Script, word: str, column: str = "") -> None:
         self.script, self.word, self.column = script, word, column
 
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return cls.done(function.__name__, args, {} if kwargs is None else kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if not callable(getattr(Tensor, name)):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: self.done(name, (self, *args), kwargs)
+
     @staticmethod
-    def done(name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def done(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Write an operation that at least one term takes part in."""
         out = kwargs.pop("out", None)
         operation = name.removesuffix("_")
         if operation not in EXPRESSIONS:
@@ -121,6 +145,14 @@ class Term(Operand):
             return Term(script, word)
         changed.word = word
         return changed
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    return lambda self, *args: self.done(OPERATORS[name], (self, *args), {})
+
+
+for _name in OPERATORS:
+    setattr(Term, _name, _operator(_name))
 
 
 def _plus(sign: str) -> Callable[..., str]:
@@ -523,32 +555,30 @@ def can_launch(device: torch.device) -> bool:
     return device.type == "cuda" and find_spec("triton") is not None
 
 
-def for_plain(states: Sequence[ParameterState], thetas: Sequence[Tensor]) -> Kernels | None:
-    """Kernels over a plain state whose numbers lie close together, and in the order of the parameters'."""
-    first = states[0]
+def of_batch(states: Sequence[ParameterState], thetas: Sequence[Tensor]) -> Kernels | None:
+    """Kernels over a state whose numbers lie close together, and in the order of the parameters'.
+
+    A state on the host comes and goes in chunks instead.
+    """
+    first, kept = states[0], {}
     if not can_launch(first.home) or first.work_dtype != torch.float32:
         return None
-    vectors = {name: [state.vectors[name][0] for state in states] for name in first.vectors}
-    strides = [each.stride() for each in thetas]
-    alike = all([each.stride() for each in row] == strides for row in vectors.values())
-    if not alike or not all(map(is_dense, thetas)):
-        return None
-    kept = {name: Kept([each]) for name, each in vectors.items()}
-    return Kernels(thetas, kept, [state.name for state in states], first.form.moment)
-
-
-def for_encoded(states: Sequence[EncodedState], thetas: Sequence[Tensor]) -> Kernels | None:
-    """Kernels over an encoded state; one that is kept on the host comes and goes in chunks instead."""
-    first = states[0]
-    if not can_launch(first.home) or first.parameter.dtype != torch.float32:
-        return None
-    if not all(each.place == each.home and each.is_contiguous for each in states):
-        return None
-    kept = {}
-    for name in first.kept:
-        code = first.code(name)
-        tensors = list(zip(*(state.kept[name] for state in states), strict=True))
-        kept[name] = Kept(tensors, code if isinstance(code, Floats | Places) else None)
+    if isinstance(first, EncodedState):
+        whole = [each for each in states if isinstance(each, EncodedState)]
+        near = all(each.place == each.home and each.is_contiguous for each in whole)
+        if first.parameter.dtype != torch.float32 or not near:
+            return None
+        for name in first.kept:
+            code = first.code(name)
+            tensors = list(zip(*(state.kept[name] for state in whole), strict=True))
+            kept[name] = Kept(tensors, code if isinstance(code, Floats | Places) else None)
+    else:
+        vectors = {name: [state.vectors[name][0] for state in states] for name in first.vectors}
+        strides = [each.stride() for each in thetas]
+        alike = all([each.stride() for each in row] == strides for row in vectors.values())
+        if not alike or not all(map(is_dense, thetas)):
+            return None
+        kept = {name: Kept([each]) for name, each in vectors.items()}
     return Kernels(thetas, kept, [state.name for state in states], first.form.moment)
 
 

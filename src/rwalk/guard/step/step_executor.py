@@ -1,38 +1,30 @@
 """The executor: runs the equations of a guarded step (`equations`) on all parameters of a kind.
 
-Batches differ only in how they supply columns and state. A plain state is used where it lies: on a CPU parameter
-by parameter, in scratch memory that is kept from step to step. On an accelerator its tensors form tensor lists, so
-that a step costs a few dozen kernels and not thousands. An encoded state is decoded and encoded chunk by chunk. On
-CUDA generated kernels (`kernels`) do either in one pass. Nothing in a step waits for the device.
+A plain state is used where it lies, parameter by parameter. Parameters that are narrower than the equations are
+widened, and an encoded state is decoded and encoded chunk by chunk. On CUDA generated kernels (`kernels`) do all
+of it in one pass. Nothing in a step waits for the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rwalk import private_torch
 from rwalk.errors import InputError
-from rwalk.guard.state import codec
-from rwalk.guard.state.parameter import ParameterState
-from rwalk.guard.state.quantized import Chunk, Coming, EncodedState, Lazy, chunks_of, transfer_of
+from rwalk.guard.state.parameter import ParameterState, Piece
+from rwalk.guard.state.quantized import EncodedState, Lazy
 from rwalk.guard.state.sharded import is_sharded, like, local
 from rwalk.guard.step import kernels
 from rwalk.guard.step.equations import AFTER, BEFORE, SCORE, TAKE_OUT, Phase, Plan, planned
-from rwalk.guard.step.tensor_list import apart, together
-from rwalk.methods.method import Method, State
+from rwalk.methods.method import Method
 
 Pulls = Mapping[nn.Parameter, Tensor]
 Columns = Mapping[str, Sequence[Tensor]]  # by name, a tensor for each parameter
 REMEMBERED = 16  # divisions into batches: which parameters have gradients may vary from step to step
-
-
-def launches(device: torch.device) -> bool:
-    """Whether operations are kernels to be launched, which takes longer than most of them do."""
-    return device.type != "cpu"
 
 
 class GradientSwap:
@@ -92,7 +84,12 @@ class _InStep(NamedTuple):
 
 
 class Batch:
-    """Parameters of a kind, whose steps are executed together."""
+    """Parameters of a kind, whose steps are executed together.
+
+    An encoded state can do with one vector less: if θ before the step is remembered anyway, the pull is added to
+    the task's own gradients and subtracted again after the step. That changes gradients by no more than rounding.
+    Gradients that are views into a bucket are never written to.
+    """
 
     def __init__(self, states: Sequence[ParameterState]) -> None:
         self._states = list(states)
@@ -107,8 +104,8 @@ class Batch:
         self._step: _InStep | None = None
         self._thetas: list[Tensor] = []
         self._addresses: list[int] = []
-        self._kernels: kernels.Kernels | None = None
-        self._done = 0  # units or chunks whose results were written, in the phase that ran last
+        self._kept_scratch: dict[str, Sequence[Tensor]] = {}
+        self._done = 0  # pieces whose results were written, in the phase that ran last
         self._locate()
 
     def is_current(self) -> bool:
@@ -158,7 +155,7 @@ class Batch:
         if pulls:
             given = self._added(own if given is None else given, pulls)
         elif given is None and copies and method.wants:
-            given = apart(together(own).clone())
+            given = [each.clone() for each in own]
         if given is not None:
             swap.give(given)
         elif plan.in_place:
@@ -200,163 +197,78 @@ class Batch:
         self._run(SCORE, Plan(method), {})
 
     def _run(self, phase: Phase, plan: Plan, columns: Columns, only: int | None = None) -> None:
-        """Run a phase, by a kernel if there is one for it; `only` so many units or chunks."""
+        """Run a phase, by a kernel if there is one for it; `only` so many pieces."""
         if only is None and self._kernels is not None and self._kernels.run(phase, plan, columns):
-            self._done = len(self)
+            self._done = len(self._pieces)
             return
         self._done = 0
-        self._eager(phase, plan, columns, len(self) if only is None else only)
+        self._run_eagerly(phase, plan, columns, only)
 
-    # ── replaced by the two kinds of batches ─────────────────────────────────────────────────────────────────
+    def _run_eagerly(self, phase: Phase, plan: Plan, columns: Columns, only: int | None) -> None:
+        lists = {**columns, "theta": self._thetas}
+        for i, piece in self._pieces[:only]:
+            if self._is_direct:
+                state = dict(self._vectors[i])
+                phase.equations(plan, {name: tensors[i] for name, tensors in lists.items()}, state)
+                for name, vector in state.items():
+                    if vector is not self._vectors[i].get(name):
+                        _check_is_known(name, self._vectors[i])
+                        self._vectors[i][name].copy_(vector)
+            else:
+                self._run_widened(phase, plan, lists, i, piece)
+            self._done += 1
 
-    def __len__(self) -> int:
-        """The number of units or chunks."""
-        raise NotImplementedError
+    def _run_widened(self, phase: Phase, plan: Plan, lists: Columns, i: int, piece: Piece) -> None:
+        """With copies of numbers that are narrower than the equations need them, or encoded."""
+        at = Lazy(lists, lambda name: self._first.wide(piece.of(lists[name][i])))
+        state = piece.opened()
+        phase.equations(plan, at, state)
+        for name, column in at.changed().items():
+            if name in phase.results:
+                there = lists[name][i]
+                piece.put(piece.narrowed(column, there.dtype) if name == "theta" else column, there)
+        for name in state:
+            _check_is_known(name, self._states[i].vectors)
+        piece.close(state)
 
-    def _eager(self, phase: Phase, plan: Plan, columns: Columns, count: int) -> None:
-        """Run a phase without a kernel, on so many units or chunks."""
-        raise NotImplementedError
-
-    def _located(self) -> None:
-        """The parameters' numbers lie elsewhere than before."""
-
-    def _may_pull_in_place(self, method: Method, own: Sequence[Tensor]) -> bool:
-        return False
-
-    # ── shared ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── where everything lies ─────────────────────────────────────────────────────────────────────────────────
 
     def _locate(self) -> None:
         """Find the parameters' numbers, which may have been moved, or replaced by the optimizer."""
         addresses = []
         for parameter in self._parameters:
             addresses.append((local(parameter) if self._sharded else parameter).data_ptr())
-        if addresses != self._addresses:
-            self._addresses = addresses
-            self._thetas = [local(parameter.detach()) for parameter in self._parameters]
-            self._located()
+        if addresses == self._addresses:
+            return
+        self._addresses, self._kept_scratch = addresses, {}
+        self._thetas = thetas = [local(parameter.detach()) for parameter in self._parameters]
+        encoded = isinstance(self._first, EncodedState)
+        total = sum(each.numel() for each in thetas)
+        self._pieces = [(i, piece) for i, state in enumerate(self._states) for piece in state.pieces(total)]
+        self._is_direct = not encoded and self._first.wide(thetas[0]) is thetas[0]
+        self._vectors = [] if encoded else [piece.opened() for _, piece in self._pieces]
+        self._kernels = kernels.of_batch(self._states, thetas)
 
     def _scratch(self, name: str) -> Sequence[Tensor]:
-        """Memory like the parameters'; for kernels, parts of one vector, which takes one allocation."""
+        """Memory like the parameters'; for kernels, parts of one vector, which is a single allocation."""
+        thetas = self._thetas
+        if self._home.type == "cpu" and not isinstance(self._first, EncodedState):  # kept from step to step
+            if name not in self._kept_scratch:
+                self._kept_scratch[name] = [state.scratch(name) for state in self._states]
+            return self._kept_scratch[name]
         if self._kernels is None:
-            return list(map(torch.empty_like, self._thetas))
-        flat = torch.empty(
-            sum(each.numel() for each in self._thetas), dtype=self._thetas[0].dtype, device=self._home
-        )
-        if all(each.is_contiguous() for each in self._thetas):
-            return private_torch.unflattened(flat, self._thetas)
-        parts = flat.split([each.numel() for each in self._thetas])
+            return list(map(torch.empty_like, thetas))
+        flat = torch.empty(sum(each.numel() for each in thetas), dtype=thetas[0].dtype, device=self._home)
+        if all(each.is_contiguous() for each in thetas):
+            return private_torch.unflattened(flat, thetas)
+        parts = flat.split([each.numel() for each in thetas])
         return [
             part.as_strided(each.shape, each.stride()) if kernels.is_dense(each) else part.view(each.shape)
-            for part, each in zip(parts, self._thetas, strict=True)
+            for part, each in zip(parts, thetas, strict=True)
         ]
 
-    def _added(self, gradients: Sequence[Tensor], pulls: Pulls) -> list[Tensor]:
-        """These gradients, with the pulls from elsewhere added to those that have one."""
-        found = list(gradients)
-        which = [i for i, parameter in enumerate(self._parameters) if parameter in pulls]
-        if which:
-            more = [pulls[self._parameters[i]][0].to(gradients[i].dtype) for i in which]
-            summed = apart(together([gradients[i] for i in which]) + together(more))
-            for i, each in zip(which, summed, strict=True):
-                found[i] = each
-        return found
-
-
-class PlainBatch(Batch):
-    """A plain state. Units are single parameters on a CPU, tensor lists on an accelerator.
-
-    Tensors have the parameters' own shapes here, without the row of a network: a step goes over hundreds of them,
-    and a view of each would cost more than a kernel does.
-    """
-
-    def __init__(self, states: Sequence[ParameterState], everyone: Iterable[ParameterState]) -> None:
-        most = max(local(state.parameter.detach()).numel() for state in everyone) // 2
-        self._units: list[tuple[int, int, Any, State]] = []  # from, to, θ, state
-        self._spans = list(_spans(states, most if launches(states[0].home) else 0))
-        self._kept_scratch: dict[str, list[Tensor]] = {}
-        super().__init__(states)
-
-    def __len__(self) -> int:
-        return len(self._units)
-
-    def _located(self) -> None:
-        self._kept_scratch, self._units = {}, []
-        for a, b in self._spans:
-            vectors = {
-                name: together([state.vectors[name][0] for state in self._states[a:b]])
-                for name in self._first.vectors
-            }
-            self._units.append((a, b, together(self._thetas[a:b]), vectors))
-        wide = self._first.wide
-        _, _, theta, vectors = self._units[0]
-        self._is_wide = wide(theta) is theta and all(wide(each) is each for each in vectors.values())
-        self._kernels = kernels.for_plain(self._states, self._thetas)
-
-    def _scratch(self, name: str) -> Sequence[Tensor]:
-        if launches(self._home):
-            return super()._scratch(name)
-        if name not in self._kept_scratch:
-            self._kept_scratch[name] = [state.scratch(name) for state in self._states]
-        return self._kept_scratch[name]
-
-    def _eager(self, phase: Phase, plan: Plan, columns: Columns, count: int) -> None:
-        for a, b, theta, kept in self._units[:count]:
-            at: dict[str, Any] = {"theta": theta}
-            for name, tensors in columns.items():
-                at[name] = tensors[a] if b == a + 1 else together(tensors[a:b])
-            if not self._is_wide:
-                self._eager_widened(phase, plan, at, kept, self._states[a:b])
-                continue
-            state = dict(kept)
-            phase.equations(plan, at, state)
-            for name, vector in state.items():
-                if vector is not kept.get(name):
-                    _check_is_known(name, kept)
-                    kept[name].copy_(vector)
-
-    def _eager_widened(
-        self, phase: Phase, plan: Plan, at: dict[str, Any], kept: State, states: Sequence[ParameterState]
-    ) -> None:
-        """With copies of numbers that are narrower than the equations need them, which are rounded afterwards."""
-        wide = self._first.wide
-        wide_at = Lazy(at, lambda name: wide(at[name]))
-        wide_state = Lazy(kept, lambda name: wide(kept[name]))
-        phase.equations(plan, wide_at, cast(State, wide_state))
-        for name, column in wide_at.changed().items():
-            if name == "theta" and name in phase.results:
-                for state, here, new in zip(states, apart(at[name]), apart(column), strict=True):
-                    here.copy_(state.narrowed(new, here))
-            elif name in phase.results:
-                at[name].copy_(column)
-        for name, vector in wide_state.changed().items():
-            _check_is_known(name, kept)
-            kept[name].copy_(vector)
-
-
-class ChunkedBatch(Batch):
-    """An encoded state, chunk by chunk.
-
-    If θ before the step is remembered anyway, the pull is added to the task's own gradients and subtracted again
-    after the step. That needs one vector less, and changes gradients by no more than rounding. Gradients that are
-    views into a bucket are never written to.
-    """
-
-    def __init__(self, states: Sequence[EncodedState]) -> None:
-        self._asked: dict[str, tuple[str, ...]] = {}  # by phase, which vectors were read the last time
-        self._encoded = states
-        self._at = {id(state): i for i, state in enumerate(states)}
-        super().__init__(states)
-
-    def __len__(self) -> int:
-        return len(self._chunks)
-
-    def _located(self) -> None:
-        self._chunks = list(chunks_of(self._encoded))
-        self._transfer = transfer_of(self._encoded[0])
-        self._kernels = kernels.for_encoded(self._encoded, self._thetas)
-
     def _may_pull_in_place(self, method: Method, own: Sequence[Tensor]) -> bool:
-        if "move" not in method.wants:
+        if "move" not in method.wants or not isinstance(self._first, EncodedState):
             return False
         for grad, theta in zip(own, self._thetas, strict=True):
             alone = self._sharded or grad.untyped_storage().nbytes() == grad.nbytes
@@ -364,38 +276,17 @@ class ChunkedBatch(Batch):
                 return False
         return True
 
-    def _eager(self, phase: Phase, plan: Plan, columns: Columns, count: int) -> None:
-        names, asked = self._asked.get(phase.name, ()), set[str]()
-        lists = {**columns, "theta": self._thetas}
-        chunks = self._chunks[:count]
-        self._transfer.begin()
-        coming: Coming | None = self._transfer.ahead(chunks[0], names) if chunks else None
-        for chunk, next_chunk in zip(chunks, [*chunks[1:], None], strict=bool(chunks)):
-            came = coming
-            coming = None if next_chunk is None else self._transfer.ahead(next_chunk, names)
-            at, state = self._opened(chunk, lists, self._transfer.arrived(came))
-            phase.equations(plan, at, cast(State, state))
-            asked.update(state.asked)
-            for name, vector in at.changed().items():
-                if name in phase.results:
-                    if name == "theta" and vector.dtype != self._thetas[0].dtype:
-                        vector = codec.rounded(vector, self._thetas[0].dtype, chunk.draws("theta").view(1, -1))
-                    chunk.write(vector, self._of(chunk, lists[name]))
-            for name, vector in state.changed().items():
-                _check_is_known(name, chunk.first.kept)
-                self._transfer.back(chunk, name, chunk.encoded(name, vector))
-            self._done += 1
-        self._transfer.end()
-        self._asked[phase.name] = tuple(sorted(asked))
-
-    def _opened(self, chunk: Chunk, lists: Columns, fetched: Mapping[str, Any]) -> tuple[Lazy, Lazy]:
-        """The columns and the state of a chunk, each decoded when it is read."""
-        columns = Lazy(lists, lambda name: self._first.wide(chunk.gathered(self._of(chunk, lists[name]))))
-        return columns, Lazy(chunk.first.kept, lambda name: chunk.decoded(name, fetched.get(name)))
-
-    def _of(self, chunk: Chunk, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors of a chunk's spans, of tensors in the order of the parameters."""
-        return [tensors[self._at[id(state)]] for state, _ in chunk.spans]
+    def _added(self, gradients: Sequence[Tensor], pulls: Pulls) -> list[Tensor]:
+        """These gradients, with the pulls from elsewhere added to those that have one."""
+        found = list(gradients)
+        which = [i for i, parameter in enumerate(self._parameters) if parameter in pulls]
+        if which:
+            more = [pulls[self._parameters[i]][0].to(gradients[i].dtype) for i in which]
+            some, add = [gradients[i] for i in which], private_torch.foreach("add")
+            summed = list(map(torch.add, some, more)) if add is None else add(some, more)
+            for i, each in zip(which, summed, strict=True):
+                found[i] = each
+        return found
 
 
 def _check_is_known(name: str, kept: Mapping[str, object]) -> None:
@@ -403,30 +294,10 @@ def _check_is_known(name: str, kept: Mapping[str, object]) -> None:
         raise InputError(f"a method may make vectors in start and consolidate, not {name!r} in a step")
 
 
-def _spans(states: Sequence[ParameterState], most: int) -> Iterator[tuple[int, int]]:
-    """Units of at most so many numbers; a larger parameter is a unit of its own.
-
-    With half as many as the largest parameter has, passing copies of a unit are no more than those of that one.
-    """
-    start, filled = 0, 0
-    for i, state in enumerate(states):
-        size = local(state.parameter.detach()).numel()
-        if i > start and filled + size > most:
-            yield start, i
-            start, filled = i, 0
-        filled += size
-    yield start, len(states)
-
-
 class Batches:
-    """The parameters of a guard, divided into batches: once, and again when any of them has changed.
+    """The parameters of a guard, divided into batches: once, and again when any of them has changed."""
 
-    Args:
-        everyone: lists all that are guarded; the largest decides how many others go together.
-    """
-
-    def __init__(self, everyone: Callable[[], Iterable[ParameterState]]) -> None:
-        self._everyone = everyone
+    def __init__(self) -> None:
         self._known: dict[tuple[ParameterState, ...], list[Batch]] = {}
 
     def of(self, states: Sequence[ParameterState]) -> list[Batch]:
@@ -438,7 +309,12 @@ class Batches:
         if stale or len(self._known) > REMEMBERED:
             self._known.clear()  # along with vectors that nothing else may hold
         if known is None or stale:
-            known = self._known[key] = self._divided(states)
+            kinds: dict[object, list[ParameterState]] = {}
+            for state in states:
+                parameter = state.parameter
+                kind = (parameter.dtype, parameter.device, is_sharded(parameter), tuple(state.vectors))
+                kinds.setdefault(kind, []).append(state)
+            known = self._known[key] = [Batch(alike) for alike in kinds.values()]
         return known
 
     def forget(self) -> None:
@@ -446,14 +322,3 @@ class Batches:
         for state in {state for key in self._known for state in key}:
             state.free_scratch()
         self._known.clear()
-
-    def _divided(self, states: Sequence[ParameterState]) -> list[Batch]:
-        kinds: dict[object, list[Any]] = {}
-        for state in states:
-            parameter = state.parameter
-            kind = (parameter.dtype, parameter.device, is_sharded(parameter), tuple(state.vectors))
-            kinds.setdefault(kind, []).append(state)
-        return [
-            ChunkedBatch(alike) if isinstance(alike[0], EncodedState) else PlainBatch(alike, self._everyone())
-            for alike in kinds.values()
-        ]
