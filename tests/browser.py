@@ -17,7 +17,7 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
 FLAGS += ["--disable-background-networking", "--disable-component-update"]
 LOOKS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
 
-# Elements that end beyond the window, or that are shorter than their text, where a reader cannot scroll to the rest.
+# Elements that end beyond the window or are shorter than their text, where a reader cannot scroll to the rest.
 CUT_OFF = """inside => {
   const width = document.documentElement.clientWidth;
   const overflow = each => getComputedStyle(each).overflowX;
