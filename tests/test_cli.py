@@ -34,6 +34,7 @@ from rwalk.option_fields import option
 from rwalk.part_names import spelled
 from rwalk.parts import parts
 from rwalk.studies.json_records import content_hash
+from rwalk.studies.losses_and_costs import commands
 from rwalk.studies.rows import Description
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.studies.study_folder import Store
@@ -184,6 +185,17 @@ def test_without_out_the_folder_is_named_by_its_content(rwalk: Rwalk) -> None:
     assert rwalk(*options).code == rwalk(*options).code == 0
     assert rwalk(*options, "--lr=0.1").code == 0
     assert len(list(Path("rwalk-studies").glob("digits-*"))) == 2
+
+
+def test_a_folder_whose_name_is_not_utf8_holds_a_study(rwalk: Rwalk) -> None:
+    folder = Path("caf\udce9")
+    options = ("--methods=vanilla", "--classes-per-task=5", "--steps=2", "--seeds=1", "--quiet", "--out")
+    done = rwalk("run", *options, folder)
+    assert done.code == 0 and "caf\\udce9: study.json" in done.out
+    (folder / "runs.jsonl").unlink()
+    assert rwalk("run", *options, folder).code == 0
+    assert commands(folder) == [f"rwalk run {' '.join(options)} '{folder}'"], "the same command, once"
+    assert rwalk("report", folder).code == rwalk("diff", folder, folder).code == rwalk("status", folder).code == 0
 
 
 def test_a_study_may_grow(rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -99,6 +100,25 @@ def test_reference_out_of_range_is_trained_again(content: str, tmp_path: Path) -
     assert cache.recall(spec) is None
     path.write_text('{"single": 0.75, "multi": 0.5, "stopped": null}')
     assert cache.recall(spec) == ReferenceOutcome(0.75, 0.5), "as 0.2.0 wrote it"
+
+
+@pytest.mark.parametrize("named", ["", "~/references", None])
+def test_references_are_kept_in_the_users_home_or_not_at_all(
+    named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user of a container may have no home, and variables are set without a shell that expands them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RWALK_CACHE", raising=False)
+    if named is not None:
+        monkeypatch.setenv("RWALK_CACHE", named)
+    study = little.study(methods=["vanilla"], seeds=1, reference="final")
+    (spec,) = study.references()
+    cache, outcome = ReferenceCache(study._context(None)), ReferenceOutcome(0.5, 0.25)
+    for home in (str(tmp_path / "home"), "~"):
+        monkeypatch.setattr(os.path, "expanduser", lambda path, home=home: str(path).replace("~", home, 1))
+        cache.remember(spec, outcome)
+        assert cache.recall(spec) == (None if home == "~" else outcome)
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
 @pytest.mark.parametrize("part", ["record", "tensors"])

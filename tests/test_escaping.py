@@ -91,6 +91,22 @@ def test_command_line_escapes_names_in_its_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("streams", ["2>/dev/full", "2>&-", ">&-", "<&- >&- 2>&-"])
+def test_command_line_without_a_place_for_its_line_keeps_its_exit_code(streams: str, tmp_path: Path) -> None:
+    """And no file that it opens gets the number of a closed stream, to which others write their messages."""
+    code = (
+        "import os; from rwalk.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: os.write(9, str((end.code or 0, os.open('found', os.O_CREAT) > 2)).encode())"
+    )
+    for words, expected in (("nothing", (2, True)), ("datasets", (0, True))):
+        program, around = f'{sys.executable} -c "$CODE" {words} 9>result {streams}', {**os.environ, "CODE": code}
+        done = subprocess.run(program, shell=True, cwd=tmp_path, env=around, capture_output=True, check=False)
+        assert (tmp_path / "result").read_text() == str(expected), done
+        assert b"Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_command_line_output_to_a_full_device_is_one_line() -> None:
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "rwalk", "methods"]

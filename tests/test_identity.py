@@ -30,7 +30,7 @@ from rwalk.report.html_page import render
 from rwalk.report.result_folders import read
 from rwalk.report.seed_summaries import summarise
 from rwalk.solvers import SOLVERS
-from rwalk.studies import Study, numerics_history, provenance
+from rwalk.studies import Study, numerics_history, provenance, user_code
 from rwalk.studies.checkpoint import Checkpointer
 from rwalk.studies.executors.ray_cluster import packed, unpacked
 from rwalk.studies.json_records import content_hash
@@ -92,6 +92,13 @@ def test_an_edited_network_is_trained_anew_and_that_is_said(tmp_path: Path) -> N
     assert second.reference != first.reference and len(set((tmp_path / "cache").rglob("*.json"))) == 2
     assert references < set((tmp_path / "cache").rglob("*.json"))
     assert len((tmp_path / "study" / "runs.jsonl").read_text().splitlines()) == 1
+
+
+def test_source_with_form_feeds_is_read_line_by_line() -> None:
+    """Python's own lines do not end at a form feed, nor at other separators that `splitlines` knows."""
+    source = "a = 1\n\x0c\nb = 'x\x1cy'\nwide = 222222\nz = 3  # a comment\n"
+    assert user_code._bare(source) != user_code._bare(source.replace("222222", "222223"))
+    assert user_code._bare(source) == user_code._bare(source.replace("  # a comment", ""))
 
 
 def test_a_checkpoint_of_an_edited_network_is_not_gone_on_from() -> None:

@@ -123,7 +123,9 @@ def test_a_claim_that_cannot_be_read_is_taken_over_after_a_lease(kind: str, tmp_
     else:
         path.write_bytes(b"" if kind == "empty" else b"\xff{")
     claims = Claims(tmp_path, lease=0.2)
+    opened = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
     assert claims.take("run") is None, "it has only just seen it"
+    assert not opened or len(os.listdir("/proc/self/fd")) == opened, "who waits for long would run out of files"
     time.sleep(0.3)
     claim = claims.take("run")
     assert claim is not None
@@ -164,6 +166,9 @@ def test_a_lease_that_is_no_time_is_refused(lease: str, tmp_path: Path, monkeypa
         {"runs": ["a"], "task": 1, "tasks": 0, "step": 1, "steps": 0},
         {"runs": ["a"], "task": "1", "tasks": None, "step": [], "steps": 1},
         {"owner": "\x1b]0;owned\x07", "runs": ["\x1b[2J"]},
+        {"runs": ["a"], "reference": 10**4299},
+        {"runs": ["a"], "task": 0, "tasks": 1, "step": 10**400, "steps": 1},
+        {"runs": ["a"], "task": 10**400, "tasks": 10**399, "step": 1, "steps": 1},
         [],
         "text",
     ],

@@ -25,14 +25,17 @@ from sklearn.datasets import load_digits, load_wine
 import little
 from command_line import Rwalk, refused
 from rwalk import Fleet, IncrementalClassifier, MemorySpec, Training, model_file, models, parts
+from rwalk.atomic_files import write_atomically
 from rwalk.closed_form import features
 from rwalk.data.datasets import Reading, TableEncoder, table_encoder
 from rwalk.data.datasets.columns import Column
 from rwalk.data.large_files import source
 from rwalk.errors import InputError
-from rwalk.models.kept_by_studies import refusal
+from rwalk.models.kept_by_studies import Pruner, refusal
+from rwalk.studies import Study
 from rwalk.studies.executors import fleet_of
 from rwalk.studies.specs import RunSpec, StreamSpec
+from rwalk.studies.study_events import RowDone
 
 WINE = load_wine()
 ORDER = np.random.default_rng(0).permutation(len(WINE.target))
@@ -519,6 +522,23 @@ def test_all_runs_are_kept_if_asked_for(rwalk: Rwalk, quiet: None) -> None:
     assert outcome.code == 0 and len(json.loads(outcome.out)["models"]) == 4
     for path, row in kept():
         assert_measures_as_its_row(path, row)
+
+
+def test_a_model_that_two_runs_share_is_kept_for_either(tmp_path: Path, quiet: None) -> None:
+    """One run chose the λ that the other was given: they are one training, and one file."""
+    digits = StreamSpec("digits", classes_per_task=5)
+    given = RunSpec(digits, method="ewc", numbers={"lam": 1.0}, training=Training(steps=1))
+    seeking = replace(given, numbers={"lam": "auto"})
+    keeper = models.Keeper(tmp_path)
+    (row,) = Study((given,), "none", executor="here").execute()
+    chosen = replace(row, spec=seeking, hash=seeking.hash(), tried={"1": 0.5})
+    for rows in ([row, chosen], [chosen, row]):
+        path = keeper.path_of(given)
+        write_atomically(path, "a model")
+        pruner = Pruner(keeper, ())
+        for each in rows:
+            pruner.watch(RowDone(each))
+        assert keeper.settle(rows) == [path] and path.exists()
 
 
 @pytest.mark.parametrize("kept", ['{"keep": []}', '{"keep": 1}', '{"keep": "none"}'])

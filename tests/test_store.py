@@ -22,7 +22,7 @@ from rwalk.atomic_files import LEFT, with_checksum, write_atomically
 from rwalk.studies import Study, provenance
 from rwalk.studies.rows import SCHEMA, Description, Made, Row
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.study_events import Event, Stepped
+from rwalk.studies.study_events import Event, Stepped, Trained
 from rwalk.studies.study_folder import SharedStore, Store, read_rows
 from rwalk.studies.work_claims import CLAIMS, Claims
 
@@ -394,6 +394,43 @@ def test_saved_run_does_not_bring_a_removed_study_back(tmp_path: Path) -> None:
     with Store(folder).opened(study.describe()) as store, pytest.raises(InputError, match="was removed"):
         study.execute(store, watch=removed)
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("event", [Stepped, Trained])
+def test_process_that_joined_does_not_bring_a_removed_study_back(event: type, tmp_path: Path) -> None:
+    """Neither its claims, nor outcomes, nor references: in a folder with other files the study could not begin."""
+    folder = tmp_path / "study"
+    study = little.study(methods=["vanilla"], seeds=3, reference="final", executor="join", cache=folder)
+
+    def removed(found: Event) -> None:
+        if isinstance(found, event) and folder.exists():
+            shutil.rmtree(folder)
+
+    with SharedStore(folder).opened(study.describe()) as store, pytest.raises(InputError, match="was removed"):
+        study.execute(store, watch=removed)
+    assert not folder.exists()
+
+
+def test_two_who_begin_one_study_with_different_data_end_with_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one writes study.json after the first look at the folder."""
+    ours = little.study().describe()
+    theirs = replace(ours, data=({**ours.data[0], "sha256": "0" * 64},))
+    checked = SharedStore._check_is_ours
+
+    def begun_meanwhile(store: SharedStore, study: Description) -> None:
+        checked(store, study)
+        monkeypatch.setattr(SharedStore, "_check_is_ours", checked)
+        with SharedStore(tmp_path / "study").opened(theirs):
+            pass
+
+    monkeypatch.setattr(SharedStore, "_check_is_ours", begun_meanwhile)
+    with (
+        pytest.raises(InputError, match="has changed since it was begun"),
+        SharedStore(tmp_path / "study").opened(ours),
+    ):
+        pass
 
 
 def test_rows_are_a_data_frame_in_one_call() -> None:

@@ -307,6 +307,8 @@ def test_integers_are_labels_where_labels_are_integers() -> None:
         ((np.zeros((2, 2)), np.eye(2)), "one label per example"),
         ((np.zeros((2, 2)), [0.5, 1]), "integers or strings"),
         ((np.zeros((2, 2)), [float("nan"), 1]), "integers or strings"),
+        ((np.zeros((2, 2)), [1e19, 2e19]), "integers or strings"),  # int64 would make one class of them
+        ((np.zeros((2, 2)), [2**70, 1]), "integers or strings"),
         ((np.zeros((2, 2)), np.array(["a", None])), "none missing"),
         ((np.zeros((2, 2)), np.array(["a", float("nan")], dtype=object)), "none missing"),
         ((np.zeros((2, 2)), [0, 1]), "class '0' has one training example"),

@@ -23,6 +23,7 @@ from sklearn.datasets import load_iris, load_wine
 from rwalk import Dataset, IncrementalClassifier
 from rwalk.data.datasets import Reading, TableEncoder, load, table_encoder
 from rwalk.data.datasets.tables import Table
+from rwalk.data.large_files import source
 from rwalk.errors import InputError
 from rwalk.studies.specs import RunSpec, StreamSpec
 
@@ -165,6 +166,41 @@ def test_classes_that_are_whole_numbers_stay_numbers(tmp_path: Path) -> None:
     other = written(tmp_path / "other.csv", ["column1", "column2", "column3"], [[1, 2, "x"]])
     with refused("has the class 'x', where classes were whole numbers"):
         list(form.read(other, labelled=True))
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "frame", "task column"])
+def test_classes_of_long_numbers_stay_apart(kind: str, tmp_path: Path) -> None:
+    """As float64 the two numbers are one."""
+    classes = [2**53, 2**53 + 1] * 10
+    lines = [[(i * i) % 7, each] for i, each in enumerate(classes)]
+    table: Any = written(tmp_path / "long.csv", ["x", "label"], lines)
+    if kind == "task column":
+        table = written(tmp_path / "long.csv", ["x", "when", "label"], [[x, each, x % 2] for x, each in lines])
+        arrivals = load(str(table), reading=Reading(task_column="when")).arrivals
+        assert arrivals is not None and len(arrivals.names) == 2
+        return
+    if kind != "csv":
+        table = pytest.importorskip("pandas").DataFrame(lines, columns=["x", "label"])
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+        table.to_parquet(tmp_path / "long.parquet")
+        table = tmp_path / "long.parquet"
+    form = TableEncoder.fit(table)
+    (rows,) = form.read(table)
+    assert rows.y is not None and [str(each) for each in rows.y] == [str(each) for each in classes]
+
+
+@pytest.mark.parametrize("other", ["2.5", "x", str(2**60), "inf"])
+def test_class_that_is_no_whole_number_is_refused_where_classes_were(other: str, tmp_path: Path) -> None:
+    first = written(tmp_path / "first.csv", ["text", "label"], [["a b", 1], ["c d", 2]] * 3)
+    later = written(tmp_path / "later.csv", ["text", "label"], [["a b", 1], ["c d", other]])
+    table = written(tmp_path / "table.csv", ["x", "label"], [[1, 1], [2, 2], [4, 1], [3, 2]])
+    again = written(tmp_path / "again.csv", ["x", "label"], [[1, 1], [2, other]])
+    form = source([first], Reading(), text="text").form
+    with refused("whole numbers"):
+        list(source([later], Reading(), form).portions())
+    with refused("whole numbers"):
+        list(TableEncoder.fit(table).read(again))
 
 
 @pytest.mark.parametrize("cell", ["", "NA", "nan", " ? ", "null"])

@@ -19,12 +19,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import little
-from rwalk import InputError, Training, threads
+from rwalk import IncrementalRegressor, InputError, Training, threads
 from rwalk.classifier.estimator import IncrementalClassifier
+from rwalk.engine.architectures import builder
 from rwalk.gc_pause import gc_paused
+from rwalk.guard import Probes
+from rwalk.seeds import seeded
 from rwalk.studies import Study
 from rwalk.threads import few_threads, flushes_denormals
 
@@ -131,6 +135,51 @@ def test_a_number_of_threads_that_is_none_is_refused(asked: str, monkeypatch: py
     with pytest.raises(InputError, match="RWALK_THREADS must be a whole number") as refused:
         taught()
     assert "\n" not in str(refused.value)
+
+
+@contextmanager
+def default_type(kind: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(kind)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("family", ["closed-form", "rwalk", "regressor"])
+@pytest.mark.parametrize(
+    "around",
+    [
+        torch.no_grad,
+        torch.inference_mode,
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: torch.device("meta"),
+        lambda: default_type(torch.float64),
+        lambda: default_type(torch.float16),
+    ],
+    ids=["no_grad", "inference_mode", "autocast", "meta", "float64", "float16"],
+)
+def test_settings_of_the_caller_make_no_other_model(around: Any, family: str) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
+    y = np.arange(40) % 4
+
+    def learned() -> NDArray[Any]:
+        if family == "regressor":
+            made: Any = IncrementalRegressor(random_state=0).partial_fit(x[:20], y[:20])
+            return made.partial_fit(x[20:], y[20:]).predict(x)
+        options = {"memory": 2, "epochs": 1} if family == "rwalk" else {}
+        classifier = IncrementalClassifier(method=family, random_state=0, **options)
+        return classifier.partial_fit(x[:20], y[:20]).partial_fit(x[20:], y[20:]).predict_proba(x)
+
+    expected = learned()
+    with around():
+        if family == "rwalk" and torch.get_default_dtype() != torch.float32:
+            with pytest.raises(InputError, match="networks begin in float32"):
+                learned()
+            return
+        found = learned()
+    np.testing.assert_array_equal(found, expected)
 
 
 # ── on a busy machine ─────────────────────────────────────────────────────────────────────────────────────────
@@ -252,7 +301,25 @@ def rows_of(seed: int) -> list[Any]:
     return [row.accuracy, row.stopped]
 
 
-@pytest.mark.parametrize("work", [classifier_of, rows_of])
+def network_or_guard(seed: int) -> list[Any]:
+    """Every other job builds networks, the others measure the drift of one: both keep torch's random numbers."""
+    if seed % 2:
+        with seeded(seed):
+            model = nn.Linear(5, 3)
+        probes = Probes(torch.eye(5), divergence="mse")
+        probes.keep(model)
+        for _ in range(50):
+            assert probes.drift(model) == 0
+        return []
+    network = builder("mlp", (5,), 3)
+    found = []
+    for number in range(20):
+        with seeded(number):
+            found.append(network().state_dict()["head.weight"].numpy())
+    return found
+
+
+@pytest.mark.parametrize("work", [classifier_of, rows_of, network_or_guard])
 @pytest.mark.parametrize("each", [6, pytest.param(50, marks=pytest.mark.slow)])
 def test_two_threads_learn_the_same_models_as_one(work: Callable[[int], Any], each: int) -> None:
     with few_threads(1):

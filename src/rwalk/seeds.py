@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 
@@ -35,8 +35,15 @@ def generator(*parts: int | str) -> torch.Generator:
 
 
 @contextmanager
+def draws_restored(devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Restore torch's global generators after a block, which one thread at a time enters."""
+    with _GLOBAL, torch.random.fork_rng(devices=[*devices]):
+        yield
+
+
+@contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's global generator within a block, for one thread at a time, and restore its state afterwards."""
-    with _GLOBAL, torch.random.fork_rng(devices=[]):
+    """Seed torch's global generator within a block, and restore its state afterwards."""
+    with draws_restored():
         torch.default_generator.manual_seed(seed)
         yield

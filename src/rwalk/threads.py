@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -30,6 +30,7 @@ def few_threads(count: int | None = None) -> Iterator[None]:
     torch has one number of threads for the whole process. If several threads of a program use this at once, the
     smallest number holds until its thread leaves. The last to leave restores the number from before the first.
     Denormals are flushed: moving averages of vanished gradients become denormals, which are slow.
+    torch computes in here as `usual_torch`.
     """
     global _outside
     wanted, flushing = allowed() if count is None else count, flushes_denormals()
@@ -40,12 +41,27 @@ def few_threads(count: int | None = None) -> Iterator[None]:
         torch.set_num_threads(min(_inside))
     torch.set_flush_denormal(True)
     try:
-        yield
+        with usual_torch():
+            yield
     finally:
         torch.set_flush_denormal(flushing)
         with _changing:
             _inside.remove(wanted)
             torch.set_num_threads(min(_inside, default=_outside))
+
+
+@contextmanager
+def usual_torch() -> Iterator[None]:
+    """Compute as outside of the caller's `no_grad`, `inference_mode`, `autocast` and default device."""
+    with ExitStack() as held:
+        held.enter_context(torch.inference_mode(False))
+        held.enter_context(torch.enable_grad())
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                held.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            held.enter_context(torch.device("cpu"))
+        yield
 
 
 def flushes_denormals() -> bool:

@@ -46,6 +46,7 @@ from rwalk.engine.architectures import Factory
 from rwalk.errors import InputError, unknown
 from rwalk.labels import columns_of, labels_of, merged, one_line
 from rwalk.option_fields import described
+from rwalk.threads import usual_torch
 
 METHODS = {"closed-form": "ridge", "lda": "lda"}  # and how they solve
 BACKBONES = ("frozen", "first call")
@@ -386,13 +387,15 @@ class IncrementalRegressor(ClosedFormParameters, RegressorMixin, ClosedForm):  #
 
     def fit(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None) -> Self:
         """Forget everything, then learn this."""
-        return self._learn(X, y, sample_weight, afresh=True)
+        with usual_torch():
+            return self._learn(X, y, sample_weight, afresh=True)
 
     def partial_fit(
         self, X: ArrayLike | Tensor, y: ArrayLike | Tensor, sample_weight: ArrayLike | None = None
     ) -> Self:
         """Learn some more."""
-        return self._learn(X, y, sample_weight, afresh=not self.__sklearn_is_fitted__())
+        with usual_torch():
+            return self._learn(X, y, sample_weight, afresh=not self.__sklearn_is_fitted__())
 
     def _learn(self, X: Any, y: Any, sample_weight: Any, afresh: bool) -> Self:
         form, X = form_of_table(X, self.encoder, depth=4) if afresh else (self.form_, X)
@@ -406,7 +409,8 @@ class IncrementalRegressor(ClosedFormParameters, RegressorMixin, ClosedForm):  #
         """Remove examples exactly; give the targets and weights with which they were learned."""
         self._ready()
         x, targets, weight, _ = self._with_targets(X, y, sample_weight, afresh=False)
-        self._forgotten(x, targets, weight, targets.tolist())
+        with usual_torch():
+            self._forgotten(x, targets, weight, targets.tolist())
         return self
 
     def merge(self, other: Self) -> Self:
@@ -417,7 +421,8 @@ class IncrementalRegressor(ClosedFormParameters, RegressorMixin, ClosedForm):  #
             raise InputError("its inputs are made of other columns: learn the same columns with both")
         self._check_mergeable(other)
         self._merge_ledgers(other)
-        self._model.merge(other._model)
+        with usual_torch():
+            self._model.merge(other._model)
         return self
 
     def predict(self, X: ArrayLike | Tensor) -> NDArray[np.float64]:
@@ -425,7 +430,8 @@ class IncrementalRegressor(ClosedFormParameters, RegressorMixin, ClosedForm):  #
         model = self._ready()
         x = self._inputs(X)
         model.warn_outside(x, None, self._names())
-        values = model.scores(x).numpy()
+        with usual_torch():
+            values = model.scores(x).numpy()
         return cast(NDArray[np.float64], values[:, 0] if self._flat else values)
 
     def _with_targets(

@@ -42,6 +42,7 @@ from rwalk.data.streams import Form
 from rwalk.errors import InputError, unknown
 from rwalk.labels import array
 from rwalk.option_fields import described
+from rwalk.threads import usual_torch
 
 Sums = ClosedFormClassifier | TextClassifier  # families that forget and merge
 Family = Sums | NetworkClassifier | AutoClassifier
@@ -99,7 +100,8 @@ class IncrementalClassifier(Parameters, Summable, ArrayClassifier):
         """
         form, X = form_of_table(X, self.encoder)
         inner = _made(self, X)
-        inner.fit(X, y, **_weights(inner, sample_weight))
+        with usual_torch():
+            inner.fit(X, y, **_weights(inner, sample_weight))
         self._inner, self.form_ = inner, form
         return self
 
@@ -126,7 +128,8 @@ class IncrementalClassifier(Parameters, Summable, ArrayClassifier):
         else:
             form, inputs = (self.form_, X) if self.form_ else form_of_table(X, self.encoder)
             inner = _made(self, inputs)
-        inner.partial_fit(inputs, y, classes, **_weights(inner, sample_weight))
+        with usual_torch():
+            inner.partial_fit(inputs, y, classes, **_weights(inner, sample_weight))
         self._inner, self.form_ = inner, form
         return self
 
@@ -155,7 +158,8 @@ class IncrementalClassifier(Parameters, Summable, ArrayClassifier):
             y: the labels with which they were learned.
             sample_weight: the weights with which they were learned.
         """
-        self._sums().forget(rows_of(self.form_, X), y, sample_weight)
+        with usual_torch():
+            self._sums().forget(rows_of(self.form_, X), y, sample_weight)
         return self
 
     def merge(self, other: Self) -> Self:
@@ -169,7 +173,8 @@ class IncrementalClassifier(Parameters, Summable, ArrayClassifier):
             raise InputError("one has learned texts and the other has not: only equal kinds can be merged")
         if self.form_ != other.form_:
             raise InputError("its inputs are made of other columns or images")
-        mine.merge(theirs)
+        with usual_torch():
+            mine.merge(theirs)
         return self
 
     def fresh(self) -> Self:
@@ -207,13 +212,16 @@ class IncrementalClassifier(Parameters, Summable, ArrayClassifier):
         Args:
             X: inputs.
         """
-        return self._sums().novelty(rows_of(self.form_, X))
+        with usual_torch():
+            return self._sums().novelty(rows_of(self.form_, X))
 
     def _scores(self, X: Any) -> Tensor:
-        return self._current()._scores(rows_of(self.form_, X))
+        with usual_torch():
+            return self._current()._scores(rows_of(self.form_, X))
 
     def _sharpness(self) -> float:
-        return self._current()._sharpness()
+        with usual_torch():
+            return self._current()._sharpness()
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the family that learned."""
@@ -264,7 +272,8 @@ class IncrementalClassifier(Parameters, Summable, ArrayClassifier):
         inner = self._sums()
         if not isinstance(inner, ClosedFormClassifier):
             raise InputError("texts have no features but hashed n-grams: give vectors, or an encoder=")
-        return inner.features_of(rows_of(self.form_, X))
+        with usual_torch():
+            return inner.features_of(rows_of(self.form_, X))
 
     # ── the family behind it ──────────────────────────────────────────────────────────────────────────────────
 

@@ -62,6 +62,7 @@ def reproduce() -> None:
 
 def main(commands: typer.Typer = app, name: str = "rwalk") -> None:
     """The entry point `rwalk`; other commands, such as the reproduction's, fail in one line too if run by it."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal of few characters gets the others escaped
             stream.reconfigure(errors="backslashreplace")
@@ -70,6 +71,15 @@ def main(commands: typer.Typer = app, name: str = "rwalk") -> None:
         code = commands(prog_name=name, standalone_mode=False)
         sys.stdout.flush()  # here, where it may fail in one line
         raise SystemExit(code)
+
+
+def _open_closed_streams() -> None:
+    """A stream that the caller has closed leads nowhere: the next file opened must not get its number."""
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(handle, True)
+        if handle:
+            setattr(sys, ("stdout", "stderr")[handle - 1], os.fdopen(handle, "w"))
+    os.close(handle)
 
 
 @contextmanager

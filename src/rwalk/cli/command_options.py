@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
 from inspect import Parameter, signature
@@ -151,8 +152,9 @@ def say(line: object) -> None:
 
 
 def to_stderr(line: object) -> None:
-    """One line of text from us, whatever names it repeats."""
-    print(f"rwalk: {shown(line)}", file=sys.stderr, flush=True)
+    """One line of text from us, whatever names it repeats; if it cannot be written, the work continues."""
+    with suppress(OSError):
+        print(f"rwalk: {shown(line)}", file=sys.stderr, flush=True)
 
 
 def check_join(join: bool, **options: object) -> None:

@@ -136,9 +136,11 @@ def certainty(scores: Tensor, y: Tensor, weight: Tensor, share: Tensor) -> Certa
     at = torch.tensor([2.0, 0.0], dtype=torch.float64, requires_grad=True)
     descent = torch.optim.LBFGS([at], max_iter=40, line_search_fn="strong_wolfe")
 
+    sharpest = torch.tensor(SHARPEST, dtype=torch.float32).log().item()
+
     def loss() -> Tensor:
         descent.zero_grad()
-        sharpness = at[0].clamp(max=torch.tensor(SHARPEST).log().item()).exp()
+        sharpness = at[0].clamp(max=sharpest).exp()
         costs = torch.nn.functional.cross_entropy(sharpness * scores + at[1] * prior, y, reduction="none")
         cost = weight @ costs + 1e-3 * at[1].square()
         cost.backward()
@@ -146,7 +148,8 @@ def certainty(scores: Tensor, y: Tensor, weight: Tensor, share: Tensor) -> Certa
 
     descent.step(loss)
     log_t, a = at.detach().tolist()
-    return Certainty(float(min(max(torch.tensor(log_t).exp().item(), 1.0), SHARPEST)), float(a))
+    t = torch.tensor(log_t, dtype=torch.float32).exp().item()
+    return Certainty(float(min(max(t, 1.0), SHARPEST)), float(a))
 
 
 def _squares(a: Tensor, b: Tensor) -> Tensor:
@@ -184,7 +187,7 @@ def sharpness(
     values, vectors = torch.linalg.eigh(covariance.cpu())
     scatter, means = (noise * values.clamp(min=0).sqrt()) @ vectors.T, means.cpu()
     wrong = ((means[truth] + scatter).argmax(1) != truth).double().mean().item()
-    astray = torch.rand(DRAWS, generator=draw) < ASTRAY[0] + ASTRAY[1] * wrong
+    astray = torch.rand(DRAWS, generator=draw, dtype=torch.float32) < ASTRAY[0] + ASTRAY[1] * wrong
     return _most_likely(means[torch.where(astray, other, truth)] + scatter, truth)
 
 
@@ -203,6 +206,7 @@ def unseen_scores(
 
 def _most_likely(scores: Tensor, truth: Tensor) -> float:
     """The best of a hundred factors between 1 and the sharpest."""
-    factors = torch.logspace(0, torch.tensor(SHARPEST).log10().item(), 100, dtype=torch.float64)
+    decades = torch.tensor(SHARPEST, dtype=torch.float32).log10().item()
+    factors = torch.logspace(0, decades, 100, dtype=torch.float64)
     losses = [torch.nn.functional.cross_entropy(scores * t, truth).item() for t in factors]
     return float(factors[min(range(len(losses)), key=losses.__getitem__)])

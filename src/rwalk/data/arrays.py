@@ -14,6 +14,8 @@ from torch import Tensor
 
 from rwalk.errors import InputError
 
+EXACT = 2**53  # float64 keeps whole numbers below this one apart
+
 
 def as_inputs(x: ArrayLike | Tensor, part: str) -> Tensor:
     """A copy of numbers as float32; those of type uint8 are pixels, and become [0, 1]."""
@@ -45,9 +47,9 @@ def as_labels(y: ArrayLike | Tensor, part: str) -> NDArray[Any]:
         return np.char.decode(labels, "utf-8", "backslashreplace")  # different bytes stay different
     if kind == "O" and all(isinstance(label, str) for label in labels):
         return labels.astype(np.str_)
-    if kind == "O" and all(isinstance(label, Integral) for label in labels):
+    if kind == "O" and all(isinstance(label, Integral) and abs(label) < 2**63 for label in labels):
         return labels.astype(np.int64)
-    if kind == "f" and np.isfinite(labels).all() and (labels == labels.round()).all():
+    if kind == "f" and (np.abs(labels.astype(np.float64)) < EXACT).all() and (labels == labels.round()).all():
         return labels.astype(np.int64)
     if kind in "biuUT":
         return labels

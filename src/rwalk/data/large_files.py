@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rwalk.atomic_files import at_home
 from rwalk.data.arrays import as_labels, shuffled
-from rwalk.data.datasets.columns import IDENTIFIER, MOST_CLASSES, ColumnScan, absent_in, as_texts
+from rwalk.data.datasets.columns import IDENTIFIER, MOST_CLASSES, ColumnScan, absent_in, as_texts, read_classes
 from rwalk.data.datasets.images import (
     ImageForm,
     check_inside,
@@ -205,12 +205,10 @@ class Texts(Source):
 
 
 def _whole(labels: NDArray[Any], table: str) -> NDArray[np.int64]:
-    try:
-        return labels.astype(np.float64).astype(np.int64)
-    except ValueError:
-        raise InputError(
-            f"{table} has other classes than whole numbers, which they were before: correct it"
-        ) from None
+    numbers, wrong = read_classes(labels)
+    if wrong.any():
+        raise InputError(f"{table} has other classes than whole numbers, which they were before: correct it")
+    return numbers
 
 
 @dataclass(frozen=True)

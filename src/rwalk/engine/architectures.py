@@ -141,6 +141,8 @@ def find(name: str | Factory) -> Factory:
 def builder(name: str | Factory, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
     """A function that builds one network for this input and head, checked once before anything is trained."""
     factory = find(name)
+    if (kind := torch.get_default_dtype()) != torch.float32:
+        raise InputError(f"torch's default type is {kind}: networks begin in float32, so set that")
 
     def build() -> nn.Module:
         try:

@@ -95,7 +95,7 @@ class Keeper:
         """The study is complete: delete models that are not wanted, and list the others."""
         wanted = self.wanted(rows)
         kept = {row.hash: self.path_of(trained_as(row)) for row in wanted}
-        self._drop(row for row in rows if row.hash not in kept)
+        self._drop(rows, wanted)
         self._write_index(
             [
                 {"file": kept[row.hash].name, "method": row.method, "lam": row.lam, "seed": row.seed,
@@ -105,9 +105,11 @@ class Keeper:
         )  # fmt: skip
         return list(kept.values())
 
-    def _drop(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            self.path_of(trained_as(row)).unlink(missing_ok=True)
+    def _drop(self, rows: Iterable[Row], wanted: Iterable[Row]) -> None:
+        """Delete the models that are not wanted: runs share one if one chose the λ that another was given."""
+        stay = {self.path_of(trained_as(row)) for row in wanted}
+        for path in {self.path_of(trained_as(row)) for row in rows} - stay:
+            path.unlink(missing_ok=True)
 
     def _write_index(self, models: list[dict[str, Any]]) -> None:
         try:
@@ -129,9 +131,9 @@ class Pruner:
         if isinstance(event, RowDone) and self.keeper.which != "all":
             self.rows[event.row.hash] = event.row
             rivals = [row for row in self.rows.values() if row.method == event.row.method]
-            kept = {row.hash for row in self.keeper.wanted(rivals)}
-            self.keeper._drop(row for row in rivals if row.hash not in kept)
-            self.rows = {key: row for key, row in self.rows.items() if key in kept or row not in rivals}
+            wanted = self.keeper.wanted(rivals)
+            self.keeper._drop(rivals, wanted)
+            self.rows = {key: row for key, row in self.rows.items() if row in wanted or row not in rivals}
 
 
 def trained_as(row: Row) -> RunSpec:

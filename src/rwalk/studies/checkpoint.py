@@ -107,8 +107,7 @@ class Checkpointer:
     def save(self, fleet: Fleet) -> None:
         begun = time.monotonic()
         if self.folder is not None:
-            if not (study := self.folder.parents[1]).is_dir():  # saving must not bring a part of it back
-                raise InputError(f"{study} was removed while its runs were trained: the same command begins again")
+            check_is_there(self.folder.parents[1])
             try:
                 how = self.executed(fleet)
                 try:
@@ -129,6 +128,12 @@ class Checkpointer:
     def _planned(self, cost: float) -> float:
         """When all checkpoints so far and one more, at this cost, are within their share of the time."""
         return self._begun + max(AT_LEAST, (self._spent + cost) / SHARE)
+
+
+def check_is_there(study: Path) -> None:
+    """Refuse to bring a part of a removed study back, which would keep the same command from beginning again."""
+    if not study.is_dir():
+        raise InputError(f"{study} was removed while its runs were trained: the same command begins again")
 
 
 def _size(fleet: Fleet) -> int:

@@ -14,19 +14,21 @@ from rwalk.studies.specs import RunSpec
 from rwalk.studies.study_events import Event, Spent
 
 COMMANDS, LOSSES, COSTS = "commands.txt", "losses.csv", "costs.csv"
+NOT_UTF8 = "surrogateescape"  # how Python reads the rest of a command line, and writes it back
 
 
 def note_command(folder: Path, command: str) -> None:
     """Add a command to those that worked on a study, unless it is there."""
     if command and command not in commands(folder):
-        with suppress(OSError), open(folder / COMMANDS, "a", encoding="utf-8") as file:
+        with suppress(OSError), open(folder / COMMANDS, "a", encoding="utf-8", errors=NOT_UTF8) as file:
             file.write(command.replace("\n", " ") + "\n")
 
 
 def commands(folder: Path) -> list[str]:
     """The commands that worked on a study, oldest first."""
-    with suppress(OSError, UnicodeDecodeError):
-        return list(dict.fromkeys((folder / COMMANDS).read_text(encoding="utf-8").splitlines()))
+    with suppress(OSError):
+        text = (folder / COMMANDS).read_text(encoding="utf-8", errors=NOT_UTF8)
+        return list(dict.fromkeys(text.splitlines()))
     return []
 
 

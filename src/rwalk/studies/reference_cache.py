@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from rwalk.atomic_files import checked_json, with_checksum, write_atomically
+from rwalk.atomic_files import at_home, checked_json, with_checksum, write_atomically
 from rwalk.compiled_programs import compiler_works
 from rwalk.engine.choose_execution import NO_COMPILER, lacked
 from rwalk.metrics import HEADS
@@ -57,7 +57,9 @@ class ReferenceCache(NamedTuple):
 
     def _file(self, spec: RunSpec, without: bool) -> Path:
         """`without`: of a model that was to be compiled, but was not."""
-        folder = self.folder or Path(os.environ.get("RWALK_CACHE", Path.home() / ".cache" / "rwalk"))
+        folder = self.folder or at_home(os.environ.get("RWALK_CACHE") or "~/.cache/rwalk")
+        if self.folder is None and str(folder).startswith("~"):
+            raise FileNotFoundError(f"{folder}: this user has no home")
         device = self.context.device
         around = environment(device)
         key = [self.context.identity([spec]), around["torch"], device, around.get("gpu")]

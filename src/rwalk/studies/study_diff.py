@@ -72,7 +72,7 @@ def _paired(rows: Sequence[Row], changed: set[str]) -> dict[str, Row]:
 def _causes(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> Iterator[str]:
     """The differences in computation and execution of rows that both studies have."""
     causes, executions = Counter[str](), Counter[str]()
-    for key in ours.keys() & theirs.keys():
+    for key in filter(theirs.__contains__, ours):
         one, other = (rows[key].made.numerics or numerics_history.FIRST for rows in (ours, theirs))
         causes.update(numerics_history.changes_between(one, other, ours[key].spec))
         before, after = (rows[key].made.execution for rows in (ours, theirs))
@@ -86,7 +86,7 @@ def _causes(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> Iterator[str]
 def _means(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> Iterator[str]:
     """Per method and λ: the measures' means over the rows that both studies have, where they differ."""
     groups: dict[str, list[tuple[Row, Row]]] = {}
-    for key in ours.keys() & theirs.keys():
+    for key in filter(theirs.__contains__, ours):
         groups.setdefault(_method(ours[key]), []).append((ours[key], theirs[key]))
     for name, pairs in sorted(groups.items()):
         changes = [change for head in HEADS for measure in "AFI" if (change := _change(pairs, head, measure))]

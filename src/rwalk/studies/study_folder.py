@@ -235,6 +235,7 @@ class SharedStore(Store):
             with self._locked(patience=10.0):  # no process has it exclusively
                 if not self.study_file.exists():
                     self._describe(study)
+            self._check_is_ours(study)  # another process may have begun it in the meantime, with other data
         if self.study().hash != study.hash:
             raise InputError(f"{self.folder} holds another study: join it with the command that began it")
         self._before = self._in_file().by_hash()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rwalk.atomic_files import checked_json
+from rwalk.model_file import is_whole
 from rwalk.studies.executors.shared_folder import OUTCOMES
 from rwalk.studies.study_folder import Store
 from rwalk.studies.work_claims import CLAIMS, Claims, read_claim
@@ -63,13 +64,13 @@ def _running(claim: dict[str, Any], names: dict[str, str]) -> Running | None:
     runs, reference = claim.get("runs"), claim.get("reference")
     if not isinstance(runs, list) or not runs or not all(isinstance(key, str) for key in runs):
         return None
-    if isinstance(reference, int):
+    if is_whole(reference, 0):
         words = [f"reference a*{reference + 1}"] * len(runs)
     else:
         words = [names.get(key, key[:8]) for key in runs]
     counts = [claim.get(name) for name in ("task", "tasks", "step", "steps")]
     progress = None
-    if all(type(each) is int for each in counts):
+    if all(is_whole(each, 0) for each in counts):
         task, tasks, step, steps = counts
         progress = (task + step / steps) / tasks if tasks and steps else None
     return Running(str(claim.get("owner")), tuple(words), progress)

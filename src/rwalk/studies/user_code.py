@@ -112,7 +112,7 @@ def _bare(source: str) -> str:
     >>> _bare("x = 1  # one\\n\\n\\ny = '#'\\n")
     "x = 1\\ny = '#'"
     """
-    lines = source.splitlines()
+    lines = source.split("\n")  # as `tokenize` counts them: a form feed ends no line
     with suppress(tokenize.TokenError, SyntaxError, IndexError):
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type == tokenize.COMMENT:

@@ -187,12 +187,13 @@ def _remove(path: Path) -> None:
 def _content(path: Path) -> bytes | None:
     """The bytes of a claim; None if it is gone or cannot be read, as a folder or a link cannot."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    try:
+    with suppress(OSError):
         handle = os.open(path, flags)
-        with os.fdopen(handle, "rb") as file:
-            return file.read(LONGEST)
-    except OSError:
-        return None
+        try:
+            return os.read(handle, LONGEST)
+        finally:
+            os.close(handle)  # `fdopen` would leave the one of a folder open
+    return None
 
 
 def _read(content: bytes) -> dict[str, Any]:

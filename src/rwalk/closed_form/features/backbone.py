@@ -41,7 +41,8 @@ class BackboneFeatures:
         size = own.shape[1]
         lift = min(max(LIFT[0], 5 * size), LIFT[1]) if lift is None else lift
         draw = generator("closed-form", "lift", size, lift)
-        waves = torch.randn(size, -(-lift // 2), generator=draw)  # each has a cosine and a sine
+        # Each wave has a cosine and a sine.
+        waves = torch.randn(size, -(-lift // 2), generator=draw, dtype=torch.float32)
         self.waves, self.lift = (waves * (FREQUENCY / size**0.5)).to(own), lift
         self.blocks = [size, lift] if lift else [size]
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rwalk.data.arrays import EXACT
 from rwalk.data.datasets.tables import Chunk, Table
 from rwalk.errors import InputError
 
@@ -122,6 +123,13 @@ def read_numbers(cells: NDArray[Any], written: Notation = PLAIN) -> tuple[NDArra
             else:
                 numbers[place] = number
     return numbers, wrong
+
+
+def read_classes(cells: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The cells as whole numbers; and which of them name no class in this way."""
+    numbers, _ = read_numbers(cells)
+    whole = (np.abs(numbers) < EXACT) & (numbers == np.round(numbers))
+    return np.where(whole, numbers, 0).astype(np.int64), ~whole
 
 
 def as_texts(cells: NDArray[Any]) -> NDArray[Any]:
@@ -343,14 +351,15 @@ class ColumnScan:
         return Column(self.name, None, mean, self.way)
 
     def has_whole_classes(self) -> bool:
-        """Whether its classes are whole numbers; they may be text too, but not other numbers."""
+        """Whether its classes are whole numbers; they may be text too, as very long numbers are, but no others."""
         self._check_values()
         if not self.is_text and self.fractions:
             raise InputError(
                 f"column {self.name!r} holds numbers with fractions, which name no classes: name the column of "
                 "classes with --label"
             )
-        return not self.is_text and self.way.is_plain
+        plain = not self.is_text and self.way.is_plain
+        return plain and all(abs(float(value)) < EXACT for value in self.values)
 
     def _mistake(self) -> InputError:
         first = self.tried[self.way].first

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rwalk.data.arrays import EXACT
 from rwalk.data.datasets.columns import (
     MOST_CLASSES,
     UNITS,
@@ -26,6 +27,7 @@ from rwalk.data.datasets.columns import (
     absent_in,
     as_texts,
     no_value,
+    read_classes,
     read_numbers,
 )
 from rwalk.data.datasets.tables import Chunk, Table, as_table
@@ -207,14 +209,13 @@ class TableEncoder:
             raise InputError(f"row {row} of {table.name} has no {self.label!r}: name its class, or remove the row")
         if not self.whole:
             return texts.astype(np.str_)
-        numbers, wrong = read_numbers(cells)
-        wrong |= numbers != np.round(numbers)
+        numbers, wrong = read_classes(cells)
         if wrong.any():
             raise InputError(
                 f"{table.name} has the class {texts[wrong.argmax()]!r}, where classes were whole numbers: correct "
                 "it"
             )
-        return numbers.astype(np.int64)
+        return numbers
 
     def to_json(self) -> dict[str, Any]:
         columns = [
@@ -280,7 +281,7 @@ def _tasks(name: str, cells: NDArray[Any]) -> NDArray[Any]:
     texts, (numbers, wrong) = as_texts(cells), read_numbers(cells)
     if absent_in(texts).any():
         raise InputError(f"column {name!r} has rows without a task: fill them in")
-    if wrong.any():
+    if wrong.any() or (np.abs(numbers) >= EXACT).any():
         return texts
     if (numbers != np.round(numbers)).any():
         raise InputError(f"column {name!r} holds numbers with fractions, which name no tasks: name another")

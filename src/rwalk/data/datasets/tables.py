@@ -8,7 +8,7 @@ import gzip
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rwalk.data.arrays import EXACT
 from rwalk.data.datasets.npz import check_unpacked, optional
 from rwalk.errors import InputError
 
@@ -189,7 +190,8 @@ def _frame_cells(name: str, column: Any) -> NDArray[Any]:
         raise InputError(f"column {name!r} holds {UNUSABLE[kind]}: turn it into numbers, or leave it out")
     if kind in "iuf":
         numbers: NDArray[np.float64] = column.to_numpy(dtype=np.float64, na_value=np.nan)
-        return numbers
+        if kind == "f" or not (np.abs(numbers) >= EXACT).any():
+            return numbers
     missing = column.isna().tolist()
     texts = (None if absent else str(value) for value, absent in zip(column.tolist(), missing, strict=True))
     return np.fromiter(texts, dtype=object, count=len(column))
@@ -209,8 +211,10 @@ def _arrow_cells(name: str, column: Any, table: str) -> NDArray[Any]:
         column = column.dictionary_decode()
     kind = column.type
     if types.is_floating(kind) or types.is_integer(kind) or types.is_decimal(kind):
-        return np.array(column.cast("float64").to_numpy(zero_copy_only=False), dtype=np.float64)
-    if types.is_boolean(kind) or types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind):
+        with suppress(ValueError):  # whole numbers from `EXACT` on stay texts
+            return np.array(column.cast("float64").to_numpy(zero_copy_only=False), dtype=np.float64)
+    as_text = (types.is_integer, types.is_boolean, types.is_string, types.is_large_string, types.is_null)
+    if any(holds(kind) for holds in as_text):
         texts = (value if value is None else str(value) for value in column.to_pylist())
         return np.fromiter(texts, dtype=object, count=len(column))
     raise InputError(

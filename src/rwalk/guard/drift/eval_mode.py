@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from rwalk.guard.drift.batches import device_of
+from rwalk.seeds import draws_restored
 
 
 @contextmanager
@@ -25,7 +26,7 @@ def eval_mode(model: nn.Module, keep_draws: bool = False) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
     gradients = {parameter: parameter.grad for parameter in model.parameters() if parameter.grad is not None}
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
-    with torch.random.fork_rng(devices=list(devices), enabled=not keep_draws):
+    with nullcontext() if keep_draws else draws_restored(list(devices)):
         try:
             if any(modes.values()):
                 model.eval()

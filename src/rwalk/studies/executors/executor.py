@@ -8,7 +8,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -25,13 +25,13 @@ from rwalk.engine.progress import Measured, Progress
 from rwalk.errors import InputError, first_line
 from rwalk.metrics import HEADS
 from rwalk.studies import numerics_history, provenance
-from rwalk.studies.checkpoint import Checkpointer
+from rwalk.studies.checkpoint import Checkpointer, check_is_there
 from rwalk.studies.json_records import content_hash
 from rwalk.studies.rows import Outcome, ReferenceOutcome
 from rwalk.studies.specs import RunSpec, StreamSpec, learned_by, passes_of, steps_of
 from rwalk.studies.study_events import Spent, Stepped, TaskMeasured, Trained, Watch
 from rwalk.studies.worker_pool import Stop, Work
-from rwalk.threads import available_cores, few_threads
+from rwalk.threads import available_cores, few_threads, usual_torch
 
 Job = tuple[RunSpec, ...]  # the runs of one fleet
 Result = Outcome | ReferenceOutcome
@@ -102,12 +102,15 @@ def train_fleet(context: Context, job: Job, report: Callable[[News], None], stop
             fleet = fleet_of(context.device, learned_by(job[0], context.streams[job[0].stream]), job)
             folder = context.folder(job)
             checkpoints = Checkpointer(folder, context.identity(job), context.checkpoint_every, stop)
-            if folder is not None:
+            if context.checkpoints and folder:
+                check_is_there(context.checkpoints.parent)
                 note(folder, job)
             for remark in checkpoints.resume(fleet):
                 report(remark)
             resumed = fleet.task > 0 or fleet.step > 0  # the time of earlier steps is unknown
             fleet.train(report, checkpoints)
+            if context.checkpoints:
+                check_is_there(context.checkpoints.parent)
             if job[0].counts and not resumed and not any(fleet.stopped):
                 report(Cost((time.perf_counter() - begun) / len(job), kept_bytes(fleet)))
             if context.keep and job[0].counts:
@@ -169,7 +172,7 @@ def _one_thread(device: str) -> AbstractContextManager[None]:
     torch's number of threads is one for the whole process: a program that trains a study in one of its threads has
     one thread for everything else too, until the study ends.
     """
-    return few_threads(1) if device == "cpu" else nullcontext()
+    return few_threads(1) if device == "cpu" else usual_torch()
 
 
 class Executor:

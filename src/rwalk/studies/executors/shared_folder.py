@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from rwalk.atomic_files import checked_json, with_checksum, write_atomically
 from rwalk.engine.progress import Progress
 from rwalk.errors import InputError
+from rwalk.studies.checkpoint import check_is_there
 from rwalk.studies.executors.executor import (
     Context,
     Executor,
@@ -100,6 +101,7 @@ class Join(Executor):
 
     def _work(self, waiting: dict[str, Job], report: Report) -> tuple[str, list[Result]] | None:
         """Train the first job without a living claim, unless another process just has; None if all are claimed."""
+        check_is_there(self._folder)
         held = self._claims.held() if waiting else {}
         for key in chain((key for key in waiting if key not in held), (key for key in waiting if key in held)):
             job, progress, path = waiting[key], dict[str, Any](), self._outcome(key)
