@@ -13,7 +13,7 @@ HASHED := $(PIP) --require-hashes --no-deps -r
 RUNNABLE := .venv/.runnable
 READY := .venv/.ready
 
-.PHONY: run paper test test-load test-slow test-report test-trackers test-kernels test-ray test-everywhere test-faults test-docs test-torch docs fuzz bench release-check pins clean
+.PHONY: run paper test test-load test-slow test-report test-site test-trackers test-kernels test-ray test-everywhere test-faults test-docs test-torch docs fuzz bench release-check pins clean
 
 run: $(RUNNABLE)
 	$(BIN)/rwalk run
@@ -41,9 +41,15 @@ test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow -s
 
 # The report in Chromium with axe-core, which npm brings for this alone: no violation, wide and narrow, light and dark.
-test-report: $(READY)
+AXE := build/axe/node_modules/axe-core/axe.min.js
+$(AXE):
 	npm install --silent --no-save --prefix build/axe axe-core@4.14.0
-	AXE=build/axe/node_modules/axe-core/axe.min.js $(BIN)/python -m pytest tests/test_report_page.py
+test-report: $(READY) $(AXE)
+	AXE=$(AXE) $(BIN)/python -m pytest tests/test_report_page.py
+
+# The site in the same way, one page of every kind; its screenshots are left in build/shots.
+test-site: $(READY) $(AXE) docs
+	AXE=$(AXE) $(BIN)/python -m pytest tests/test_site_page.py
 
 # TensorBoard's event reader, an MLflow client on a real server, W&B's offline files; installed for this alone, with pins
 # of their own, because MLflow wants an older version of pyarrow: `make clean` goes back to ours.

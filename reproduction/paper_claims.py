@@ -63,7 +63,7 @@ def below(measured: Mapping[str, Mean], limit: float) -> list[Difference]:
     return [Difference(what, mean, limit, above=False) for what, mean in measured.items()]
 
 
-def shown(tests: Iterable[Difference]) -> str:
+def in_numbers(tests: Iterable[Difference]) -> str:
     """The measured numbers: all of them, or the difference nearest to failing if there are many."""
     groups: dict[str, list[Difference]] = {}
     for test in tests:

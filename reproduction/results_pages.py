@@ -14,7 +14,7 @@ from reproduction import budgets, paper_figures, question_tables
 from reproduction.markdown import PAGES, filled, place_of, table
 from reproduction.measured_cells import Measured, NotRun
 from reproduction.own_questions import QUESTIONS
-from reproduction.paper_claims import CLAIMS, DATASETS, Claim, Difference, shown
+from reproduction.paper_claims import CLAIMS, DATASETS, Claim, Difference, in_numbers
 from reproduction.paper_experiments import EXPERIMENTS, Entry, Experiment
 from reproduction.paper_values import BETTER, Published
 from reproduction.tuning_settings import SETTINGS, Numbers
@@ -153,7 +153,7 @@ def _evidence(judged: Judged) -> Iterator[str]:
     for (claim, dataset), tests in judged.items():
         if tests is not None:
             seeds = min((test.margin.seeds for test in tests), default=np.nan)
-            rows.append((claim.text, DATASETS[dataset], _held(tests), shown(tests), f"{seeds:.0f}"))
+            rows.append((claim.text, DATASETS[dataset], _held(tests), in_numbers(tests), f"{seeds:.0f}"))
     yield from table(("claim", "dataset", "verdict", "measured; limit", "seeds"), rows)
 
 

@@ -116,8 +116,9 @@ def test_scikit_learns_tools_work_around_it() -> None:
     assert search.best_score_ > 0.8
     calibrated = CalibratedClassifierCV(IncrementalClassifier(size=10), cv=2).fit(x, y)
     assert calibrated.score(x, y) > 0.8
-    page = IncrementalClassifier(size=10)._repr_html_()
-    assert "IncrementalClassifier" in page
+    page = IncrementalClassifier(size=10, class_weight="<own>")._repr_html_()
+    assert "IncrementalClassifier" in page and "<own>" not in page
+    assert "href=" not in page, "there is no address that documentation is published at"
 
 
 def test_unknown_parameter_is_refused_under_the_public_name() -> None:

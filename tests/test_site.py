@@ -105,6 +105,14 @@ def test_a_page_has_one_title_and_says_what_it_is_about(page: Path) -> None:
     assert len(titles) == 1 and prose(page).lstrip().startswith(titles[0])
 
 
+GENERATED = {"results-appendix.md", "yardsticks.md"}  # tables of all results
+
+
+@pytest.mark.parametrize("page", [each for each in PAGES if each.name not in GENERATED], ids=name)
+def test_page_can_be_read_in_one_go(page: Path) -> None:
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= 200
+
+
 def test_everything_public_has_a_page() -> None:
     listed = set(re.findall(r"^   (\S+)$", (DOCS / "api" / "index.md").read_text(), re.MULTILINE))
     assert set(rwalk.__all__) <= listed, f"docs/api/index.md lacks {sorted(set(rwalk.__all__) - listed)}"

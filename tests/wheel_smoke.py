@@ -38,11 +38,14 @@ def main() -> None:
 
 def _check_content(wheel: Path) -> None:
     """Everything of the package is in it, and nothing else."""
-    names = set(zipfile.ZipFile(wheel).namelist())
+    archive = zipfile.ZipFile(wheel)
+    names = set(archive.namelist())
     missing = {str(path.relative_to(ROOT / "src")) for path in _package_files()} - names
     assert not missing, f"not in the wheel: {sorted(missing)}"
     strange = {name for name in names if not name.startswith("rwalk")}
     assert not strange, f"in the wheel, but not of the package: {sorted(strange)}"
+    lines = sum(archive.read(name).count(b"\n") for name in names if name.endswith(".py"))
+    print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB, {lines:,} lines of Python in {len(names)} files")
 
 
 def _package_files() -> list[Path]:

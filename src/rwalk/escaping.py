@@ -8,15 +8,16 @@ from typing import Any
 FORMULA = ("=", "+", "-", "@")  # how a cell begins that a spreadsheet computes
 
 
-def shown(text: object) -> str:
-    r"""The text with every character that does not print as itself escaped, in one line.
+def shown(text: object, most: int | None = None) -> str:
+    r"""The text, cut after `most` characters, in one line; characters that do not print as themselves are escaped.
 
     Control characters move a terminal's cursor or change its title, and lone surrogates cannot be encoded.
 
-    >>> shown("cat\x1b]0;owned\x07\ndog"), shown("λ = 1")
-    ('cat\\x1b]0;owned\\x07\\ndog', 'λ = 1')
+    >>> shown("cat\x1b]0;owned\x07\ndog"), shown("λ = 1", most=1)
+    ('cat\\x1b]0;owned\\x07\\ndog', 'λ…')
     """
     words = str(text)
+    words = words if most is None or len(words) <= most else words[:most] + "…"
     if words.isprintable():
         return words
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in words)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from rwalk.atomic_files import folder_beside, parse_json, replacing
 from rwalk.errors import InputError, first_line
+from rwalk.escaping import shown
 
 DTYPES = {
     "F64": torch.float64,
@@ -138,7 +139,7 @@ def _unreadable(path: Path, error: Exception) -> InputError:
         begin = file.read(9)
         if begin and begin[8:] != b"{":
             return InputError("it is no safetensors file: give the path that `save` was given")
-    return InputError(f"it is damaged or no safetensors file ({shown(error)}): use another copy")
+    return InputError(f"it is damaged or no safetensors file ({shown(first_line(error), 80)}): use another copy")
 
 
 def unsealed(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -152,7 +153,9 @@ def parsed(text: str) -> dict[str, Any]:
     try:
         record = parse_json(text)
     except ValueError as error:
-        raise InputError(f"it is damaged, its record is no JSON ({shown(error)}): use another copy") from error
+        raise InputError(
+            f"it is damaged, its record is no JSON ({shown(first_line(error), 80)}): use another copy"
+        ) from error
     expect(isinstance(record, dict), "its record")
     return dict(record)
 
@@ -166,17 +169,6 @@ def expect(holds: bool, what: str) -> None:
 def is_whole(number: Any, least: int, below: int = 2**63) -> bool:
     """Whether this is an integer in a range, and not a bool."""
     return type(number) is int and least <= number < below
-
-
-def shown(text: object, most: int = 80) -> str:
-    """Text from a file, safe to print: one line, not too long, without control characters.
-
-    >>> shown("weight"), shown("two" + chr(10) + "lines")
-    ('weight', "'two\\\\nlines'")
-    """
-    words = first_line(text) if isinstance(text, BaseException) else str(text)
-    words = words if len(words) <= most else words[:most] + "…"
-    return words if words.isprintable() else repr(words)
 
 
 def _checksum(record: str, tensors: Mapping[str, Tensor]) -> str:

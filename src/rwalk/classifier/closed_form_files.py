@@ -23,7 +23,8 @@ from rwalk.closed_form.solution import Rule
 from rwalk.closed_form.solve import Solution
 from rwalk.closed_form.sums import Statistics
 from rwalk.errors import InputError
-from rwalk.model_file import expect, is_whole, shown
+from rwalk.escaping import shown
+from rwalk.model_file import expect, is_whole
 
 if TYPE_CHECKING:
     from rwalk.classifier.closed_form import FirstCall
@@ -131,7 +132,7 @@ def check_encoder(encoder: Any, stored: Any) -> None:
     if (stored is None) != (encoder is None):
         which = "was learned without an encoder: leave it out"
         if stored is not None:
-            name = shown(stored["name"])
+            name = shown(stored["name"], 80)
             which = f"needs its encoder {name!r}, which no file holds: pass it again, load(path, encoder=…)"
         raise InputError(f"it {which}")
     if stored is not None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rwalk import model_file
 from rwalk.errors import InputError
+from rwalk.escaping import shown
 from rwalk.guard.drift import batches
 from rwalk.guard.drift.anchor import Anchor, Readings
 from rwalk.guard.drift.batches import Batch
@@ -22,7 +23,7 @@ from rwalk.guard.drift.reference import Reference
 from rwalk.guard.select import some
 from rwalk.guard.state.parameter import ParameterState, check_fits
 from rwalk.methods import METHODS, Method
-from rwalk.model_file import expect, is_whole, shown
+from rwalk.model_file import expect, is_whole
 
 FORMAT = "rwalk.Guard/3"
 SECOND_FORMAT = "rwalk.Guard/2"  # of 0.2: with probes, without options; still read
@@ -121,14 +122,14 @@ def method_in(state: Mapping[str, Any]) -> Method | Anchor:
         expect(state["method"].keys() == {"name", "weight", "every", "batch"}, "its method")
         return Anchor(**{key: value for key, value in state["method"].items() if key != "name"})
     if name not in METHODS:
-        raise InputError(f"its method {shown(name)} is none of {', '.join(METHODS)}: give method=, your own")
+        raise InputError(f"its method {shown(name, 80)} is none of {', '.join(METHODS)}: give method=, your own")
     kind = METHODS[name]
     given = {key: value for key, value in state["method"].items() if key != "name"}
     expected = {field.name: field.default for field in fields(kind)}
     given = {field.name: field.default for field in fields(kind) if field.metadata.get("later")} | given
     for key in given.keys() ^ expected.keys():
         problem = "lacks the" if key in expected else "has an unknown"
-        raise InputError(f"its method {name} {problem} hyper-parameter {shown(key)}: give method=")
+        raise InputError(f"its method {name} {problem} hyper-parameter {shown(key, 80)}: give method=")
     return kind(**{key: _like(value, expected[key], key) for key, value in given.items()})
 
 
@@ -188,7 +189,7 @@ def _by_parameter(tensors: Mapping[Any, Any]) -> Vectors:
     vectors: Vectors = {}
     for key, tensor in tensors.items():
         sound = isinstance(key, str) and isinstance(tensor, Tensor) and tensor.layout == torch.strided
-        expect(sound and tensor.dtype in PRECISIONS, f"its tensor {shown(key)}")
+        expect(sound and tensor.dtype in PRECISIONS, f"its tensor {shown(key, 80)}")
         vector, _, parameter = key.partition("/")
         vectors.setdefault(parameter, {})[vector] = tensor
     return vectors
@@ -355,7 +356,7 @@ def _is_own(probes: Probes, named: Mapping[str, Any]) -> bool:
     probes.divergences = probes.chosen(named)
     if {each.name for each in probes.divergences.values()} != set(named.values()):
         raise InputError(
-            f"its outputs are compared by {shown(own[0])}, a function of yours: give divergence= again"
+            f"its outputs are compared by {shown(own[0], 80)}, a function of yours: give divergence= again"
         )
     return True
 
@@ -423,7 +424,7 @@ def _batch(form: Any, leaves: Iterator[Tensor], depth: int) -> Batch:
     if kind in ("tuple", "list") and isinstance(content, list):
         values = [_batch(value, leaves, depth + 1) for value in content]
         return tuple(values) if kind == "tuple" else values
-    expect(kind == "value" and isinstance(content, PLAIN), f"the form of its probes ({shown(kind)})")
+    expect(kind == "value" and isinstance(content, PLAIN), f"the form of its probes ({shown(kind, 80)})")
     return content
 
 

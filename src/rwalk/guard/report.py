@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from html import escape
 from typing import Any
 
 from rwalk.guard.drift.anchor import Reading
+
+HEADER = ("probes", "examples", "drift", "loss before", "loss after")
 
 
 @dataclass(frozen=True)
@@ -55,20 +58,37 @@ class Report:
         return sum(each.examples * each.drift for each in self.probes) / examples if examples else None
 
     def __str__(self) -> str:
+        rows = [HEADER, *self._cells()] if self.probes else []
+        return "\n".join([self._summary(), *("{:<8} {:>8}  {:>7}  {:>11}  {:>10}".format(*row) for row in rows)])
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks, in the notebook's own colours."""
+        head = "".join(f'<th scope="col">{name}</th>' for name in HEADER)
+        rows = [
+            f'<tr><th scope="row">{name}</th><td>{"</td><td>".join(cells)}</td></tr>'
+            for name, *cells in self._cells()
+        ]
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>" if rows else ""
+        return f"<p>{escape(self._summary())}</p>{table}"
+
+    def _summary(self) -> str:
         held = f"{self.method}, weight {self.weight:.3g}, {self.steps} steps after task {self.tasks}; "
         drift = f"penalty {self.penalty:.3g}" if self.drift is None else f"drift {self.drift:.4f}"
-        lines = [held + drift + ("" if self.budget is None else f" of a budget of {self.budget:g}")]
-        if self.left < 1:
-            lines[0] += f"; weights interpolated back to {self.left:.0%} of the way"
-        if self.probes:
-            lines.append("probes   examples    drift  loss before  loss after")
-        for number, each in enumerate(self.probes, 1):
-            losses = "  ".join(
-                "–".rjust(width) if loss is None else f"{loss:{width}.4f}"
-                for loss, width in ((each.loss_before, 11), (each.loss_after, 10))
+        budget = "" if self.budget is None else f" of a budget of {self.budget:g}"
+        back = f"; weights interpolated back to {self.left:.0%} of the way" if self.left < 1 else ""
+        return held + drift + budget + back
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        """One row for each set of probes, under HEADER."""
+        return [
+            (
+                f"set {number}",
+                str(each.examples),
+                f"{each.drift:.4f}",
+                *("–" if loss is None else f"{loss:.4f}" for loss in (each.loss_before, each.loss_after)),
             )
-            lines.append(f"set {number:<4} {each.examples:>8}  {each.drift:>7.4f}  {losses}")
-        return "\n".join(lines)
+            for number, each in enumerate(self.probes, 1)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for JSON."""

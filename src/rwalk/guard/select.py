@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from rwalk.errors import InputError
+from rwalk.escaping import shown
 from rwalk.methods import Method
-from rwalk.model_file import shown
 from rwalk.private_torch import calls_step_hooks
 
 Params = str | Iterable[str] | Callable[[str, nn.Parameter], bool]
@@ -102,5 +102,5 @@ def _with_hooks(optimizer: Optimizer) -> Optimizer:
 def some(names: Iterable[str], most: int = 3) -> str:
     """A few names, fit to be printed."""
     names = list(names)
-    listed = ", ".join(shown(name) for name in names[:most])
+    listed = ", ".join(shown(name, 80) for name in names[:most])
     return listed + (f" and {len(names) - most} more" if len(names) > most else "")

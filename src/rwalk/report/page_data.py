@@ -201,6 +201,7 @@ def _configuration(summary: Summary, settings: str) -> Json:
         "method": summary.method,
         "study": summary.study,
         "lam": summary.lam,
+        "strength": wording.number(summary.lam),
         "memory": wording.memory(memory),
         "size": size,
         "unit": unit,

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rwalk.report.seed_summaries import MORE, Summary
 from rwalk.report.welch_test import mean_and_deviation
-from rwalk.report.wording import TITLES
+from rwalk.report.wording import TITLES, number
 
 ASKED_FOR = ("gap", "calibration")  # measured only on request
 
@@ -35,7 +35,7 @@ def result_table(summaries: Sequence[Summary], head: str, title: str = "") -> Ta
         *(_column([summary.more[name][head] for summary in summaries], "{:.3f}", best=min) for name in asked),
     ]
     for summary, *cells in zip(summaries, *columns, strict=True):
-        lam = f"auto: {summary.chosen}" if summary.chosen else f"{summary.lam:g}" if summary.lam else "–"
+        lam = f"auto: {summary.chosen}" if summary.chosen else number(summary.lam) if summary.lam else "–"
         table.add_row(Text(summary.name), lam, *cells)
     return table
 

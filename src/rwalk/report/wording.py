@@ -44,13 +44,14 @@ def setting(name: str) -> str:
 
 
 def number(value: object) -> str:
-    """A setting's value as text.
+    """A setting's value as text, written as λ is everywhere.
 
-    >>> number(100000.0), number(0.25), number(None), number("gradient")
-    ('100000', '0.25', 'none', 'gradient')
+    >>> number(1e6), number(0.25), number(0.1234567), number(None), number("gradient")
+    ('1e+06', '0.25', '0.1234567', 'none', 'gradient')
     """
     if isinstance(value, float):
-        return f"{value:.10g}"
+        short = f"{value:g}"
+        return short if float(short) == value else f"{value:.10g}"
     return "none" if value is None else str(value)
 
 

@@ -109,7 +109,7 @@ const represents = (each) => each[chosen.head].represents;
 
 // ── names ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-const lambda = (each) => hasLambda(each) ? `λ ${each.lam}` : "";
+const lambda = (each) => hasLambda(each) ? `λ ${each.strength}` : "";
 const hasLambda = (each) => each.lam && each.method !== "vanilla";
 const memory = (each) => each.memory === "none" ? "" : each.memory;
 const study = (each) => each.study;

@@ -15,7 +15,7 @@ function columns(section) {
   return [
     { name: "method", value: (each) => each.label, cell: methodCell },
     some("study") && { name: "study", aside: true, value: study, cell: study },
-    lambdas && { name: "λ", number: true, aside: true, value: (each) => each.lam, cell: (each) => hasLambda(each) ? String(each.lam) : "–" },
+    lambdas && { name: "λ", number: true, aside: true, value: (each) => each.lam, cell: (each) => hasLambda(each) ? each.strength : "–" },
     some("memory") && { name: "memory", aside: true, value: (each) => each.size ?? 0, cell: (each) => memory(each) || "–" },
     ...section.measures.map((measure) => ({
       name: measure.name, number: true, measure, value: (each) => statistic(each, measure).mean,
