@@ -7,7 +7,6 @@ import io
 import os
 import re
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +18,11 @@ import pytest
 from scipy import stats
 
 from little import PATIENCE
-from reports import HEADS, HOSTILE, Row, hostile_page, made_row, made_rows, write_rows, write_study
+from reports import HEADS, HOSTILE, Row, hostile_page, made_row, made_rows, write_rows
 from reproduction import packed_rows
 from reproduction.paper_experiments import published_values
 from rwalk.data.memory import MemorySpec
 from rwalk.report.html_page import write_report
-from rwalk.report.watch_server import Watched, serve
 from rwalk.studies.specs import RunSpec, StreamSpec
 
 # ── the page in a browser ────────────────────────────────────────────────────────────────────────────────────────
@@ -635,36 +633,3 @@ def test_it_loads_at_once(opened: Opened) -> None:
     before = spent()
     opened.load()
     assert spent() - before < 2.0  # about 0.1 where nothing else runs
-
-
-# ── while a study runs ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_watched_page_follows_the_study_and_keeps_what_was_chosen(browser: Any, tmp_path: Path) -> None:
-    rows = made_rows()[:4]
-    write_study(tmp_path, runs=[row["spec"] for row in rows])
-    write_rows(tmp_path / "runs.jsonl", rows[:2])
-    server = serve(Watched([tmp_path]))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    tab = tab_of(browser)
-    complaints: list[str] = []
-    tab.on("pageerror", lambda error: complaints.append(str(error)))
-    try:
-        tab.goto(server.address)
-        tab.wait_for_selector("html[data-ready]")
-        assert tab.locator("#live").inner_text() == "2 of 4 runs have finished."
-        tab.locator("#heads label", has_text="multi").click()
-        tab.locator(".over select").select_option("forgetting")
-        write_rows(tmp_path / "runs.jsonl", rows)
-        tab.locator("#live", has_text="All 4 runs have finished.").wait_for()
-        tab.locator(".counts", has_text="4 runs").wait_for()  # the page has loaded itself again
-        tab.wait_for_selector("html[data-ready]")
-        assert tab.locator("#heads input[value=multi]").is_checked()
-        assert tab.locator(".over select").input_value() == "forgetting"
-        assert "Multi-head" in tab.locator(".results h3").inner_text()
-    finally:
-        server.shutdown()
-        server.server_close()
-    tab.locator("#live", has_text="The server has gone").wait_for()
-    assert complaints == []
-    tab.context.close()

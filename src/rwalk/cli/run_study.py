@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rwalk.cli import export, trust
+from rwalk.cli import report_and_export, trust
 from rwalk.cli.command_options import say, to_stderr
 from rwalk.cli.print_rows import show
 
@@ -116,7 +116,7 @@ def execute(
     for line in remarks if show else ():
         to_stderr(line)
     record = study.describe()
-    trackers = export.named(track, store.folder, record)
+    trackers = report_and_export.named(track, store.folder, record)
     with store.opened(record), Interrupts() as interrupts, ExitStack() as open_displays:
         there = study.current(store.rows())
         shared = [row for key, row in study.current((known or {}).values()).items() if key not in there]
@@ -154,7 +154,7 @@ def execute(
                 if show:
                     to_stderr(f"{len(runs)} finished runs are trained again, because their models were not kept")
                 replace(study, runs=runs, reference="none").execute(stop=interrupts)
-            if trackers and todo and (page := export.report_page(store.folder)):
+            if trackers and todo and (page := report_and_export.report_page(store.folder)):
                 tracking.attach(page)
             return rows
         except (KeyboardInterrupt, WorkerDied) as error:

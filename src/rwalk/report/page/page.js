@@ -169,11 +169,7 @@ addEventListener("afterprint", () => printing(false));
 
 // ── start ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-function start() {
-  prepareMethods();
-  for (const { element, section } of sectionsOnPage) prepareSection(element, section);
-  refresh();
-  root.dataset.ready = "";
-}
-
-if (!report.live) start(); // a served page first restores the reader's choices (watch.js)
+prepareMethods();
+for (const { element, section } of sectionsOnPage) prepareSection(element, section);
+refresh();
+root.dataset.ready = "";
