@@ -74,7 +74,7 @@ def reproduce(
     executor: ExecutorName = "local",
     quiet: Quiet = False,
     report: Annotated[
-        bool, typer.Option("--report", help="only write OUT/report.html, with the published values beside ours")
+        bool, typer.Option("--report", help="only write OUT/report.html, an interactive page of all rows")
     ] = False,
     pack: Annotated[
         bool,
@@ -95,11 +95,10 @@ def reproduce(
     from rwalk.studies.rows import Row
 
     if report:
-        from reproduction.paper_experiments import published_values
         from rwalk.report.html_page import write_report
 
         with packed_rows.opened(out) as folder:
-            say(write_report([folder], out / "report.html", published_values(), title=out.resolve().name))
+            say(write_report([folder], out / "report.html", title=out.resolve().name))
         return
     if pack:
         for path in packed_rows.pack(out):

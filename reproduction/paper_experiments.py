@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from reproduction.budgets import budgeted, load, under_budget
 from reproduction.paper_values import TABLE1, TABLE_S1, TABLE_S2, Published
@@ -173,22 +172,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         ),
     )
 }
-
-
-def published_values() -> dict[tuple[str, str], dict[str, Any]]:
-    """By a run's hash (for seed 0) and head: the paper's A, F and I, where given.
-
-    A cell of tables 1 and S1 leads: it represents its method. A cell that table S2 repeats is taken from them.
-    """
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for experiment in EXPERIMENTS.values():
-        leads = experiment.name.startswith(("table1", "tableS1"))
-        for entry in experiment.entries():
-            if leads or entry.published:
-                paper = entry.published
-                values = {"A": paper.A / 100, "F": paper.F, "I": paper.I} if paper else {}
-                found.setdefault((replace(entry.run, seed=0).hash(), entry.head), {**values, "leads": leads})
-    return found
 
 
 def runs_of(experiment: Experiment, seeds: int | None = None) -> list[RunSpec]:

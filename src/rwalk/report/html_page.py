@@ -23,18 +23,15 @@ from rwalk.escaping import shown
 from rwalk.metrics import HEADS
 from rwalk.part_names import summaries as learners
 from rwalk.report import method_colours, page_data, result_folders, wording
-from rwalk.report.page_data import NOTHING, Published
 from rwalk.report.result_folders import Results
 from rwalk.report.wording import duration
 
 SCRIPTS = ("page_data.js", "charts.js", "plots.js", "figure_export.js", "tables.js", "page.js")
 
 
-def write_report(
-    folders: Sequence[Path], out: Path | None = None, published: Published = NOTHING, title: str = ""
-) -> Path:
+def write_report(folders: Sequence[Path], out: Path | None = None, title: str = "") -> Path:
     """Write the report of folders of results: by default as `report.html`, in the folder if there is only one."""
-    page = render(result_folders.read_all(folders), title, published=published)
+    page = render(result_folders.read_all(folders), title)
     if out is None:
         out = folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
     try:
@@ -44,19 +41,13 @@ def write_report(
     return out
 
 
-def render(
-    studies: Sequence[Results],
-    title: str = "",
-    made: datetime | None = None,
-    published: Published = NOTHING,
-) -> str:
+def render(studies: Sequence[Results], title: str = "", made: datetime | None = None) -> str:
     """The page as text.
 
     Args:
         studies: The results, one or several studies that are compared.
         title: The title; by default the methods and the data.
         made: The time that the page names; by default now.
-        published: Values of a paper, shown beside ours.
     """
     try:
         from jinja2 import Environment, StrictUndefined
@@ -68,7 +59,7 @@ def render(
         for name, study in zip(names, studies, strict=True)
         for summary in study.summaries
     ]
-    parts = page_data.sections(summaries, published, dict(zip(names, studies, strict=True)))
+    parts = page_data.sections(summaries, dict(zip(names, studies, strict=True)))
     title = shown(title or page_data.title(parts))
     methods = page_data.methods(summaries)
     script = "\n".join(map(_part, SCRIPTS))

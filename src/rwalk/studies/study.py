@@ -23,7 +23,7 @@ from rwalk.studies.provenance import environment
 from rwalk.studies.reference_cache import ReferenceCache
 from rwalk.studies.rows import Description, ReferenceOutcome, Row, Rows
 from rwalk.studies.specs import RunSpec, StreamSpec, learned_by, reference_of, steps_of
-from rwalk.studies.study_events import Finished, RowDone, Started, Stopped, Watch
+from rwalk.studies.study_events import RowDone, Started, Watch
 from rwalk.studies.study_folder import Store
 from rwalk.studies.worker_pool import Stop
 
@@ -182,14 +182,10 @@ class Study:
         """
         done = self.current(store.rows() if store else [], tell=logger.warning)
         missing = self.missing(done, only)
-        try:
-            with closing(self._trained(missing, store, watch, stop)) as trained:
-                for row in trained:
-                    done[row.hash] = row
-                    watch(RowDone(row))
-        except BaseException as error:
-            watch(Stopped(len(done), len(self.runs), str(error) or type(error).__name__))
-            raise
+        with closing(self._trained(missing, store, watch, stop)) as trained:
+            for row in trained:
+                done[row.hash] = row
+                watch(RowDone(row))
         rows = Rows(done[known] for known in (run.hash() for run in self.runs) if known in done)
         without = sum(bool(lacked(row.made.execution or "")) for row in rows)
         if missing and 0 < without < len(rows):
@@ -200,7 +196,6 @@ class Study:
             )
         if store:
             (store.settle if len(rows) == len(self.runs) else store.rest)(rows, stop)
-        watch(Finished(tuple(rows)))
         return rows
 
     def _trained(
