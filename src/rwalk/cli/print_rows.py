@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def show(rows: list[Row], folder: Path) -> None:
     """Print the results of a study and the files written; the demonstration has its own table."""
     from rwalk.cli import demonstrate
-    from rwalk.demonstration.runs import are_all_in
+    from rwalk.demonstration.story import are_all_in
 
     (demonstrate.show if are_all_in(rows) else _show_tables)([row.shown() for row in rows], folder)
 
