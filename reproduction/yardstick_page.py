@@ -11,8 +11,8 @@ import numpy as np
 from reproduction.markdown import PAGES, filled, place_of, table
 from reproduction.paper_experiments import Experiment, runs_of
 from reproduction.planned_studies import known_rows
+from reproduction.published_values import Value
 from reproduction.verdicts import NO, UNDECIDED, YES, verdict
-from reproduction.yardstick_values import Value
 from reproduction.yardsticks import YARDSTICKS, Cell
 from rwalk.atomic_files import write_atomically
 from rwalk.report.welch_test import Mean, mean_and_deviation

@@ -23,8 +23,8 @@ from reproduction.measured_cells import KNOWN, Measured, _by_run
 from reproduction.own_questions import QUESTIONS
 from reproduction.paper_claims import CLAIMS
 from reproduction.paper_experiments import EXPERIMENTS, Entry, Experiment, runs_of
-from reproduction.paper_values import TABLE1, TABLE_S1
 from reproduction.planned_studies import dry_run, find, plan
+from reproduction.published_values import TABLE1, TABLE_S1
 from reproduction.results_pages import blocks, blocks_of_appendix, filled
 from reproduction.tuning_settings import Setting
 from rwalk.atomic_files import write_atomically
