@@ -15,21 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 BETTER = {"A": "higher", "F": "lower", "I": "lower"}
-KIRKPATRICK = "Kirkpatrick et al. 2017, as quoted in the table of ContinualAI/continual-learning-baselines"
-ZENKE = "Zenke et al. 2017, as quoted in the table of ContinualAI/continual-learning-baselines"
-RWALK = "Chaudhry et al. 2018, Riemannian Walk for Incremental Learning, table 1"
-# By table, and by method where that decides; those that were compared with their source.
-OPENED = {
-    ("permuted-mnist", "ewc"): KIRKPATRICK,
-    ("permuted-mnist", "si"): ZENKE,
-    ("permuted-mnist-avalanche", "ewc"): "ContinualAI/continual-learning-baselines, README",
-    ("permuted-mnist-avalanche", "si"): "ContinualAI/continual-learning-baselines, README",
-}
-# The others are quoted from memory of these tables, which could not be opened, and are marked in every table.
-FROM_MEMORY = {
-    "split-mnist-2022": "van de Ven, Tuytelaars & Tolias 2022, Three types of incremental learning, table 2",
-    "mammoth-mnist": "Buzzega et al. 2020, Dark Experience for General Continual Learning, supplement (S-MNIST)",
-}
+OPENED = ("permuted-mnist", "permuted-mnist-avalanche")  # the others are quoted from memory, and marked in tables
 RUNS = {"mammoth-mnist": 10}  # behind a standard deviation
 
 
@@ -48,8 +34,7 @@ class Value:
 
     mean: float
     error: float | None
-    source: str
-    checked: bool = True
+    checked: bool = True  # against its source, which docs/yardsticks.md names
 
 
 def _rows(name: str) -> Iterator[dict[str, str]]:
@@ -76,11 +61,9 @@ def yardstick(table: str) -> dict[str, dict[str, Value]]:
     found: dict[str, dict[str, Value]] = {}
     for row in _rows("yardstick_values.csv"):
         if row["table"] == table:
-            source = OPENED.get((table, row["method"]))
             error = _number(row["error"])
             error = None if error is None else error / RUNS.get(table, 1) ** 0.5
-            value = Value(float(row["mean"]), error, source or FROM_MEMORY[table], checked=source is not None)
-            found.setdefault(row["block"], {})[row["method"]] = value
+            found.setdefault(row["block"], {})[row["method"]] = Value(float(row["mean"]), error, table in OPENED)
     return found
 
 
@@ -95,8 +78,8 @@ def _lambdas() -> dict[tuple[str, str], dict[float, Published]]:
 
 
 # (dataset, block) → method → values. Blocks: multi-head, single-head, single-head with samples.
-TABLE1 = {(each, block): of for each in ("mnist", "cifar100") for block, of in _paper(f"table1-{each}").items()}
-# CIFAR-100 in 20 tasks, ResNet-18, multi-head: method → exemplars, values; the paper quotes iCaRL and GEM from GEM's.
+TABLE1 = {(d, block): of for d in ("mnist", "cifar100") for block, of in _paper(f"table1-{d}").items()}
+# CIFAR-100 in 20 tasks, ResNet-18, multi-head: method → exemplars, values (iCaRL and GEM as GEM's paper has them).
 TABLE_S1 = {method: (int(total), cell) for total, of in _paper("tableS1").items() for method, cell in of.items()}
 # (dataset, method) → λ → values; single-head with samples.
 TABLE_S2 = _lambdas()

@@ -12,7 +12,7 @@ from typing import Any
 
 from reproduction import budgets, tuning_settings
 from reproduction.paper_experiments import Entry, listed
-from reproduction.published_values import RWALK, TABLE1, Value, yardstick
+from reproduction.published_values import TABLE1, Value, yardstick
 from rwalk.data.memory import MemorySpec
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.training import Training
@@ -185,7 +185,7 @@ def _under(setting: str, method: str, exemplars: int | None) -> RunSpec:
 
 def _of_table1(block: str, method: str) -> Value | None:
     published = TABLE1["cifar100", block].get(method)
-    return None if published is None else Value(published.A, None, RWALK)
+    return None if published is None else Value(published.A, None)
 
 
 YARDSTICKS = listed(

@@ -464,20 +464,6 @@ def test_a_row_waits_for_its_reference(tmp_path: Path) -> None:
     assert is_row == [False] * 5 + [True] * 2 + [False] + [True] * 2, "a seed's rows come with its reference"
 
 
-def test_only_some_methods(tmp_path: Path) -> None:
-    """The rest stays to be done: a later call finds it missing, and ends where one call would have ended."""
-    study = little.study(methods=("vanilla", "rwalk"))
-    with Store(tmp_path / "parts").opened(study.describe()) as store:
-        first = study.execute(store, only=["rwalk"])
-        assert {row.method for row in first} == {"rwalk"} and len(first) < len(study.runs)
-        rest = study.missing({row.hash for row in first})
-        assert {run.method for run in rest} == {"vanilla"}
-        both = study.execute(store)
-    with Store(tmp_path / "whole").opened(study.describe()) as store:
-        assert study.execute(store) == both
-    assert (tmp_path / "parts" / "runs.jsonl").read_bytes() == (tmp_path / "whole" / "runs.jsonl").read_bytes()
-
-
 @pytest.mark.parametrize(("method", "setting"), [("gem", "margin"), ("rwalk", "lam")])
 def test_runs_of_one_fleet_can_share_it(method: str, setting: str) -> None:
     """A projector is one for all runs of a fleet, whatever its settings; a method's λ is each run's."""

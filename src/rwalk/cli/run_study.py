@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,7 +89,6 @@ def execute(
     store: Store,
     show: bool,
     known: dict[str, Row] | None = None,
-    only: Collection[str] = (),
     go_on: str = "",
     track: str = "",
     remarks: Sequence[str] = (),
@@ -125,7 +124,7 @@ def execute(
             there |= {row.hash: row for row in shared}
             for line in strangers(shared, study.device):
                 to_stderr(line)
-        todo = study.missing(there, only)
+        todo = study.missing(there)
         if todo:
             note_command(store.folder, as_typed())
         console = Console(stderr=True)
@@ -149,7 +148,7 @@ def execute(
                 listen(event)
 
         try:
-            rows = study.execute(store, watch, interrupts, only)
+            rows = study.execute(store, watch, interrupts)
             if keeper and (runs := keeper.lacking(rows)):
                 if show:
                     to_stderr(f"{len(runs)} finished runs are trained again, because their models were not kept")

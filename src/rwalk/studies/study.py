@@ -134,9 +134,9 @@ class Study:
             tell(f"{count} finished run{'s are' if count > 1 else ' is'} trained again: {reason}")
         return found
 
-    def missing(self, done: Collection[str], only: Collection[str] | None = None) -> list[RunSpec]:
-        """The runs whose hashes are not among those done; `only` those of these methods, if given."""
-        return [run for run in self.runs if run.hash() not in done and (not only or run.method in only)]
+    def missing(self, done: Collection[str]) -> list[RunSpec]:
+        """The runs whose hashes are not among those done."""
+        return [run for run in self.runs if run.hash() not in done]
 
     def references(self, runs: Sequence[RunSpec] | None = None) -> list[RunSpec]:
         """The reference runs that this study needs, or some of its runs."""
@@ -152,11 +152,6 @@ class Study:
                 wanted[spec.hash()] = spec
         return list(wanted.values())
 
-    def unknown_references(self, runs: Sequence[RunSpec]) -> list[RunSpec]:
-        """The references of these runs that no earlier study has trained."""
-        cache = ReferenceCache(self._context(None), self.cache)
-        return [spec for spec in self.references(runs) if cache.recall(spec) is None]
-
     def steps(self, spec: RunSpec) -> int:
         """All steps of a run, for time estimates."""
         stream = learned_by(spec, self.stream(spec.stream))
@@ -167,7 +162,6 @@ class Study:
         store: Store | None = None,
         watch: Watch = lambda event: None,
         stop: Stop = lambda: False,
-        only: Collection[str] | None = None,
     ) -> Rows:
         """Train the missing runs; unfinished ones resume from their checkpoints in the store.
 
@@ -175,13 +169,12 @@ class Study:
             store: Rows are written to it as they finish.
             watch: Takes the events.
             stop: Checked continually; once it is true, all runs are saved and KeyboardInterrupt is raised.
-            only: Methods; if given, only their runs are trained.
 
         Returns:
             The rows that exist now, in the order of the runs.
         """
         done = self.current(store.rows() if store else [], tell=logger.warning)
-        missing = self.missing(done, only)
+        missing = self.missing(done)
         with closing(self._trained(missing, store, watch, stop)) as trained:
             for row in trained:
                 done[row.hash] = row
@@ -195,7 +188,7 @@ class Study:
                 len(rows),
             )
         if store:
-            (store.settle if len(rows) == len(self.runs) else store.rest)(rows, stop)
+            store.settle(rows, stop)
         return rows
 
     def _trained(

@@ -195,9 +195,6 @@ class Store:
                 if _is_litter(path) and path.name != ".lock":
                     path.unlink(missing_ok=True)
 
-    def rest(self, rows: Sequence[Row], stop: Stop = lambda: False) -> None:
-        """Leave the file as it is, because some of the study's runs are left for another time."""
-
     def _merge(self, rows: Iterable[Row]) -> None:
         """Write these rows and all that are in the file, in the study's order. The caller holds the lock."""
         with self._adding():
@@ -260,8 +257,6 @@ class SharedStore(Store):
                 there = self._in_file().by_hash()
                 stays = {key for key, row in there.items() if row != self._before.get(key)}
                 self._merge(row for row in rows if row.hash not in stays)
-
-    rest = settle
 
 
 def read_rows(path: Path) -> Rows:
