@@ -259,13 +259,13 @@ class Description:
 
     hash: str
     runs: tuple[RunSpec, ...]
-    reference: str | tuple[str, ...]
+    reference: str
     data: tuple[Mapping[str, Any], ...] = ()
     environment: Mapping[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
         record = {"schema": SCHEMA, "hash": self.hash, "runs": [run.to_json() for run in self.runs]}
-        record |= {"reference": to_json(self.reference), "data": to_json(self.data)}
+        record |= {"reference": self.reference, "data": to_json(self.data)}
         return record | {"environment": dict(self.environment or {})}
 
     @classmethod

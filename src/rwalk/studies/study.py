@@ -38,7 +38,7 @@ class Study:
 
     Args:
         runs: The runs, each listed once.
-        reference: The tasks with a reference model: "final", "all" or "none", for all runs or for each.
+        reference: The tasks with a reference model: "final", "all" or "none".
         data: The folder of a dataset's files, or a file of your own.
         device: "cpu", "cuda" …
         workers: Processes that train; by default as many as the executor can use.
@@ -53,7 +53,7 @@ class Study:
     """
 
     runs: tuple[RunSpec, ...]
-    reference: str | tuple[str, ...] = "final"
+    reference: str = "final"
     data: Path | str | None = None
     device: str = "cpu"
     workers: int | None = None
@@ -62,18 +62,12 @@ class Study:
     executor: str = "local"
     keep: Keep | None = None
     _streams: dict[StreamSpec, Stream] = field(default_factory=dict, repr=False)
-    _kinds: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # of reference, by a run's hash
 
     def __post_init__(self) -> None:
         if not self.runs:
             raise InputError("a study needs at least one run")
-        kinds = (self.reference,) * len(self.runs) if isinstance(self.reference, str) else self.reference
-        if len(kinds) != len(self.runs):
-            raise InputError(f"{len(kinds)} references for {len(self.runs)} runs: give one, or one each")
-        for run, kind in zip(self.runs, kinds, strict=True):
-            if kind not in REFERENCES:
-                raise unknown("reference", kind, REFERENCES)
-            self._kinds[run.hash()] = kind
+        if self.reference not in REFERENCES:
+            raise unknown("reference", self.reference, REFERENCES)
         if self.workers is not None and self.workers < 1:
             raise InputError(f"workers must be at least 1, not {self.workers}")
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
@@ -140,14 +134,10 @@ class Study:
 
     def references(self, runs: Sequence[RunSpec] | None = None) -> list[RunSpec]:
         """The reference runs that this study needs, or some of its runs."""
-        wanted = {}
-        for run in self.runs if runs is None else runs:
-            # A run with a λ that it chose is not among `runs`: it may wait for any of its references.
-            kind = self._kinds.get(run.hash(), "all" if isinstance(self.reference, tuple) else self.reference)
-            if kind == "none":
-                continue
+        wanted: dict[str, RunSpec] = {}
+        for run in () if self.reference == "none" else self.runs if runs is None else runs:
             last = len(self.stream(run.stream)) - 1
-            for k in range(last + 1) if kind == "all" else [last]:
+            for k in range(last + 1) if self.reference == "all" else [last]:
                 spec = reference_of(run, k)
                 wanted[spec.hash()] = spec
         return list(wanted.values())
