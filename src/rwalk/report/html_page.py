@@ -42,13 +42,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None, title: str = 
 
 
 def render(studies: Sequence[Results], title: str = "", made: datetime | None = None) -> str:
-    """The page as text.
-
-    Args:
-        studies: The results, one or several studies that are compared.
-        title: The title; by default the methods and the data.
-        made: The time that the page names; by default now.
-    """
+    """The page as text."""
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError:

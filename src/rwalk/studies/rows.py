@@ -169,15 +169,7 @@ class Row(Outcome):
         lam: float | None = None,
         tried: Mapping[str, float] | None = None,
     ) -> Row:
-        """The row of a trained run.
-
-        Args:
-            spec: The run.
-            outcome: Its result.
-            references: The accuracies of reference models, by their runs' hashes.
-            lam: The λ that the run chose, if it chose one.
-            tried: The average accuracy of every λ tried, if it chose one.
-        """
+        """The row of a trained run, and the λ it chose among those `tried`, if it chose one."""
         known = [references.get(reference_of(spec, k).hash()) for k in range(outcome.tasks)]
         reference = {head: [getattr(each, head, None) for each in known] for head in HEADS}
         found: dict[str, Any] = {each.name: getattr(outcome, each.name) for each in fields(outcome)}
@@ -270,11 +262,7 @@ class Description:
 
     @classmethod
     def from_json(cls, record: Any, sealed: bool = False) -> Description:
-        """The description in a file; the code that its runs name is not imported.
-
-        Raises:
-            InputError: The record is not a study's, or was altered; the message continues the file's name.
-        """
+        """The description in a file; the code that its runs name is not imported."""
         found = from_json(cls, _of_schema(record, sealed), "it")
         hashed = content_hash({"runs": found.hashes(), "reference": found.reference})
         _need(found.hash == hashed, "its settings do not match its hash: the file was altered")

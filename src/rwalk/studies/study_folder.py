@@ -153,11 +153,7 @@ class Store:
         raise InputError(f"{self.folder} is on a file system without locks: choose another --out, or add --join")
 
     def study(self) -> Description:
-        """The content of study.json.
-
-        Raises:
-            InputError: There is none, it cannot be read, or it was altered.
-        """
+        """The content of study.json."""
         cure = "restore it or remove the folder"
         try:
             record, sealed = checked_json(self.study_file.read_bytes())
