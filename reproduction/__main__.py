@@ -41,7 +41,6 @@ def reproduce(
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="how many seeds (default: the experiment's, 3 to 20)")] = None,
-    only: Annotated[str, typer.Option(help="only these methods: rwalk,pi (default: all)")] = "",
     tune: Annotated[
         str,
         typer.Option(
@@ -74,7 +73,7 @@ def reproduce(
     executor: ExecutorName = "local",
     quiet: Quiet = False,
     report: Annotated[
-        bool, typer.Option("--report", help="only write OUT/report.html, with the published values beside ours")
+        bool, typer.Option("--report", help="only write OUT/report.html, an interactive page of all rows")
     ] = False,
     pack: Annotated[
         bool,
@@ -83,23 +82,22 @@ def reproduce(
 ) -> None:
     """Regenerate the paper's tables and figures, or other published comparisons, beside the published values.
 
-    Only missing runs are trained. On a GPU they are trained as one study, the longest first.
+    Only missing runs are trained.
     """
-    from reproduction import budgets, packed_rows, pooled_study, tuning_rounds
+    from reproduction import budgets, packed_rows, tuning_rounds
     from reproduction import planned_studies as paper
     from reproduction.results_pages import write_results
     from reproduction.yardstick_page import write_page
     from reproduction.yardsticks import YARDSTICKS
-    from rwalk.errors import InputError, unknown
+    from rwalk.errors import InputError
     from rwalk.studies.provenance import machine_here
     from rwalk.studies.rows import Row
 
     if report:
-        from reproduction.paper_experiments import published_values
         from rwalk.report.html_page import write_report
 
         with packed_rows.opened(out) as folder:
-            say(write_report([folder], out / "report.html", published_values(), title=out.resolve().name))
+            say(write_report([folder], out / "report.html", title=out.resolve().name))
         return
     if pack:
         for path in packed_rows.pack(out):
@@ -113,10 +111,9 @@ def reproduce(
         "workers": workers,
         "executor": executor,
     }
-    wanted = tuple(name.strip().lower() for name in only.split(",")) if only else ()
     if tune:
-        if names or seeds or only:
-            raise InputError("--tune only chooses budgets: drop experiments, --seeds, --only")
+        if names or seeds:
+            raise InputError("--tune only chooses budgets: drop experiments and --seeds")
         out /= "tuning"
     chosen = budgets_file or out / "budgets.json"
     with budgets.taken_from(None if tune else budgets_file):
@@ -124,12 +121,8 @@ def reproduce(
         asked = [] if tune else paper.find(names or ())
         for line in paper.left_out(asked):
             to_stderr(line)
-        compared = dict.fromkeys(run.method for planned in plan for run in planned.study.runs)
-        for name in wanted:
-            if name not in compared:
-                raise unknown("method here", name, compared)
         if dry_run:
-            for line in paper.dry_run(plan, paper.known_rows(out), wanted):
+            for line in paper.dry_run(plan, paper.known_rows(out)):
                 say(line)
             return
 
@@ -138,14 +131,14 @@ def reproduce(
             say(f"{name}: {title}")
             study, store = placed(study, folder, join, shared=out)
             there = packed_rows.rows_of(folder)
-            if not study.missing(study.current(there), wanted):  # then the data are not needed
+            if not study.missing(study.current(there)):  # then the data are not needed
                 return there
             known = paper.known_rows(out)
             before = None if join else store.set_aside(study.describe())  # another process may be using it
             if before:
                 say(f"{folder} held what {name} was before: that is {before} now, and rows of it are reused")
-            missing, began = len(study.missing(study.current(known.values()), wanted)), time.perf_counter()
-            rows = execute(study, store, show=not quiet, known=known, only=wanted, go_on=SAME_COMMAND)
+            missing, began = len(study.missing(study.current(known.values()))), time.perf_counter()
+            rows = execute(study, store, show=not quiet, known=known, go_on=SAME_COMMAND)
             if missing:
                 took = duration(time.perf_counter() - began)
                 say(f"{name}: {missing} run{'s' * (missing != 1)} trained in {took} on {machine}")
@@ -169,15 +162,8 @@ def reproduce(
                     say(line)
             say(f"to use {chosen}: python -m reproduction --budgets {shlex.quote(str(chosen))}")
             return
-        # A process that joins trains one run at a time, and so does a CPU's core: no pool is needed there.
-        alone = join or where["device"] == "cpu" or len(plan) < 2
-        pool = None if alone else pooled_study.as_one(plan, out)
-        if pool and pooled_study.is_worth_it(plan, wanted):
-            run(pool)
         for planned in plan:
             run(planned)
-        if pool:
-            pooled_study.dissolve(pool, plan)
         theirs = [each.name in YARDSTICKS for each in asked]
         try:
             pages = [] if all(theirs) else write_results(out)

@@ -6,14 +6,14 @@ because their answers must not depend on the test set.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import NamedTuple
 
 from reproduction.budgets import budgeted, under_budget
-from reproduction.paper_experiments import Entry, Experiment
+from reproduction.paper_experiments import Entry, listed
 from reproduction.tuning_settings import (
     ABLATIONS,
     BLOCKS,
@@ -200,116 +200,14 @@ def precision() -> Iterator[Entry]:
         yield Entry(f"{method}, {kind}", replace(run, autocast=half), BLOCKS[block], block)
 
 
-NAMES = {"mnist": "MNIST", "cifar100": "CIFAR-100"}
-
-
-def _on_both(
-    kind: str,
-    title: str,
-    entries: Callable[[str], Iterator[Entry]],
-    mnist: str,
-    cifar100: str,
-    tuned: bool = False,
-    reference: str = "none",
-    seeds: tuple[int, int] = (20, 5),
-) -> Iterator[Experiment]:
-    """One question on both datasets, at these costs and with so many seeds.
-
-    `tuned`, if its methods have budgets of their own.
-    """
-    for dataset, cost, count in zip(NAMES, (mnist, cifar100), seeds, strict=True):
-        yield Experiment(
-            f"{kind}-{dataset}",
-            f"{title} {NAMES[dataset]}",
-            cost,
-            partial(entries, dataset),
-            count,
-            reference,
-            tuned=tuple(f"{dataset}-{block}-{kind}" for block in RWALKS_BLOCKS) if tuned else (),
-        )
-
-
-QUESTIONS: dict[str, Experiment] = {
-    experiment.name: experiment
-    for experiment in (
-        *_on_both(
-            "ablation",
-            "Is the Riemannian distance worth anything?",
-            ablation,
-            mnist="15 s on an H200, 12 min on two CPU cores",
-            cifar100="3 min on an H200 that others shared, beside table 1",
-            tuned=True,
-            reference="final",
-        ),
-        Experiment(
-            "surface-mnist",
-            "How long and how strongly? The surface steps × λ, MNIST",
-            "2 min 12 s on an H200, two hours on two CPU cores",
-            surface,
-            reference="none",
-        ),
-        *(
-            Experiment(
-                name,
-                f"What does the authors' code change? {NAMES[name.split('-')[1]]}"
-                + ", with samples" * name.endswith("-samples"),
-                cost,
-                partial(authors, name),
-                seeds=5 if "mnist" in name else 3,
-                reference="none",
-            )
-            for name, cost in zip(
-                FACTORS_OF,
-                (
-                    "54 s on an H200, 40 min on two CPU cores",
-                    "42 s on an H200, estimated: 30 min on two CPU cores",
-                    "12 min on an H200 that others shared",
-                    "estimated: 8 min on an H200",
-                ),
-                strict=True,
-            )
-        ),
-        Experiment(
-            "resnet",
-            "ResNet-18: exemplars under their own task's head, full width, one budget for all",
-            "7 min on an H200 that others shared, beside table S1",
-            resnets,
-            seeds=3,
-            reference="none",
-            tuned=("cifar100-resnet-masked", "cifar100-resnet-shared"),
-        ),
-        Experiment(
-            "precision-cifar100",
-            "Does bfloat16 cost accuracy? CIFAR-100",
-            "4 min on an H200 that others shared, beside table 1",
-            precision,
-            seeds=3,
-            reference="none",
-        ),
-        *_on_both(
-            "ewc",
-            "EWC beside EWC++,",
-            ewc,
-            mnist="11 s on an H200, 5 min on two CPU cores",
-            cifar100="2 min on an H200, beside table 1",
-            tuned=True,
-            reference="final",
-        ),
-        *_on_both(
-            "tasks",
-            "Does λ depend on the number of tasks?",
-            tasks,
-            mnist="1 min 2 s on an H200, 80 min on two CPU cores",
-            cifar100="7 min on an H200 that others shared",
-            seeds=(20, 3),
-        ),
-        *_on_both(
-            "fisher",
-            "Does the Fisher vanish at a minimum?",
-            fisher,
-            mnist="28 s on an H200",
-            cifar100="3 min on an H200 that others shared",
-            seeds=(5, 3),
-        ),
-    )
-}
+ON_BOTH = {"ablation": ablation, "ewc": ewc, "tasks": tasks, "fisher": fisher}
+QUESTIONS = listed(
+    "question",
+    {
+        **{f"{kind}-{dataset}": partial(of, dataset) for kind, of in ON_BOTH.items() for dataset in CLASSES},
+        **{name: partial(authors, name) for name in FACTORS_OF},
+        "surface-mnist": surface,
+        "resnet": resnets,
+        "precision-cifar100": precision,
+    },
+)

@@ -18,7 +18,7 @@ from reproduction.budgets import load
 from reproduction.measured_cells import Measured, NotRun
 from reproduction.own_questions import FISHER_STEPS, TASKS, decades_of
 from reproduction.paper_experiments import LAMBDA_DECADES, SAMPLE_SIZES, SAMPLERS
-from reproduction.paper_values import TABLE_S2
+from reproduction.published_values import TABLE_S2
 from reproduction.tuning_settings import METHODS, SWEEPS
 from rwalk.report.welch_test import Mean
 

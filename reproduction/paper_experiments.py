@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import csv
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 from reproduction.budgets import budgeted, load, under_budget
-from reproduction.paper_values import TABLE1, TABLE_S1, TABLE_S2, Published
+from reproduction.published_values import TABLE1, TABLE_S1, TABLE_S2, Published
 from reproduction.tuning_settings import BLOCKS, EXEMPLARS, METHODS, SWEEPS, resnet
 from rwalk.studies.specs import RunSpec
 
@@ -108,87 +109,29 @@ def figure5(dataset: str) -> Iterator[Entry]:
             yield Entry(f"{method}-S", run, "single", sampler)
 
 
-EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment
-    for experiment in (
-        Experiment(
-            "table1-mnist",
-            "Table 1, MNIST (and figures 2 and 3)",
-            "20 s on an H200, 20 min on two CPU cores",
-            partial(table1, "mnist"),
-            seeds=20,
-        ),
-        Experiment(
-            "tableS2-mnist",
-            "Table S2, MNIST: sensitivity to λ",
-            "17 s on an H200, 11 min on two CPU cores",
-            partial(table_s2, "mnist"),
-            seeds=20,
-        ),
-        Experiment(
-            "figure4-mnist",
-            "Figure 4, MNIST: number of samples",
-            "18 s on an H200, 9 min on two CPU cores",
-            partial(figure4, "mnist"),
-            seeds=20,
-        ),
-        Experiment(
-            "figure5-mnist",
-            "Figure 5, MNIST: sampling strategies",
-            "12 s on an H200, 9 min on two CPU cores",
-            partial(figure5, "mnist"),
-            seeds=20,
-        ),
-        Experiment(
-            "table1-cifar100",
-            "Table 1, CIFAR-100 (and figures 2 and 3)",
-            "6 min on an H200",
-            partial(table1, "cifar100"),
-        ),
-        Experiment(
-            "tableS2-cifar100",
-            "Table S2, CIFAR-100: sensitivity to λ",
-            "6 min on an H200",
-            partial(table_s2, "cifar100"),
-        ),
-        Experiment(
-            "figure4-cifar100",
-            "Figure 4, CIFAR-100: number of samples",
-            "7 min on an H200",
-            partial(figure4, "cifar100"),
-        ),
-        Experiment(
-            "figure5-cifar100",
-            "Figure 5, CIFAR-100: sampling strategies",
-            "2 min on an H200 after figure 4 and table S2, which share its runs",
-            partial(figure5, "cifar100"),
-        ),
-        Experiment(
-            "tableS1",
-            "Table S1: ResNet-18, 20 tasks, GEM and iCaRL",
-            "26 min on an H200 beside all other tables; most of it is GEM's",
-            table_s1,
-            seeds=3,
-            reference="none",
-        ),
-    )
-}
+def listed(kind: str, entries: Mapping[str, Callable[[], Iterable[Entry]]]) -> dict[str, Experiment]:
+    """The experiments of a kind in `experiments.csv`, by name, each with its cells."""
+    with open(Path(__file__).with_name("experiments.csv"), newline="", encoding="utf-8") as file:
+        rows = {row["name"]: row for row in csv.DictReader(file) if row["kind"] == kind}
+    return {
+        name: Experiment(
+            name, row["title"], row["cost"], entries[name], int(row["seeds"]), row["reference"],
+            tuple(row["tuned"].split()),
+        )
+        for name, row in rows.items()
+    }  # fmt: skip
 
 
-def published_values() -> dict[tuple[str, str], dict[str, Any]]:
-    """By a run's hash (for seed 0) and head: the paper's A, F and I, where given.
-
-    A cell of tables 1 and S1 leads: it represents its method. A cell that table S2 repeats is taken from them.
-    """
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for experiment in EXPERIMENTS.values():
-        leads = experiment.name.startswith(("table1", "tableS1"))
-        for entry in experiment.entries():
-            if leads or entry.published:
-                paper = entry.published
-                values = {"A": paper.A / 100, "F": paper.F, "I": paper.I} if paper else {}
-                found.setdefault((replace(entry.run, seed=0).hash(), entry.head), {**values, "leads": leads})
-    return found
+EXPERIMENTS = listed(
+    "paper",
+    {
+        **{f"table1-{dataset}": partial(table1, dataset) for dataset in EXEMPLARS},
+        **{f"tableS2-{dataset}": partial(table_s2, dataset) for dataset in EXEMPLARS},
+        **{f"figure4-{dataset}": partial(figure4, dataset) for dataset in EXEMPLARS},
+        **{f"figure5-{dataset}": partial(figure5, dataset) for dataset in EXEMPLARS},
+        "tableS1": table_s1,
+    },
+)
 
 
 def runs_of(experiment: Experiment, seeds: int | None = None) -> list[RunSpec]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,7 +115,7 @@ def next_round(planned: Planned, rows: Sequence[Row], number: int) -> Planned | 
     return _tuning(planned.name, study, planned.folder.parent)._replace(title=title)
 
 
-def dry_run(plan: Sequence[Planned], known: Mapping[str, Row], only: Collection[str] = ()) -> Iterator[str]:
+def dry_run(plan: Sequence[Planned], known: Mapping[str, Row]) -> Iterator[str]:
     """How many runs of each experiment would be trained, and how long all of its runs took.
 
     A run that two studies share is counted once. Rows that are `known`, or in a study's folder, are not counted,
@@ -124,7 +124,7 @@ def dry_run(plan: Sequence[Planned], known: Mapping[str, Row], only: Collection[
     there: set[str] = set()  # runs of the studies before
     for name, _, cost, study, folder in plan:
         current = study.current([*known.values(), *packed_rows.rows_of(folder)])
-        missing = study.missing(there | current.keys(), only)
+        missing = study.missing(there | current.keys())
         there |= {run.hash() for run in missing}
         line = f"{name}: {len(missing)} of {len(study.runs)} runs to do"
         yield f"{line} ({cost})" if missing else line

@@ -27,7 +27,7 @@ from reproduction.own_questions import (
     surface_label,
 )
 from reproduction.paper_experiments import Experiment
-from reproduction.paper_values import TABLE1
+from reproduction.published_values import TABLE1
 from reproduction.tuning_settings import ABLATIONS, RWALKS_BLOCKS
 from rwalk.report.seed_summaries import Summary
 from rwalk.report.welch_test import Mean

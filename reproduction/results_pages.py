@@ -16,7 +16,7 @@ from reproduction.measured_cells import Measured, NotRun
 from reproduction.own_questions import QUESTIONS
 from reproduction.paper_claims import CLAIMS, DATASETS, Claim, Difference, in_numbers
 from reproduction.paper_experiments import EXPERIMENTS, Entry, Experiment
-from reproduction.paper_values import BETTER, Published
+from reproduction.published_values import BETTER, Published
 from reproduction.tuning_settings import SETTINGS, Numbers
 from reproduction.verdicts import MOST_SEEDS, NO, UNDECIDED, YES, seeds_to_decide, verdict
 from rwalk.atomic_files import write_atomically

@@ -11,39 +11,16 @@ import numpy as np
 from reproduction.markdown import PAGES, filled, place_of, table
 from reproduction.paper_experiments import Experiment, runs_of
 from reproduction.planned_studies import known_rows
+from reproduction.published_values import Value
 from reproduction.verdicts import NO, UNDECIDED, YES, verdict
-from reproduction.yardstick_values import Value
 from reproduction.yardsticks import YARDSTICKS, Cell
 from rwalk.atomic_files import write_atomically
 from rwalk.report.welch_test import Mean, mean_and_deviation
 from rwalk.studies import provenance
 from rwalk.studies.rows import Row
 
-INITIAL = (
-    "How a network begins, which the paper does not say, is worth about two points: table 1 in the appendix of "
-    "RESULTS.md has the weights of its authors' public code."
-)
 NEAR = 1.5  # points: the distance from a published value that counts as reproduced
 VERDICTS = {"confirmed": YES, "undecided": UNDECIDED, "refuted": NO}
-# Why a cell is not as published, if a known fact explains it: (experiment, method, beginning of the block).
-WHY = {
-    (
-        "mammoth-mnist",
-        "a-gem",
-        "class",
-    ): "Single seeds lie ten points apart, theirs and ours: their deviation over ten seeds is 4.3 to 6.5 points.",
-    ("cifar100-methods", "vanilla", ""): "The paper does not say how long its networks were trained, on which "
-    "forgetting depends. Ours were trained as long as validation chose for the methods beside it.",
-    ("cifar100-methods", "ewc++", "no exemplars, multi-head"): INITIAL,
-    ("cifar100-methods", "rwalk", "no exemplars, multi-head"): INITIAL,
-    (
-        "cifar100-methods",
-        "icarl",
-        "",
-    ): "The paper does not say how iCaRL was trained. Its value is below that of "
-    "its own unprotected network, and far below the 50 of iCaRL's authors (as quoted in "
-    "ContinualAI/continual-learning-baselines).",
-}
 
 
 @dataclass(frozen=True)
@@ -100,15 +77,8 @@ def blocks(rows: dict[str, Row]) -> dict[str, Iterator[str]]:
     """The computed parts of the page, by name."""
     measured = {name: results_of(experiment, rows) for name, experiment in YARDSTICKS.items()}
     everything = [each for results in measured.values() for each in results]
-    values = [value for each in everything for value in _values(each.cell)]
-    return {
-        "count": _counts(everything),
-        **{name: _section(YARDSTICKS[name], results, rows) for name, results in measured.items()},
-        "sources": (f"- {source}" for source in dict.fromkeys(value.source for value in values if value.checked)),
-        "memory": (
-            f"- {source}" for source in dict.fromkeys(value.source for value in values if not value.checked)
-        ),
-    }
+    sections = {name: _section(YARDSTICKS[name], results, rows) for name, results in measured.items()}
+    return {"count": _counts(everything), **sections}
 
 
 def _section(experiment: Experiment, results: Sequence[Result], rows: dict[str, Row]) -> Iterator[str]:
@@ -122,7 +92,6 @@ def _section(experiment: Experiment, results: Sequence[Result], rows: dict[str, 
     yield from table((*head, "hyper-parameters", "tuned"), (_cells(each, others) for each in results))
     yield ""
     yield from _counts(results)
-    yield from _explained(experiment, results)
     yield provenance.mixture(made_here) or "".join(f"Trained by {each}." for each in provenance.makers(made_here))
 
 
@@ -155,33 +124,6 @@ def _counts(results: Sequence[Result]) -> Iterator[str]:
         if held:
             numbers = ", ".join(f"{held.count(each)} {name}" for name, each in VERDICTS.items())
             yield from (f"{said}: {len(held)} cells, {numbers}.", "")
-
-
-def _explained(experiment: Experiment, results: Sequence[Result]) -> Iterator[str]:
-    """The refuted cells by name, each with its reason or as unexplained."""
-    missed: dict[str, list[str]] = {}
-    for each in results:
-        if each.held == NO:
-            why = why_of(experiment.name, each.cell.label, each.cell.block) or "unexplained."
-            missed.setdefault(why, []).append(f"{each.cell.label} ({each.cell.block})")
-    yield from (f"- {', '.join(cells)}: {why}" for why, cells in missed.items())
-    yield from [""] * bool(missed)
-
-
-def why_of(experiment: str, label: str, block: str) -> str | None:
-    """Why a cell differs, if that is known.
-
-    >>> why_of("mammoth-mnist", "a-gem", "task, 200") is None
-    True
-    """
-    for (of, method, begin), why in WHY.items():
-        if (of, method) == (experiment, label) and block.startswith(begin):
-            return why
-    return None
-
-
-def _values(cell: Cell) -> list[Value]:
-    return [value for value in (cell.theirs, *(value for _, value in cell.others)) if value is not None]
 
 
 def _value(value: Value | None) -> str:

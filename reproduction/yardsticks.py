@@ -11,16 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from reproduction import budgets, tuning_settings
-from reproduction.paper_experiments import Entry, Experiment
-from reproduction.paper_values import TABLE1
-from reproduction.yardstick_values import (
-    DER_MNIST,
-    PERMUTED_MNIST,
-    PERMUTED_MNIST_AVALANCHE,
-    RWALK,
-    SPLIT_MNIST,
-    Value,
-)
+from reproduction.paper_experiments import Entry, listed
+from reproduction.published_values import TABLE1, Value, yardstick
 from rwalk.data.memory import MemorySpec
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.training import Training
@@ -62,7 +54,7 @@ BUDGET = 100  # exemplars of every class
 def split_mnist() -> Iterator[Cell]:
     """2000 steps per task, batches of 128, Adam at 0.001, kept from task to task."""
     exemplars = MemorySpec(BUDGET, sampler="uniform")
-    for scenario, published in SPLIT_MNIST.items():
+    for scenario, published in yardstick("split-mnist-2022").items():
         base = RunSpec(
             StreamSpec("mnist", scenario=scenario),
             "mlp-400",
@@ -96,11 +88,12 @@ def permuted_mnist() -> Iterator[Cell]:
     training = Training(steps=5000, batch=128, lr=1e-4, keep_optimizer=True)
     base = RunSpec(StreamSpec("mnist-32", permuted=10), "mlp-1000", training=training)
     chosen = budgets.load()["permuted-mnist"]["numbers"]
+    theirs, avalanche = (yardstick(table)["domain"] for table in ("permuted-mnist", "permuted-mnist-avalanche"))
     for label, method in {"none": "vanilla", "ewc": "ewc", "si": "pi"}.items():
         run = replace(base, method=method, numbers=chosen.get(method, {}))
         tuned = "validation" if method in chosen else "nothing to tune"
-        others = (("Avalanche", PERMUTED_MNIST_AVALANCHE[label]),) if label in PERMUTED_MNIST_AVALANCHE else ()
-        yield Cell(label, run, "single", "domain", None, PERMUTED_MNIST.get(label), others, tuned)
+        others = (("Avalanche", avalanche[label]),) if label in avalanche else ()
+        yield Cell(label, run, "single", "domain", None, theirs.get(label), others, tuned)
 
 
 # ── Mammoth: DER's Split MNIST ────────────────────────────────────────────────────────────────────────────────
@@ -124,7 +117,8 @@ BESIDE = {"der": {200: 10, 500: 128, 5120: 128}, "der++": {200: 128, 500: 10, 51
 
 def mammoth_mnist() -> Iterator[Cell]:
     """One epoch of batches of ten, plain SGD; every run is read by both heads."""
-    for (how, buffer), published in DER_MNIST.items():
+    for block, published in yardstick("mammoth-mnist").items():
+        how, buffer = block.split(", ")[0], int(block.split(", ")[1])
         for method in (*published, "icarl"):
             run = RunSpec(
                 StreamSpec("mnist", scenario="class"),
@@ -135,7 +129,7 @@ def mammoth_mnist() -> Iterator[Cell]:
                 Training.online(lr=RATES[method][buffer], optimizer="sgd"),
             )
             tuned = "as in their code (utils/best_args.py)" if method in published else "a tenth of their rate"
-            yield Cell(method, run, HEADS[how], f"{how}, {buffer}", None, published.get(method), (), tuned)
+            yield Cell(method, run, HEADS[how], block, None, published.get(method), (), tuned)
 
 
 def _of_mammoth(method: str, buffer: int) -> dict[str, Any]:
@@ -191,42 +185,15 @@ def _under(setting: str, method: str, exemplars: int | None) -> RunSpec:
 
 def _of_table1(block: str, method: str) -> Value | None:
     published = TABLE1["cifar100", block].get(method)
-    return None if published is None else Value(published.A, None, RWALK)
+    return None if published is None else Value(published.A, None)
 
 
-YARDSTICKS: dict[str, Experiment] = {
-    experiment.name: experiment
-    for experiment in (
-        Experiment(
-            "split-mnist-2022",
-            "Split MNIST in three scenarios (van de Ven et al. 2022)",
-            "8 min on an H200",
-            split_mnist,
-            seeds=20,
-            reference="none",
-        ),
-        Experiment(
-            "permuted-mnist",
-            "Permuted MNIST, ten tasks (what Avalanche does not reproduce)",
-            "7 min on an H200 that is shared by seven processes",
-            permuted_mnist,
-            seeds=5,
-            reference="none",
-        ),
-        Experiment(
-            "mammoth-mnist",
-            "Split MNIST, online, with buffers (Buzzega et al. 2020; Mammoth)",
-            "8 min on an H200, most of them GEM's",
-            mammoth_mnist,
-            seeds=10,
-            reference="none",
-        ),
-        Experiment(
-            "cifar100-methods",
-            "CIFAR-100 in ten tasks, beside RWalk's table 1",
-            "estimated: 12 min on an H200",
-            cifar100_methods,
-            reference="none",
-        ),
-    )
-}
+YARDSTICKS = listed(
+    "yardstick",
+    {
+        "split-mnist-2022": split_mnist,
+        "permuted-mnist": permuted_mnist,
+        "mammoth-mnist": mammoth_mnist,
+        "cifar100-methods": cifar100_methods,
+    },
+)

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -149,7 +148,6 @@ def test_ctrl_c_ends_all_workers_and_resume_goes_on(surroundings: Path, rwalk: R
     assert rwalk(*shlex.split(told)[1:], "--workers=1", "--quiet").code == 0
     assert rwalk(*options, "--out=whole", "--quiet").code == 0
     assert Path("parts/runs.jsonl").read_bytes() == Path("whole/runs.jsonl").read_bytes()
-    assert rwalk("diff", "parts", "whole") == (0, "no difference: parts and whole hold the same results\n", "")
 
 
 def group_is_alive(leader: int) -> bool:
@@ -228,28 +226,6 @@ def test_a_stopped_run_is_reported(rwalk: Rwalk) -> None:
     outcome = rwalk(*LITTLE, "--methods=ewc", "--epochs=1", "--lr=1e30", "--quiet", "--out=out")
     assert outcome.code == 0
     assert "stopped: ewc, seed 0: the loss is not finite" in " ".join(outcome.out.split())
-
-
-def test_diff_says_what_differs_and_exits_with_1(rwalk: Rwalk) -> None:
-    for name, lr in (("a", "0.001"), ("b", "0.1")):
-        rwalk(*LITTLE, "--methods=vanilla", "--epochs=1", f"--lr={lr}", f"--out={name}", "--quiet")
-    outcome = rwalk("diff", "a", "b")
-    assert outcome.code == 1
-    assert "setting training.lr: 0.001 → 0.1" in outcome.out
-    assert "row vanilla seed 0: single A " in outcome.out
-
-
-def test_diff_says_how_the_means_of_a_method_differ(rwalk: Rwalk) -> None:
-    options = [*LITTLE[:2], *LITTLE[3:], "--methods=rwalk,vanilla", "--seeds=2", "--steps=3", "--quiet"]
-    for name, lr in (("a", "0.001"), ("b", "0.1")):
-        assert rwalk(*options, f"--lr={lr}", f"--out={name}").code == 0
-    said = rwalk("diff", "a", "b").out
-    rows = {
-        name: [json.loads(line) for line in Path(name, "runs.jsonl").read_text().splitlines()] for name in "ab"
-    }
-    before, after = (np.mean([row["single"]["A"] for row in rows[name][:2]]) for name in "ab")
-    assert f"mean of rwalk λ=1 over 2 rows: single A {before:.4f} → {after:.4f} (" in said
-    assert "mean of vanilla over 2 rows: " in said and "λ=0" not in said
 
 
 def test_brackets_are_printed_as_they_are(rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,8 +356,6 @@ def test_every_name_is_confirmed_and_reading_results_imports_nothing(
     for missing, name in enumerate(TO_TRUST):
         some = [*confirmed[:missing], *confirmed[missing + 1 :]]
         refused(rwalk("resume", "study", *some), f"add --trust {name} if you trust it")
-    shutil.copytree("study", "copy")
-    assert rwalk("diff", "study", "copy").code == 0
     assert rwalk("report", "study").code == 0
     assert not Path("imported").exists()
     assert rwalk("resume", "study", *confirmed, "--quiet").code == 0
@@ -576,10 +550,8 @@ def test_a_folder_that_is_somebody_elses_is_left_as_it_is(
     assert [path.read_text() for path in Path("out").iterdir()] == [content]
 
 
-@pytest.mark.parametrize("command", ["resume", "diff"])
-def test_a_folder_without_a_study_is_refused(command: str, rwalk: Rwalk) -> None:
-    folders = ["missing"] * (2 if command == "diff" else 1)
-    refused(rwalk(command, *folders), "holds no study")
+def test_a_folder_without_a_study_is_refused(rwalk: Rwalk) -> None:
+    refused(rwalk("resume", "missing"), "holds no study")
 
 
 def numbers(allowed: Callable[[float], bool]) -> st.SearchStrategy[float]:
@@ -721,7 +693,7 @@ def test_help_of_every_command_imports_neither_torch_nor_numpy() -> None:
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     shown = done.stdout + done.stderr
-    assert all(command in shown for command in ("run", "resume", "diff", "methods", "datasets"))
+    assert all(command in shown for command in ("run", "resume", "report", "methods", "datasets"))
     assert "rwalk run [OPTIONS]" in shown and "--memory-total" in shown and f"rwalk {__version__}" in shown
 
 

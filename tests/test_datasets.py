@@ -116,8 +116,7 @@ def sha256(content: bytes) -> str:
 def publish(monkeypatch: pytest.MonkeyPatch, name: str, files: Mapping[str, bytes], **changes: object) -> None:
     """Make these the official files of a dataset."""
     sums = {file: sha256(content) for file, content in files.items()}
-    held = {file: sha256(gzip.decompress(content)) for file, content in files.items() if file.endswith(".gz")}
-    official = replace(OFFICIAL[name], files=sums, **{"mirrors": (), "contents": held, **changes})
+    official = replace(OFFICIAL[name], files=sums, **{"mirrors": (), **changes})
     monkeypatch.setitem(OFFICIAL, name, official)
 
 
@@ -302,27 +301,6 @@ def test_real_mnist_damaged(tmp_path: Path) -> None:
             load("mnist", tmp_path, download=False)
 
 
-def repacked(content: bytes, level: int = 1) -> bytes:
-    """The same content in another gzip file: with a time and a name in its header, compressed otherwise."""
-    packed = io.BytesIO()
-    with gzip.GzipFile("somebody's copy", "wb", level, packed, mtime=1_700_000_000) as file:
-        file.write(gzip.decompress(content))
-    assert packed.getvalue() != content
-    return packed.getvalue()
-
-
-def test_a_file_that_was_compressed_again_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = little_mnist()
-    publish(monkeypatch, "mnist", files)
-    write(tmp_path / "again" / "mnist", {name: repacked(content) for name, content in files.items()})
-    plain = {name.removesuffix(".gz"): gzip.decompress(content) for name, content in files.items()}
-    write(tmp_path / "plain" / "mnist", plain)
-    write(tmp_path / "published" / "mnist", files)
-    x = load("mnist", tmp_path / "published", download=False).x
-    for copy in ("again", "plain"):
-        assert torch.equal(load("mnist", tmp_path / copy, download=False).x, x)
-
-
 def test_altered_content_is_refused_however_it_was_compressed(tmp_path: Path, monkeypatch) -> None:
     files = little_mnist()
     publish(monkeypatch, "mnist", files)
@@ -332,26 +310,6 @@ def test_altered_content_is_refused_however_it_was_compressed(tmp_path: Path, mo
     path = write(tmp_path / "mnist", {**files, name: gzip.compress(bytes(content), mtime=0)}) / name
     with refused(str(path), "truncated or altered"):
         load("mnist", tmp_path, download=False)
-
-
-def test_a_gzip_file_that_unpacks_to_fill_the_memory_is_refused(tmp_path: Path, monkeypatch) -> None:
-    files = little_mnist()
-    publish(monkeypatch, "mnist", files)
-    monkeypatch.setattr(official, "LARGEST", 1 << 20)
-    name = "train-images-idx3-ubyte.gz"
-    path = write(tmp_path / "mnist", {**files, name: gzip.compress(bytes(5 << 20))}) / name
-    with refused(str(path), "truncated or altered"):
-        load("mnist", tmp_path, download=False)
-
-
-@needs_mnist
-def test_real_mnist_compressed_again(tmp_path: Path) -> None:
-    files = {path.name: path.read_bytes() for path in (REAL / "mnist").glob("*.gz")}
-    for name, content in files.items():
-        assert sha256(gzip.decompress(content)) == OFFICIAL["mnist"].contents[name]
-    labels = "train-labels-idx1-ubyte.gz"
-    write(tmp_path / "mnist", {**files, labels: repacked(files[labels], level=9)})
-    assert len(load("mnist", tmp_path, download=False).y) == 60_000
 
 
 @needs_cifar
@@ -398,21 +356,6 @@ def test_plain_pixels_are_cifar100_with_its_mean_image(tmp_path: Path, monkeypat
     assert pixels.x.min() >= 0 and torch.equal((pixels.x * 255).round() / 255, pixels.x)
     torch.testing.assert_close(pixels.x - pixels.x.mean(0), centred.x)
     torch.testing.assert_close(pixels.x_test - pixels.x.mean(0), centred.x_test)
-
-
-def test_an_archive_that_was_packed_again_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = little_cifar100()
-    publish(monkeypatch, "cifar100", files, archive=("cifar-100-python.tar.gz", sha256(b"as it was published")))
-    again = tar({f"somewhere/else/{name}": content for name, content in reversed(files.items())})
-    write(tmp_path / "zipped", {"cifar-100-python.tar.gz": again})
-    write(tmp_path / "plain", {"cifar-100-python.tar.gz": gzip.decompress(again)})
-    for folder in ("zipped", "plain"):
-        assert load("cifar100", tmp_path / folder, download=False).y.tolist() == [0, 1, 2]
-    altered = tar({**files, "train": files["train"] + b"."})
-    for content in (altered, again[: len(again) // 2], b"", b"no archive"):
-        path = write(tmp_path / "zipped", {"cifar-100-python.tar.gz": content}) / "cifar-100-python.tar.gz"
-        with refused(str(path), "truncated or altered"):
-            load("cifar100", tmp_path / "zipped", download=False)
 
 
 def test_an_archive_that_lacks_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -24,7 +23,7 @@ from rwalk import cli
 from rwalk.cli import demonstrate
 from rwalk.cli.command_options import how, says_what_to_learn
 from rwalk.demonstration import guarded, story
-from rwalk.demonstration import runs as demonstration
+from rwalk.demonstration import story as demonstration
 from rwalk.demonstration.picture import LINE, _apart, picture
 from rwalk.demonstration.story import Way
 from rwalk.report.seed_summaries import summarise
@@ -120,26 +119,10 @@ def test_the_sentence_is_made_of_the_numbers(said: str) -> None:
     assert story.sentence(ways) == f"After five tasks the first is recognised {said}."
 
 
-def test_all_tasks_have_a_sentence_of_their_own() -> None:
-    """The method that keeps most of the first task need not be the best in the end."""
-    ways = [replace(way, average=100 - way.first[:, -1]) for way in made_up(LEFT)]
-    protected = [100 - LEFT[method] for method in PROTECTED]
-    said = story.of_all(ways)
-    assert said.startswith("Over all tasks: ") and f"{min(protected):.0f} to {max(protected):.0f} %" in said
-
-
 def test_when_nothing_came_to_its_end_the_sentence_says_so() -> None:
     ways = made_up(dict.fromkeys(LEFT, NAN))
     assert story.sentence(ways) == "No run finished, so there is no result."
-    assert "in 0 of 0 cases" in story.pairs(ways) and story.of_all(ways) == ""
     ElementTree.fromstring(picture(ways))
-
-
-def test_pairs_are_counted_by_seed() -> None:
-    ways = made_up(LEFT)
-    assert "in 12 of 12 cases" in story.pairs(ways)
-    ways[1].first[0, -1], ways[2].first[1, -1] = 26.0, NAN  # as much is not more; what stopped is not compared
-    assert "in 10 of 11 cases" in story.pairs(ways)
 
 
 # ── the picture ───────────────────────────────────────────────────────────────────────────────────────────

@@ -112,7 +112,7 @@ def same_rows(folders: Iterator[Path], file: str, count: int) -> None:
 @pytest.mark.slow
 def test_the_demonstration_everywhere(tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    from rwalk.demonstration.runs import runs
+    from rwalk.demonstration.story import runs
 
     same_rows(by_all(tmp_path, "rwalk", "run", "--out=study"), "study/runs.jsonl", len(runs()))
 

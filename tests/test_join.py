@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,6 @@ import little
 from processes import Child, command, until
 from rwalk import InputError
 from rwalk.atomic_files import with_checksum
-from rwalk.cli.status import status as show_status
 from rwalk.studies import work_claims
 from rwalk.studies.executors import shared_folder
 from rwalk.studies.executors.executor import Context, Job, Result
@@ -29,8 +29,7 @@ from rwalk.studies.executors.shared_folder import OUTCOMES, Join, read_outcomes
 from rwalk.studies.json_records import from_json
 from rwalk.studies.rows import Outcome
 from rwalk.studies.study_folder import SharedStore, Store
-from rwalk.studies.study_status import status_of
-from rwalk.studies.work_claims import CLAIMS, Claims, read_claim
+from rwalk.studies.work_claims import CLAIMS, Claims
 
 OPTIONS = [
     "--network=little:Network",
@@ -49,8 +48,12 @@ Start = Callable[..., Child]
 # ── claims ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def owners(folder: Path) -> list[str]:
-    return [read_claim(path)["owner"] for path in folder.iterdir()]
+def owner(claim: Path) -> Any:
+    return json.loads(claim.read_bytes() or b"{}").get("owner")
+
+
+def owners(folder: Path) -> list[Any]:
+    return [owner(path) for path in folder.iterdir()]
 
 
 def test_a_claim_has_one_owner_until_it_is_given_back(tmp_path: Path) -> None:
@@ -130,7 +133,7 @@ def test_a_claim_that_cannot_be_read_is_taken_over_after_a_lease(kind: str, tmp_
     claim = claims.take("run")
     assert claim is not None
     with claim:
-        assert read_claim(claims.held()["run"])["owner"] == claims.owner
+        assert owner(claims.held()["run"]) == claims.owner
 
 
 def test_a_stray_file_among_claims_is_no_claim(tmp_path: Path) -> None:
@@ -154,34 +157,6 @@ def test_a_lease_that_is_no_time_is_refused(lease: str, tmp_path: Path, monkeypa
     monkeypatch.setenv("RWALK_LEASE", lease)
     with pytest.raises(InputError, match="RWALK_LEASE"):
         Claims(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"runs": 3},
-        {"runs": []},
-        {"runs": [3]},
-        {"runs": ["a"], "reference": "x"},
-        {"runs": ["a"], "task": 1, "tasks": 0, "step": 1, "steps": 0},
-        {"runs": ["a"], "task": "1", "tasks": None, "step": [], "steps": 1},
-        {"owner": "\x1b]0;owned\x07", "runs": ["\x1b[2J"]},
-        {"runs": ["a"], "reference": 10**4299},
-        {"runs": ["a"], "task": 0, "tasks": 1, "step": 10**400, "steps": 1},
-        {"runs": ["a"], "task": 10**400, "tasks": 10**399, "step": 1, "steps": 1},
-        [],
-        "text",
-    ],
-)
-def test_status_of_a_forged_claim_is_shown_escaped_or_left_out(
-    content: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with SharedStore(tmp_path).opened(little.study(seeds=1).describe()):
-        (tmp_path / CLAIMS).mkdir()
-        (tmp_path / CLAIMS / "run.0").write_text(json.dumps(content))
-        (tmp_path / CLAIMS / "stray").write_text(json.dumps(content))
-    show_status(tmp_path)
-    assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
 
 
 # ── processes ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -245,14 +220,13 @@ def test_three_processes_write_the_rows_that_one_writes(start: Start, alone: Pat
     for name in ("runs.jsonl", "study.json"):
         assert (tmp_path / "shared" / name).read_bytes() == (alone / name).read_bytes()
     assert names(tmp_path / "shared" / CLAIMS) == []
-    found = status_of(tmp_path / "shared")
-    assert (found.done, found.running, found.waiting) == (4, (), 0)
 
 
 def trains(folder: Path, process: Child) -> bool:
     """Whether a process holds a claim: it has begun, and is not through."""
-    claims = [read_claim(folder / CLAIMS / name) for name in names(folder / CLAIMS)]
-    return any(f"-{process.pid}-" in str(claim.get("owner")) for claim in claims)
+    with suppress(OSError, ValueError):  # it was just given back
+        return any(f"-{process.pid}-" in str(owner(folder / CLAIMS / name)) for name in names(folder / CLAIMS))
+    return False
 
 
 def killed_until_done(start: Start, folder: Path, kills: int, *options: str, seed: int = 0) -> int:

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
-import signal
-import socket
-import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import combinations
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 from scipy import stats
 
-import little
 from command_line import Rwalk
 from reports import HOSTILE, Row, hostile_page, made_row, made_rows, records, write_rows, write_study
 from rwalk.cli import app
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
-from rwalk.report import method_colours, page_data, result_folders, watch_server
+from rwalk.report import method_colours, page_data, result_folders
 from rwalk.report.html_page import render, write_report
 from rwalk.report.seed_summaries import summarise
-from rwalk.report.welch_test import Mean, holm, pairwise
+from rwalk.report.welch_test import Mean, holm
 from rwalk.studies import Study
 from rwalk.studies.losses_and_costs import Costs
 from rwalk.studies.specs import RunSpec, StreamSpec
@@ -263,18 +254,16 @@ def test_chance_is_welchs_and_the_correction_is_holms() -> None:
         assert (Mean.over(one) - Mean.over(other)).chance == pytest.approx(expected, rel=1e-9)
     assert (Mean.over(np.array([1.0])) - Mean.over(one)).chance == 1.0  # a single seed decides nothing
     samples = [draw.normal(0, draw.uniform(0.1, 9), size) for size in (2, 3, 5, 30)] + [np.ones(3), np.zeros(1)]
-    pairs = list(zip(*(np.atleast_1d(each) for each in (
-        pairwise(samples).value, pairwise(samples).chance, pairwise(samples).reach)), strict=True))  # fmt: skip
-    assert len(pairs) == 15
-    for (one, other), (difference, chance, reach) in zip(combinations(samples, 2), pairs, strict=True):
-        assert difference == pytest.approx(one.mean() - other.mean())
+    for one, other in combinations(samples, 2):
+        difference = Mean.over(one) - Mean.over(other)
+        assert difference.value == pytest.approx(one.mean() - other.mean())
         if len(other) == 1:
-            assert chance == 1.0 and np.isnan(reach)
+            assert difference.chance == 1.0 and np.isnan(difference.reach)
             continue
         welch = stats.ttest_ind(one, other, equal_var=False)
         low, high = welch.confidence_interval(0.95)
-        assert chance == pytest.approx(welch.pvalue, rel=1e-9)
-        assert reach == pytest.approx((high - low) / 2, rel=1e-9)
+        assert difference.chance == pytest.approx(welch.pvalue, rel=1e-9)
+        assert difference.reach == pytest.approx((high - low) / 2, rel=1e-9)
     p = sorted(draw.uniform(0, 0.2, 6))
     running = [min(1.0, each * (6 - rank)) for rank, each in enumerate(p)]
     assert holm(p) == pytest.approx([max(running[: rank + 1]) for rank in range(6)])
@@ -340,98 +329,6 @@ def test_several_studies_are_compared_row_by_row(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="given twice"):
         write_report([tmp_path / "after", tmp_path / "before" / ".." / "after"], tmp_path / "no.html")
     assert not (tmp_path / "no.html").exists()
-
-
-# ── while a study runs ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_watched_folder_is_read_again_when_it_changes(tmp_path: Path) -> None:
-    rows = made_rows()[:4]
-    runs = [row["spec"] for row in rows]
-    write_study(tmp_path, runs=runs)
-    watched = watch_server.Watched([tmp_path])
-    before = watched.state()
-    assert before["status"] == "0 of 4 runs have finished." and "<h1>" in watched.page()
-    (tmp_path / "losses.csv").write_text(f"{rows[0]['hash']},7,0.25\n")
-    watched._made = -watch_server.AT_MOST  # as if some time had passed
-    assert watched.state()["status"] == "0 of 4 runs have finished; in training: step 7, loss 0.25."
-    write_rows(tmp_path / "runs.jsonl", rows[:1])
-    after = watched.state()
-    assert after["version"] != before["version"] and after["status"] == "1 of 4 runs have finished."
-    assert watched.state() == after and "1 run ·" in watched.page()
-    (tmp_path / "runs.jsonl").write_text("{broken\n{}\n")  # whatever happens to the folder, the page stays
-    assert "cannot be read now" in watched.state()["status"] and "1 run ·" in watched.page()
-    write_rows(tmp_path / "runs.jsonl", rows)
-    assert watched.state()["status"] == "All 4 runs have finished."
-
-
-def asked(address: str, path: str, **headers: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=little.PATIENCE)
-    connection.request("GET", path, headers=headers)
-    answer = connection.getresponse()
-    return answer.status, answer.read().decode()
-
-
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-def test_watching_serves_this_machine_alone_and_ends_cleanly(ending: signal.Signals, tmp_path: Path) -> None:
-    write_rows(tmp_path / "runs.jsonl", made_rows()[:4])
-    program = [sys.executable, "-m", "rwalk", "report", "--watch", str(tmp_path)]
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout
-        address = process.stdout.readline().split()[0]
-        root = urlsplit(address).path
-        assert len(root) > 16 and asked(address, "/")[0] == 404, "the page needs the whole address"
-        assert "connect-src" in asked(address, root)[1]
-        assert json.loads(asked(address, f"{root}state.json")[1])["status"].startswith("All 4 runs")
-        assert asked(address, f"{root}elsewhere")[0] == asked(address, f"/x{root}")[0] == 404
-        assert asked(address, root, Host="elsewhere.example")[0] == 403  # another name that leads here
-        process.send_signal(ending)
-        out, err = process.communicate(timeout=little.PATIENCE)
-    finally:
-        process.kill()
-    assert process.returncode == 0 and "stopped" in out and err == ""
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs.jsonl"]
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[watch_server._Server]:
-    write_rows(tmp_path / "runs.jsonl", made_rows()[:4])
-    with watch_server.serve(watch_server.Watched([tmp_path])) as found:
-        thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        yield found
-        found.shutdown()
-        thread.join()
-
-
-def test_watching_answers_beside_many_idle_connections(
-    server: watch_server._Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch_server._Handler, "timeout", 0.5)
-    root = urlsplit(server.address).path
-    idle = [socket.create_connection(server.server_address[:2]) for _ in range(300)]  # type: ignore[arg-type]
-    try:
-        assert asked(server.address, root)[0] == 200
-        idle[-1].settimeout(little.PATIENCE)
-        assert idle[-1].recv(1) == b"", "an idle one is closed"
-        deadline = time.monotonic() + little.PATIENCE
-        while server._open and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not server._open, "and none is left behind"
-    finally:
-        for each in idle:
-            each.close()
-
-
-def test_watching_sends_security_headers_with_every_answer(server: watch_server._Server) -> None:
-    root = urlsplit(server.address)
-    for path in (root.path, f"{root.path}state.json", "/elsewhere"):
-        connection = http.client.HTTPConnection(root.netloc, timeout=little.PATIENCE)
-        connection.request("GET", path)
-        found = dict(connection.getresponse().getheaders())
-        assert found.items() >= watch_server.HEADERS.items()
-        assert found["Server"] == "rwalk", "which says nothing about versions"
 
 
 def test_report_of_hostile_texts_has_none_as_it_was(tmp_path: Path) -> None:

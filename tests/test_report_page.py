@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +13,12 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from browser import LOOKS, cut_off, look_of, tab_of, violations
-from reports import HEADS, HOSTILE, Row, hostile_page, made_row, made_rows, write_rows, write_study
+from reports import HEADS, HOSTILE, Row, hostile_page, made_row, made_rows, write_rows
 from reproduction import packed_rows
-from reproduction.paper_experiments import published_values
 from rwalk.data.memory import MemorySpec
 from rwalk.report.html_page import write_report
-from rwalk.report.watch_server import Watched, serve
 from rwalk.studies.specs import RunSpec, StreamSpec
 
 # ── the page in a browser ────────────────────────────────────────────────────────────────────────────────────────
@@ -102,7 +98,7 @@ def opened(tab: Opened) -> Iterator[Opened]:
 
 def test_it_opens_and_draws_everything(opened: Opened) -> None:
     kinds = "[...document.querySelectorAll('#section-0 figure:not([hidden])')].map(f => f.dataset.kind)"
-    expected = ["accuracy", "matrix", "seeds", "plane", "lambda", "samples", "samplers", "losses", "costs"]
+    expected = ["accuracy", "matrix", "seeds", "plane", "lambda", "samples", "losses", "costs"]
     assert opened(kinds) == expected
     marks = "[...document.querySelectorAll('#section-0 .panel')].map(p => p.querySelectorAll('path, rect').length)"
     assert min(opened(marks)) > 2
@@ -136,53 +132,14 @@ def test_facts_stand_on_top(opened: Opened) -> None:
 
 
 def test_methods_with_a_memory_each_are_shown_together(browser: Any, tmp_path: Path) -> None:
-    """As in the paper's table S1: three memories, none of them shared, and no two samplers to compare."""
+    """As in the paper's table S1: three memories, none of them shared."""
     memories = {"icarl": MemorySpec(51), "gem": MemorySpec(51, sampler="uniform"), "rwalk": MemorySpec(50)}
     base = RunSpec(stream=StreamSpec("digits"))
     write_rows(tmp_path / "runs.jsonl", [made_row(replace(base, method=m, memory=memories[m])) for m in memories])
     page = Opened(browser, write_report([tmp_path]), viewport={"width": 1280, "height": 900})
     assert set(page.labels()) == {"iCaRL", "GEM", "RWalk"}
-    kinds = "[...document.querySelectorAll('figure:not([hidden])')].map(f => f.dataset.kind)"
-    assert "samplers" not in page(kinds) and page.complaints == []
-    page.tab.context.close()
-
-
-def test_published_values_stand_beside_the_papers_runs(browser: Any, tmp_path: Path) -> None:
-    (tmp_path / "runs.jsonl").write_bytes(
-        packed_rows.text(Path(__file__).parent.parent / "results", "table1-mnist")
-    )
-    file = write_report([tmp_path], published=published_values())
-    page = Opened(browser, file, viewport={"width": 1280, "height": 900})
-
-    def shown(method: str) -> list[list[str]]:
-        """The paper's A, F and I, of every configuration; each network has a section of its own."""
-        cells = [cells for number in (0, 1) for cells in page.rows(number) if cells[0] == method]
-        return [[cell.partition("paper ")[2] for cell in each if "±" in cell][:3] for each in cells]
-
-    without, samples = shown("RWalk")
-    assert samples == ["82.5", "0.150", "0.140"]
-    assert without == [""] * 3, "the paper has none of RWalk in single-head evaluation without samples"
-    page.tab.get_by_text("multi-head", exact=True).click()
-    assert [each[0] for each in shown("RWalk")] == ["99.3", ""]
-    downloaded = {row["label"]: row["A_paper"] for row in page.table("#section-0 .results .csv")}
-    assert downloaded["no protection"] == "0.903"
-    downloaded = {row["label"]: row["A_paper"] for row in page.table("#section-1 .results .csv")}
-    assert downloaded["no protection with exemplars"] == ""
     assert page.complaints == []
     page.tab.context.close()
-
-
-def test_what_leads_by_the_paper_is_shown_before_what_scored_best(browser: Any, tmp_path: Path) -> None:
-    base = RunSpec(stream=StreamSpec("digits"), method="rwalk")
-    rows = [made_row(replace(base, numbers={"lam": lam})) for lam in (0.1, 1.0, 1e6)]
-    worst, *_, best = sorted(rows, key=lambda row: row["single"]["A"])
-    write_rows(tmp_path / "runs.jsonl", rows)
-    for published, expected in (({}, best), ({(worst["hash"], "single"): {"leads": True}}, worst)):
-        page = Opened(
-            browser, write_report([tmp_path], published=published), viewport={"width": 1280, "height": 900}
-        )
-        assert [cells[1] for cells in page.rows()] == [f"{expected['lam']:g}"] and page.complaints == []
-        page.tab.context.close()
 
 
 def test_the_report_says_by_what_a_configuration_is_chosen(browser: Any, tmp_path: Path) -> None:
@@ -295,7 +252,7 @@ def test_downloads_hold_the_rows(opened: Opened, rows: list[Row]) -> None:
         assert line["head"] == "single"
         assert line["accuracy"] == "" if value is None else float(line["accuracy"]) == value
     opened.tab.locator("#heads label", has_text="multi").click()
-    for kind, runs in {"plane": 25, "lambda": 6, "samples": 16, "samplers": 16}.items():
+    for kind, runs in {"plane": 25, "lambda": 6, "samples": 16}.items():
         lines = opened.table(f"#section-0 figure[data-kind={kind}] .csv")
         assert len(lines) == runs, kind
         for line in lines:
@@ -327,7 +284,7 @@ def test_the_latex_of_a_table_has_its_rows_and_escapes_what_latex_reads(opened: 
     assert not re.search(r"(?<!\\)[&%#_]", cells)
 
 
-FIGURES = ["accuracy", "matrix", "seeds", "plane", "lambda", "samples", "samplers", "losses", "costs"]
+FIGURES = ["accuracy", "matrix", "seeds", "plane", "lambda", "samples", "losses", "costs"]
 
 
 @pytest.mark.parametrize("kind", FIGURES)
@@ -343,17 +300,6 @@ def test_every_figure_can_be_taken_away(opened: Opened, kind: str) -> None:
     opened("void (window.print = () => { window.printed = document.querySelector('.only').dataset.kind })")
     opened.tab.locator(f"{figure} .pdf").click()
     assert opened("window.printed") == kind and opened("document.querySelectorAll('.only').length") == 0
-
-
-def test_a_figure_alone_is_one_page_of_paper(opened: Opened) -> None:
-    opened("void (window.print = () => {})")
-    opened("dispatchEvent(new Event('beforeprint'))")
-    opened("document.documentElement.classList.add('one-figure')")
-    opened("document.querySelector('#section-0 figure[data-kind=plane]').classList.add('only')")
-    opened.tab.emulate_media(media="print")
-    cards = "[...document.querySelectorAll('.card')].filter(c => c.checkVisibility()).map(c => c.dataset.kind)"
-    assert opened(cards) == ["plane"]
-    opened.tab.emulate_media(media="screen")
 
 
 # ── figures ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -400,44 +346,6 @@ def test_every_seed_is_a_mark(opened: Opened, rows: list[Row]) -> None:
                       .flatMap(s => s.points.map(p => p.x))""")
     own = [row["single"]["F"] for row in rows if row["method"] == "vanilla" and not row["spec"]["memory"]]
     assert marks == pytest.approx([value for value in own if value is not None], abs=1e-6)
-
-
-def test_two_rows_are_compared_as_scipy_would(opened: Opened, rows: list[Row]) -> None:
-    opened.tab.locator("#section-0 .pair select").first.select_option(label="no protection")
-    values = opened("""[...document.querySelectorAll('#section-0 .pair select')].map(s =>
-                       valuesOf(report.sections[0].configurations[s.value], A).filter(v => v !== null))""")
-    expected = stats.ttest_ind(*values, equal_var=False)
-    cells = opened("[...document.querySelector('#section-0 .pair tbody tr').cells].map(c => c.innerText)")
-    assert float(cells[4]) == pytest.approx(expected.pvalue, abs=6e-4)
-    low, high = expected.confidence_interval(0.95)
-    assert cells[3].replace("−", "-") == f"{(low + high) / 2:.1f} ± {(high - low) / 2:.1f}"
-
-
-def test_every_pair_of_rows_has_its_own_test(opened: Opened) -> None:
-    """Whichever way round two rows are chosen, under both heads and for every measure."""
-    pairs = """report.sections[0].configurations.flatMap((one) => report.sections[0].configurations
-               .filter((other) => one !== other).map((other) =>
-                 [valuesOf(one, M), valuesOf(other, M), tested(one, other, M)]))"""
-    for head in HEADS:
-        opened(f"void (chosen.head = '{head}')")
-        for measure in "AFI":
-            for *values, found in opened(f"(() => {{ const M = {measure}; return {pairs} }})()"):
-                one, other = ([each for each in seeds if each is not None] for seeds in values)
-                expected = stats.ttest_ind(one, other, equal_var=False)
-                low, high = expected.confidence_interval(0.95)
-                assert found["difference"] == pytest.approx((low + high) / 2, abs=1e-6)
-                assert found["p"] == pytest.approx(expected.pvalue, rel=6e-3)
-                assert found["reach"] == pytest.approx((high - low) / 2, rel=6e-4)
-
-
-def test_a_single_seed_has_a_difference_and_no_test(browser: Any, tmp_path: Path) -> None:
-    base = RunSpec(stream=StreamSpec("digits"))
-    write_rows(tmp_path / "runs.jsonl", [made_row(replace(base, method=name)) for name in ("pi", "ewc")])
-    page = Opened(browser, write_report([tmp_path]))
-    found = page("tested(...report.sections[0].configurations, A)")
-    assert found["difference"] and found["p"] is None and found["reach"] is None
-    assert "with a single seed that may be chance" in page("document.querySelector('.finding').textContent")
-    page.tab.context.close()
 
 
 def test_no_control_is_shown_that_changes_nothing(browser: Any, tmp_path: Path) -> None:
@@ -542,7 +450,6 @@ ACTIONS = {
     "other head": "document.querySelector('#heads input[value=multi]').click()",
     "hide a method": "document.querySelector('#methods input').click()",
     "move the slider": f"({CHANGE})(document.querySelector('.after input'), 'value', 2, 'input')",
-    "compare two": f"({CHANGE})(document.querySelector('.pair select'), 'selectedIndex', 5, 'change')",
     "more rows": "document.querySelector('.more').click()",
 }
 UNTIL_PAINTED = "new Promise(done => requestAnimationFrame(() => setTimeout(done)))"
@@ -596,7 +503,7 @@ def test_report_is_whole_and_accessible(browser: Any, page_file: Path, look: tup
 def write_results(folder: Path) -> Path:
     """The report of all our own results."""
     with packed_rows.opened(Path(__file__).parent.parent / "results") as results:
-        return write_report([results], folder / "all.html", published_values(), title="results")
+        return write_report([results], folder / "all.html", title="results")
 
 
 def test_it_loads_at_once(opened: Opened) -> None:
@@ -604,36 +511,3 @@ def test_it_loads_at_once(opened: Opened) -> None:
     before = spent()
     opened.load()
     assert spent() - before < 2.0  # about 0.1 where nothing else runs
-
-
-# ── while a study runs ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_watched_page_follows_the_study_and_keeps_what_was_chosen(browser: Any, tmp_path: Path) -> None:
-    rows = made_rows()[:4]
-    write_study(tmp_path, runs=[row["spec"] for row in rows])
-    write_rows(tmp_path / "runs.jsonl", rows[:2])
-    server = serve(Watched([tmp_path]))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    tab = tab_of(browser)
-    complaints: list[str] = []
-    tab.on("pageerror", lambda error: complaints.append(str(error)))
-    try:
-        tab.goto(server.address)
-        tab.wait_for_selector("html[data-ready]")
-        assert tab.locator("#live").inner_text() == "2 of 4 runs have finished."
-        tab.locator("#heads label", has_text="multi").click()
-        tab.locator(".over select").select_option("forgetting")
-        write_rows(tmp_path / "runs.jsonl", rows)
-        tab.locator("#live", has_text="All 4 runs have finished.").wait_for()
-        tab.locator(".counts", has_text="4 runs").wait_for()  # the page has loaded itself again
-        tab.wait_for_selector("html[data-ready]")
-        assert tab.locator("#heads input[value=multi]").is_checked()
-        assert tab.locator(".over select").input_value() == "forgetting"
-        assert "Multi-head" in tab.locator(".results h3").inner_text()
-    finally:
-        server.shutdown()
-        server.server_close()
-    tab.locator("#live", has_text="The server has gone").wait_for()
-    assert complaints == []
-    tab.context.close()

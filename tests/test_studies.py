@@ -19,7 +19,6 @@ import torch
 import little
 import rwalk
 from rwalk import Fleet, InputError, MemorySpec
-from rwalk.atomic_files import with_checksum
 from rwalk.studies import Study
 from rwalk.studies.executors import EXECUTORS, executor
 from rwalk.studies.executors import find as find_executor
@@ -27,7 +26,6 @@ from rwalk.studies.executors.executor import Executor, begun, is_out_of_memory, 
 from rwalk.studies.executors.executor import fleets as in_fleets
 from rwalk.studies.rows import Measures
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.study_diff import compare
 from rwalk.studies.study_events import Event, RowDone, Started, Stepped, Trained
 from rwalk.studies.study_folder import Store
 from rwalk.studies.worker_pool import Pool, WorkerDied
@@ -449,7 +447,7 @@ def test_whoever_leaves_jobs_undone_ends_at_once() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# ── why two studies differ ────────────────────────────────────────────────────────────────────────────────
+# ── rows ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_row_waits_for_its_reference(tmp_path: Path) -> None:
@@ -464,46 +462,6 @@ def test_a_row_waits_for_its_reference(tmp_path: Path) -> None:
     is_run = [isinstance(event, Trained) and event.runs[0].reference is None for event in kept]
     assert is_run == [True] * 4 + [False] * 6, "two methods with two seeds, then the seeds' references"
     assert is_row == [False] * 5 + [True] * 2 + [False] + [True] * 2, "a seed's rows come with its reference"
-
-
-def test_equal_studies_have_no_difference(tmp_path: Path) -> None:
-    for name in "ab":
-        executed(little.study(seeds=1), tmp_path / name)
-    assert compare(Store(tmp_path / "a"), Store(tmp_path / "b")) == []
-
-
-def test_differences_are_named(tmp_path: Path) -> None:
-    study = little.study(seeds=2)
-    executed(study, tmp_path / "a")
-    runs = [replace(run, training=replace(run.training, lr=0.01)) for run in study.runs if run.seed == 0]
-    other = Study(tuple(runs), "none", workers=1)
-    executed(other, tmp_path / "b")
-    record = Store(tmp_path / "b").study().to_json()
-    record["environment"]["torch"] = "9.9"
-    (tmp_path / "b" / "study.json").write_text(with_checksum(record))
-
-    lines = compare(Store(tmp_path / "a"), Store(tmp_path / "b"))
-    assert "setting training.lr: 0.001 → 0.01" in lines
-    assert "setting seed: 0, 1 → 0" in lines
-    assert any(line.startswith("environment.torch:") and line.endswith('→ "9.9"') for line in lines)
-    assert "row rwalk λ=1 seed 1: only in the first" in lines
-    (paired,) = (line for line in lines if line.startswith("row rwalk λ=1 seed 0: "))
-    before, after = (Store(tmp_path / name).rows()[0].single.A for name in "ab")
-    assert f"single A {after - before:+.2g}" in paired
-
-
-def test_only_some_methods(tmp_path: Path) -> None:
-    """The rest stays to be done: a later call finds it missing, and ends where one call would have ended."""
-    study = little.study(methods=("vanilla", "rwalk"))
-    with Store(tmp_path / "parts").opened(study.describe()) as store:
-        first = study.execute(store, only=["rwalk"])
-        assert {row.method for row in first} == {"rwalk"} and len(first) < len(study.runs)
-        rest = study.missing({row.hash for row in first})
-        assert {run.method for run in rest} == {"vanilla"}
-        both = study.execute(store)
-    with Store(tmp_path / "whole").opened(study.describe()) as store:
-        assert study.execute(store) == both
-    assert (tmp_path / "parts" / "runs.jsonl").read_bytes() == (tmp_path / "whole" / "runs.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize(("method", "setting"), [("gem", "margin"), ("rwalk", "lam")])

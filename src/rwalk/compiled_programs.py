@@ -113,7 +113,7 @@ class Programs:
             try:
                 self._made[key] = program(function, *example)
             except Exception as error:  # training still works without it
-                failed = isinstance(error, CompilerFailed) and not isinstance(error.__cause__, private_torch.Gone)
+                failed = isinstance(error, CompilerFailed)
                 self.compiler_failed |= failed
                 level = logging.WARNING if failed else self._level
                 logger.log(level, "%s is not compiled: %s", self._what, first_line(error))
@@ -190,8 +190,6 @@ def compiler_works(device: str = "cpu") -> bool:
         program(lambda x: (x + 1,), torch.zeros(64, device=device))  # enough for vector instructions
     except Exception as error:  # of any kind: training works without a compiler
         name = "C++ compiler" if device == "cpu" else "compiler for CUDA (Triton)"
-        gone = isinstance(error, private_torch.Gone) or isinstance(error.__cause__, private_torch.Gone)
-        name = "compiler of torch" if gone else name
         logger.warning("the %s does not work, training continues without it: %s", name, first_line(error))
         return False
     return True

@@ -41,8 +41,7 @@ with atheris.instrument_imports(include=["rwalk"]):
     from rwalk.studies.reference_cache import ReferenceCache
     from rwalk.studies.specs import reference_of
     from rwalk.studies.study_folder import Store, read_rows
-    from rwalk.studies.study_status import _running
-    from rwalk.studies.work_claims import read_claim
+    from rwalk.studies.work_claims import Claims
 
 import numpy as np
 import pyarrow
@@ -138,8 +137,9 @@ def sound(data: bytes) -> str | bytes:
 
 
 def claim(data: bytes) -> None:
-    """Another process's claim, as `rwalk status` shows it."""
-    _running(read_claim(held(data, "run.0")), {})
+    """Another process's claim: it is respected until it is seen not to change."""
+    path = held(data, "run.0")
+    assert Claims(path.parent, lease=60).take("run") is None
 
 
 def outcome(data: bytes) -> None:
@@ -377,7 +377,7 @@ LOADERS: dict[str, tuple[Callable[[bytes], None], Callable[[], list[bytes]]]] = 
     "study": (study, lambda: [json.dumps(little.study(seeds=1).describe().to_json()).encode()]),
     "claim": (
         claim,
-        lambda: [json.dumps({"owner": "a", "runs": ["b"], "task": 1, "tasks": 2, "step": 0}).encode()],
+        lambda: [json.dumps({"owner": "a", "beats": 0}).encode()],
     ),
     "outcome": (outcome, outcomes),
     "reference": (

@@ -23,8 +23,8 @@ from reproduction.measured_cells import KNOWN, Measured, _by_run
 from reproduction.own_questions import QUESTIONS
 from reproduction.paper_claims import CLAIMS
 from reproduction.paper_experiments import EXPERIMENTS, Entry, Experiment, runs_of
-from reproduction.paper_values import TABLE1, TABLE_S1
 from reproduction.planned_studies import dry_run, find, plan
+from reproduction.published_values import TABLE1, TABLE_S1
 from reproduction.results_pages import blocks, blocks_of_appendix, filled
 from reproduction.tuning_settings import Setting
 from rwalk.atomic_files import write_atomically
@@ -520,16 +520,13 @@ def reproduce(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def test_reproduce_runs_what_is_missing_and_writes_the_page(
     tiny: Experiment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert reproduce(monkeypatch, "tableS1", "--only=rwalk") == 0
-    rows = Path("results/tableS1/runs.jsonl")
-    assert [json.loads(line)["method"] for line in rows.read_text().splitlines()] == ["rwalk", "rwalk"]
-    before = rows.read_text().splitlines()
+    assert reproduce(monkeypatch, "tableS1") == 0
+    rows = Path("results/tableS1/runs.jsonl").read_bytes()
+    assert rows.count(b"\n") == 4
     with monkeypatch.context() as patch:
         patch.setattr(StreamSpec, "build", None)
-        assert reproduce(monkeypatch, "tableS1", "--only=rwalk") == 0, "what is drawn again needs no data"
-    assert reproduce(monkeypatch, "tableS1") == 0
-    after = rows.read_text().splitlines()
-    assert set(before) < set(after) and len(after) == 4, "rows that are there stay as they are"
+        assert reproduce(monkeypatch, "tableS1") == 0, "what is drawn again needs no data"
+    assert Path("results/tableS1/runs.jsonl").read_bytes() == rows, "rows that are there stay as they are"
     page = Path("results-appendix.md").read_text()
     assert re.search(r"\| tiny \| rwalk \| 3 steps \| – \| 2 \| [0-9.]+ ± [0-9.]+ \|", page)
     capsys.readouterr()
@@ -578,11 +575,11 @@ def test_a_page_that_cannot_be_written_is_named_and_costs_no_row(
     if place != "RESULTS.md":
         monkeypatch.setattr(paper_figures, "draw_all", lambda *_: write_atomically(Path(place), "a picture"))
     Path(place).mkdir(parents=True)  # a folder is in the way
-    assert reproduce(monkeypatch, "tableS1", "--only=rwalk") == 2
+    assert reproduce(monkeypatch, "tableS1") == 2
     said = capsys.readouterr().err
     assert said.startswith("rwalk: cannot write ") and "all rows are kept in results" in said
     assert said.count("\n") == 1 and place.rpartition("/")[2] in said
-    assert len(Path("results/tableS1/runs.jsonl").read_text().splitlines()) == 2
+    assert len(Path("results/tableS1/runs.jsonl").read_text().splitlines()) == 4
     assert not [each for each in Path(place).parent.iterdir() if each.name.startswith(".")], "nothing half-written"
 
 
@@ -621,15 +618,11 @@ def test_what_an_experiment_was_before_is_set_aside_and_its_rows_are_reused(
     assert len(list(Path("results").glob("tableS1*"))) == 2, "nothing is set aside that has not changed"
 
 
-def test_part_of_an_experiment_can_be_joined_and_the_rest_later(
-    tiny: Experiment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_experiment_can_be_joined(tiny: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RWALK_CACHE", "cache")
     assert reproduce(monkeypatch, "tableS1", "--out=alone/results") == 0
-    assert reproduce(monkeypatch, "tableS1", "--join", "--only=rwalk") == 0
-    rows, expected = Path("results/tableS1/runs.jsonl"), Path("alone/results/tableS1/runs.jsonl").read_bytes()
-    assert rows.read_bytes() == b"".join(expected.splitlines(keepends=True)[2:])
     assert reproduce(monkeypatch, "tableS1", "--join") == 0
+    rows, expected = Path("results/tableS1/runs.jsonl"), Path("alone/results/tableS1/runs.jsonl").read_bytes()
     assert rows.read_bytes() == expected
 
 
@@ -637,8 +630,6 @@ def test_part_of_an_experiment_can_be_joined_and_the_rest_later(
     ("arguments", "message"),
     [
         (("tabelS1",), "did you mean 'tableS1'"),
-        (("--only=rwlak",), "did you mean 'rwalk'"),
-        (("tableS1", "--only=gem"), "unknown method here 'gem'"),
         (("--seeds=0",), "--seeds must be at least 1, not 0"),
         (("yardstick",), "did you mean 'yardsticks'"),
         (("--executor=rya",), "did you mean 'ray'"),

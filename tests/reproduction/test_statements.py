@@ -13,7 +13,7 @@ from reproduction.measured_cells import Measured
 from reproduction.own_questions import FACTORS_OF
 from reproduction.paper_claims import REGULARISED, spread
 from reproduction.paper_experiments import LAMBDA_DECADES
-from reproduction.paper_values import TABLE_S2
+from reproduction.published_values import TABLE_S2
 from reproduction.question_tables import Surface, gaps_of_ablation, main_effect, outcomes
 from reproduction.results_pages import NEAR_PUBLISHED, count, headlines, judged_by
 from reproduction.yardstick_page import results_of

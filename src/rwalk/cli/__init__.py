@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from rwalk.cli import check_drift, classifier_commands, diff_and_report, export, list_parts, resume, run, status
+from rwalk.cli import check_drift, classifier_commands, list_parts, report_and_export, resume, run
 from rwalk.cli.command_options import add_command, to_stderr
 from rwalk.cli.run import DEFAULT_METHODS
 
@@ -40,10 +40,8 @@ app.command()(classifier_commands.forget)
 app.command()(classifier_commands.merge)
 add_command(app, run.run, "rwalk.studies.specs:RunSpec")
 app.command()(resume.resume)
-app.command()(status.status)
-app.command()(diff_and_report.diff)
-app.command()(diff_and_report.report)
-app.command()(export.export)
+app.command()(report_and_export.report)
+app.command()(report_and_export.export)
 app.command()(check_drift.check)
 app.command()(list_parts.methods)
 app.command()(list_parts.datasets)

@@ -32,8 +32,8 @@ def show(rows: list[Row], folder: Path) -> None:
         ways.insert(-1, guarded.way(folder, to_stderr))
     console.print(f"{story.setting(ways)}\n")
     console.print(table(ways))
-    console.print(f"\n[bold]{story.sentence(ways)}[/bold] {story.of_all(ways)}\n")
-    console.print(f"{story.WAYS} {story.pairs(ways)} {story.LAMBDAS}\n")
+    console.print(f"\n[bold]{story.sentence(ways)}[/bold]\n")
+    console.print(f"{story.WAYS} {story.CHOSEN}\n")
     drawn = folder / "demonstration.svg"
     try:
         write_atomically(drawn, picture(ways))

@@ -123,10 +123,10 @@ def run(
         remarks.append(f"--lam is ignored: {', '.join(names)} {'has' if len(names) == 1 else 'have'} no λ")
     name = at_home(dataset).resolve().name if is_folder(dataset) else dataset
     if not says_what_to_learn(context):
-        from rwalk.demonstration.runs import runs as demonstration
-        from rwalk.demonstration.story import INTRODUCTION
+        from rwalk.demonstration import story as demonstration
 
-        runs, reference, remarks, name = [*demonstration()], "none", [*INTRODUCTION], "demonstration"
+        runs, reference, name = [*demonstration.runs()], "none", "demonstration"
+        remarks = [*demonstration.INTRODUCTION]
     where = chosen_device(device)
     study = Study(
         tuple(runs), reference, data, where, workers, checkpoint_every=checkpoint_every, executor=executor

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rwalk.cli import export, trust
+from rwalk.cli import report_and_export, trust
 from rwalk.cli.command_options import say, to_stderr
 from rwalk.cli.print_rows import show
 
@@ -89,7 +89,6 @@ def execute(
     store: Store,
     show: bool,
     known: dict[str, Row] | None = None,
-    only: Collection[str] = (),
     go_on: str = "",
     track: str = "",
     remarks: Sequence[str] = (),
@@ -116,7 +115,7 @@ def execute(
     for line in remarks if show else ():
         to_stderr(line)
     record = study.describe()
-    trackers = export.named(track, store.folder, record)
+    trackers = report_and_export.named(track, store.folder, record)
     with store.opened(record), Interrupts() as interrupts, ExitStack() as open_displays:
         there = study.current(store.rows())
         shared = [row for key, row in study.current((known or {}).values()).items() if key not in there]
@@ -125,7 +124,7 @@ def execute(
             there |= {row.hash: row for row in shared}
             for line in strangers(shared, study.device):
                 to_stderr(line)
-        todo = study.missing(there, only)
+        todo = study.missing(there)
         if todo:
             note_command(store.folder, as_typed())
         console = Console(stderr=True)
@@ -149,12 +148,12 @@ def execute(
                 listen(event)
 
         try:
-            rows = study.execute(store, watch, interrupts, only)
+            rows = study.execute(store, watch, interrupts)
             if keeper and (runs := keeper.lacking(rows)):
                 if show:
                     to_stderr(f"{len(runs)} finished runs are trained again, because their models were not kept")
                 replace(study, runs=runs, reference="none").execute(stop=interrupts)
-            if trackers and todo and (page := export.report_page(store.folder)):
+            if trackers and todo and (page := report_and_export.report_page(store.folder)):
                 tracking.attach(page)
             return rows
         except (KeyboardInterrupt, WorkerDied) as error:

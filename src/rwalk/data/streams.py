@@ -139,22 +139,6 @@ class Dataset:
             arrivals = Arrivals(task_names, tasks, place[numbers])
         return cls(name, inputs, targets, *tests, names, arrivals, form)
 
-    @classmethod
-    def from_huggingface(cls, data: Any, **options: Any) -> Dataset:
-        """From a `datasets.Dataset`, or a `DatasetDict` with train and test.
-
-        Args:
-            data: The dataset in memory.
-            **options: `label`, the column of classes; by default the ClassLabel, or one called label, target or
-                class. `inputs`, the column or columns to learn from; by default the image column, or all columns
-                of numbers. `task_column`, the column of the task in which an example arrives. `size`, to which
-                images are resized and cropped. `name`, of the dataset. `seed`, which chooses the test examples if
-                there is no test part.
-        """
-        from rwalk.data.datasets.from_huggingface import read_huggingface
-
-        return read_huggingface(data, **options)
-
 
 def _numbered(arrival: ArrayLike | Tensor, examples: int, part: str) -> tuple[Tensor, tuple[str, ...]]:
     """Every example's task as a number, and the tasks' names in order."""

@@ -19,7 +19,7 @@ from torch import nn
 import rwalk
 from rwalk.atomic_files import checked_json, with_checksum, write_atomically
 from rwalk.data.streams import Stream
-from rwalk.demonstration import runs
+from rwalk.demonstration import story
 from rwalk.demonstration.story import Way
 from rwalk.engine.architectures import MLP
 from rwalk.guard import Guard
@@ -32,14 +32,14 @@ PROBES = 128  # inputs of every task, without labels
 
 def way(folder: Path, tell: Callable[[str], None]) -> Way:
     """Accuracies from the folder's file, or measured now and written there."""
-    every = runs.runs()
+    every = story.runs()
     settings = {"rwalk": rwalk.__version__, "torch": version("torch"), "probes": PROBES, "run": every[0].hash()}
     kept = read(folder / FILE)
     seeds = len({run.seed for run in every})
     if kept.pop("settings", None) != settings or np.shape(kept.get("accuracies", ())) != (
         seeds,
-        runs.TASKS,
-        runs.TASKS,
+        story.TASKS,
+        story.TASKS,
     ):
         stream, found = every[0].stream.build(), []
         for seed in range(seeds):
@@ -68,7 +68,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def accuracies(stream: Stream, seed: int) -> NDArray[np.float64]:
     """Train one network on all tasks, with a guard from the second task on; [after task, on task]."""
-    training = runs.runs()[0].training
+    training = story.runs()[0].training
     with seeded(seed):
         model = MLP(stream.shape, stream.classes)
     guard: Guard | None = None

@@ -9,8 +9,7 @@ from rich.bar import Bar
 from rich.table import Table
 from rich.text import Text
 
-from rwalk.demonstration.runs import UNPROTECTED
-from rwalk.demonstration.story import Way
+from rwalk.demonstration.story import UNPROTECTED, Way
 from rwalk.report.method_colours import colour
 from rwalk.report.welch_test import mean_and_deviation
 

@@ -23,19 +23,15 @@ from rwalk.escaping import shown
 from rwalk.metrics import HEADS
 from rwalk.part_names import summaries as learners
 from rwalk.report import method_colours, page_data, result_folders, wording
-from rwalk.report.page_data import NOTHING, Published
 from rwalk.report.result_folders import Results
 from rwalk.report.wording import duration
 
 SCRIPTS = ("page_data.js", "charts.js", "plots.js", "figure_export.js", "tables.js", "page.js")
-LIVE = "watch.js"  # only where a server answers
 
 
-def write_report(
-    folders: Sequence[Path], out: Path | None = None, published: Published = NOTHING, title: str = ""
-) -> Path:
+def write_report(folders: Sequence[Path], out: Path | None = None, title: str = "") -> Path:
     """Write the report of folders of results: by default as `report.html`, in the folder if there is only one."""
-    page = render(result_folders.read_all(folders), title, published=published)
+    page = render(result_folders.read_all(folders), title)
     if out is None:
         out = folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
     try:
@@ -45,22 +41,8 @@ def write_report(
     return out
 
 
-def render(
-    studies: Sequence[Results],
-    title: str = "",
-    made: datetime | None = None,
-    published: Published = NOTHING,
-    live: Mapping[str, Any] | None = None,
-) -> str:
-    """The page as text.
-
-    Args:
-        studies: The results, one or several studies that are compared.
-        title: The title; by default the methods and the data.
-        made: The time that the page names; by default now.
-        published: Values of a paper, shown beside ours.
-        live: The state that a served page begins with.
-    """
+def render(studies: Sequence[Results], title: str = "", made: datetime | None = None) -> str:
+    """The page as text."""
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError:
@@ -71,10 +53,10 @@ def render(
         for name, study in zip(names, studies, strict=True)
         for summary in study.summaries
     ]
-    parts = page_data.sections(summaries, published, dict(zip(names, studies, strict=True)))
+    parts = page_data.sections(summaries, dict(zip(names, studies, strict=True)))
     title = shown(title or page_data.title(parts))
     methods = page_data.methods(summaries)
-    script = "\n".join(_part(name) for name in (*SCRIPTS, *([LIVE] if live is not None else [])))
+    script = "\n".join(map(_part, SCRIPTS))
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.from_string(_part("page.html.j2")).render(
         title=title,
@@ -91,10 +73,9 @@ def render(
         methods=_explained(methods),
         methods_shown=len(methods),
         stopped=[run for study in studies for run in study.stopped],
-        live=live,
-        policy=_policy([script], connect=live is not None),
+        policy=_policy(script),
         style=_colours() + _part("page.css"),
-        data=_json({"methods": methods, "sections": parts, "title": title, "live": live}),
+        data=_json({"methods": methods, "sections": parts, "title": title}),
         script=script,
     )
 
@@ -138,12 +119,10 @@ def _explained(methods: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str
     return [(each["name"], each["id"], known[each["id"]]) for each in methods if each["id"] in known]
 
 
-def _policy(scripts: Sequence[str], connect: bool = False) -> str:
-    """A content security policy: no script but these, and no network, except for a page's own server."""
-    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    server = "; connect-src 'self'" if connect else ""
-    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:{server}"
+def _policy(script: str) -> str:
+    """A content security policy: no script but this one, and no network."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
 def _json(data: Any) -> str:

@@ -20,22 +20,16 @@ from rwalk.part_names import summaries as learners
 from rwalk.report import method_colours, wording
 from rwalk.report.result_folders import Results
 from rwalk.report.seed_summaries import Summary, heads_agree
-from rwalk.report.verdict import LEVEL, families, how_chosen, representatives, verdict
-from rwalk.report.welch_test import mean_and_deviation, pairwise
+from rwalk.report.verdict import families, how_chosen, representatives, verdict
+from rwalk.report.welch_test import mean_and_deviation
 from rwalk.studies.json_records import content_hash
 
 DIGITS = 6  # decimals of an accuracy: finer than one example in a test set of 100 000
 
 Json = dict[str, Any]
-# (the hash of a run of seed 0, the head) → its published values: A, F, I where given, and whether it leads, that
-# is, represents its method where one configuration of each is shown.
-Published = Mapping[tuple[str, str], Mapping[str, Any]]
-NOTHING: Published = MappingProxyType({})
 Studies = Mapping[str, Results]  # by name
 POINTS = (24, 160)  # of a loss curve: least and most
 ALL_POINTS = 60_000  # of all curves of a page
-TESTED = 40  # configurations of a section that are tested against each other
-MEASURES = {"A": 100.0, "F": 1.0, "I": 1.0}  # with their scale on the page
 
 
 def methods(summaries: Iterable[Summary]) -> list[Json]:
@@ -62,13 +56,8 @@ def title(found: Sequence[Json]) -> str:
     return f"{wording.begun(compared)} on {where}"
 
 
-def sections(
-    summaries: Sequence[Summary], published: Published = NOTHING, studies: Studies = MappingProxyType({})
-) -> list[Json]:
-    """Summaries grouped by stream and network, in the order of first appearance.
-
-    `published` holds a paper's values for some runs; `studies` hold their losses and costs.
-    """
+def sections(summaries: Sequence[Summary], studies: Studies = MappingProxyType({})) -> list[Json]:
+    """Summaries by stream and network, in the order of first appearance; `studies` hold losses and costs."""
     groups: dict[str, list[Summary]] = {}
     held_out = {_tested(each): each for each in summaries if each.spec.stream.validation is not None}
     for summary in summaries:
@@ -76,7 +65,7 @@ def sections(
         groups.setdefault(key, []).append(summary)
     few, many = POINTS
     points = max(few, min(many, ALL_POINTS // max(1, len(summaries))))
-    return [_section(group, published, held_out, studies, points) for group in groups.values()]
+    return [_section(group, held_out, studies, points) for group in groups.values()]
 
 
 def _tested(summary: Summary) -> str:
@@ -84,13 +73,7 @@ def _tested(summary: Summary) -> str:
     return content_hash(asdict(replace(summary.spec, stream=replace(summary.spec.stream, validation=None))))
 
 
-def _section(
-    summaries: Sequence[Summary],
-    published: Published,
-    held_out: Mapping[str, Summary],
-    studies: Studies,
-    points: int,
-) -> Json:
+def _section(summaries: Sequence[Summary], held_out: Mapping[str, Summary], studies: Studies, points: int) -> Json:
     first = summaries[0]
     settings = [_settings(summary) for summary in summaries]
     differing = {method: _differing(method, settings, summaries) for method in {each.method for each in summaries}}
@@ -102,7 +85,7 @@ def _section(
         {
             **_configuration(summary, ", ".join(values[name] for name in names if name in values)),
             **_recorded(summary, studies.get(summary.study), points),
-            **{head: _results(summary, head, published, held_out) for head in heads},
+            **{head: _results(summary, head, held_out) for head in heads},
         }
         for summary, values, names in zip(summaries, settings, told, strict=True)
     ]
@@ -124,42 +107,10 @@ def _section(
         "tasks": first.tasks,
         "classes": [", ".join(map(str, task)) for task in first.spec.stream.tasks or []],
         "configurations": configurations,
-        "published": any(each[head]["paper"] for each in configurations for head in heads),
         "choice": _choice(configurations, heads, first.spec.stream.validation is not None),
         "memory": _usual_memory(configurations),
-        "tests": _tests(configurations, heads),
     }
     return section | {"verdicts": {head: verdict(section, head)._asdict() for head in heads}}
-
-
-def _tests(configurations: Sequence[Json], heads: Sequence[str]) -> Json:
-    """Welch's test of every two configurations: p, and half the 95 % interval, by head and measure.
-
-    Where there are too many configurations, those that represent their methods come first. Pairs are in the order
-    (0, 1), (0, 2) … (1, 2) …, by the numbers in `of`; null where a configuration has a single seed.
-    """
-    numbers = sorted(
-        range(len(configurations)),
-        key=lambda number: not any(configurations[number][head]["represents"] for head in heads),
-    )
-    numbers = sorted(numbers[:TESTED])
-    found: Json = {"of": numbers, "level": LEVEL}
-    for head in heads:
-        for measure, scale in MEASURES.items():
-            values = [np.array(configurations[each][head][measure], dtype=float) * scale for each in numbers]
-            differences: Any = pairwise(values)
-            pairs = zip(np.atleast_1d(differences.chance), np.atleast_1d(differences.reach), strict=True)
-            known = np.isfinite(np.atleast_1d(differences.reach))
-            found.setdefault(head, {})[measure] = [
-                [float(f"{chance:.3g}"), float(f"{reach:.4g}")] if is_known else None
-                for (chance, reach), is_known in zip(pairs, known, strict=True)
-            ]
-    return found
-
-
-def _led(group: Sequence[Json], heads: Sequence[str]) -> bool:
-    """Whether a paper has, for every head, one of these as the representative of its method."""
-    return all(any((each[head]["paper"] or {}).get("leads") for each in group) for head in heads)
 
 
 def _usual_memory(configurations: Sequence[Json]) -> str:
@@ -178,7 +129,7 @@ def _choice(configurations: Sequence[Json], heads: Sequence[str], on_validation:
     groups: dict[tuple[str, str], list[Json]] = {}
     for each in configurations:
         groups.setdefault((each["method"], each["memory"]), []).append(each)
-    several = [each for group in groups.values() if len(group) > 1 and not _led(group, heads) for each in group]
+    several = [each for group in groups.values() if len(group) > 1 for each in group]
     if not several:
         return ""
     if on_validation:
@@ -257,8 +208,8 @@ def _digits(values: Sequence[float]) -> list[float | None]:
     return [float(f"{value:.4g}") if np.isfinite(value) else None for value in values]
 
 
-def _results(summary: Summary, head: str, published: Published, held_out: Mapping[str, Summary]) -> Json:
-    """The measures under one head: over the seeds, on held-out training data if any, and of a paper."""
+def _results(summary: Summary, head: str, held_out: Mapping[str, Summary]) -> Json:
+    """The measures under one head: over the seeds, and on held-out training data if any."""
     twin = held_out.get(_tested(summary))
     validation = None if twin is None else _numbers(np.array([mean_and_deviation(twin.A[head])[0]]))[0]
     accuracy = summary.accuracy[head]
@@ -268,7 +219,6 @@ def _results(summary: Summary, head: str, published: Published, held_out: Mappin
         "I": _numbers(summary.I[head]),
         "more": {name: _numbers(values[head]) for name, values in summary.more.items()},
         "accuracy": [[_numbers(row[: k + 1]) for k, row in enumerate(run)] for run in accuracy],
-        "paper": published.get((summary.spec.hash(), head)),
         "validation": validation,
         "represents": False,
     }

@@ -18,7 +18,7 @@ from rwalk.part_names import spelled
 from rwalk.report.wording import duration
 from rwalk.studies import Study
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.study_events import Event, Finished, RowDone, Started, Stepped, Stopped, Trained
+from rwalk.studies.study_events import Event, RowDone, Started, Stepped, Trained
 
 
 class Tally:
@@ -110,7 +110,7 @@ class Lines:
         elif isinstance(event, RowDone):
             self.rows += 1
         now = time.monotonic()
-        if now - self._last >= self.every and not isinstance(event, Started | Finished | Stopped):
+        if now - self._last >= self.every and not isinstance(event, Started):
             self._last = now
             self.write(f"{self.rows} of {self.missing} runs done, {self._share(now - self._begun)}")
 

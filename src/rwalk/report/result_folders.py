@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from rwalk.errors import InputError
 from rwalk.escaping import all_shown, shown
 from rwalk.part_names import spelled
 from rwalk.report.seed_summaries import Summary, summarise
-from rwalk.studies.losses_and_costs import COSTS, LOSSES, Costs, Curves, Recorded, commands
+from rwalk.studies.losses_and_costs import Costs, Curves, Recorded, commands
 from rwalk.studies.provenance import mixture
 from rwalk.studies.rows import Description, Row
 from rwalk.studies.study_folder import Store, is_torn, read_rows
@@ -59,7 +58,7 @@ class Results:
     @property
     def missing(self) -> int:
         """How many runs are not finished."""
-        return len(self.planned - self._hashes)
+        return len(self.planned - {row.hash for row in self.rows})
 
     @property
     def seeds(self) -> set[int]:
@@ -83,19 +82,9 @@ class Results:
         """The costs of the runs that have a row."""
         return [self.costs[row.hash] for row in self.rows if row.hash in self.costs]
 
-    def in_training(self) -> dict[str, tuple[int, float]]:
-        """The last (step, loss) of runs that are planned, have begun, and have no row yet."""
-        unfinished = self.planned - self._hashes
-        begun = (key for curves in self.curves for key in curves.runs() if key in unfinished)
-        return {key: self.losses(key)[-1] for key in begun}
-
     def losses(self, run: str) -> list[tuple[int, float]]:
         """(step, loss) of the run with this hash."""
         return next((found for curves in self.curves if (found := curves.of(run))), [])
-
-    @property
-    def _hashes(self) -> set[str]:
-        return {row.hash for row in self.rows}
 
 
 def mixed(studies: Sequence[Results]) -> str:
@@ -104,18 +93,15 @@ def mixed(studies: Sequence[Results]) -> str:
     return mixture(made) if made else ""
 
 
-def read(folder: Path, name: str = "", unfinished: bool = False) -> Results:
-    """All rows of the *.jsonl files in a folder or, if it has none, of the study folders in it.
-
-    A folder without any finished run is refused, except with `unfinished`, where rows may still come.
-    """
+def read(folder: Path, name: str = "") -> Results:
+    """All rows of the *.jsonl files in a folder or, if it has none, of the study folders in it."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder: give one that `rwalk run --out` wrote")
     files = sorted(folder.glob("*.jsonl")) or sorted(folder.glob("*/runs.jsonl"))
     rows = {row.hash: row for path in files for row in _rows(path)}
-    if not rows and not unfinished:
+    if not rows:
         raise InputError(f"{folder} holds no finished run: there is no row in any *.jsonl file in it")
-    stores = [Store(each) for each in sorted({path.parent for path in files} or {folder})]
+    stores = [Store(each) for each in sorted({path.parent for path in files})]
     studies = [store.study() for store in stores if store.study_file.exists()]
     costs: dict[str, Recorded] = {}
     for store in stores:
@@ -131,9 +117,9 @@ def read(folder: Path, name: str = "", unfinished: bool = False) -> Results:
     )
 
 
-def read_all(folders: Sequence[Path], unfinished: bool = False) -> list[Results]:
+def read_all(folders: Sequence[Path]) -> list[Results]:
     """Several folders, each with a name that no other of them has."""
-    return [read(folder, name, unfinished) for folder, name in zip(folders, names_of(folders), strict=True)]
+    return [read(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
@@ -150,17 +136,6 @@ def names_of(folders: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             break
     return names
-
-
-def stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Changes whenever results in a folder do."""
-    found = []
-    for pattern in ("*.jsonl", "study.json", COSTS, LOSSES):
-        for path in sorted([*folder.glob(pattern), *folder.glob(f"*/{pattern}")]):
-            with suppress(OSError):  # it may be replaced at this moment
-                about = path.stat()
-                found.append((str(path), about.st_mtime_ns, about.st_size))
-    return tuple(found)
 
 
 def _rows(path: Path) -> list[Row]:

@@ -79,7 +79,7 @@ def verdict(section: Json, head: str) -> Verdict:
 
 
 def representatives(configurations: Sequence[Json], head: str) -> list[Json]:
-    """One configuration per study, method and memory: the paper's own, else the best, on held-out data if any."""
+    """One configuration per study, method and memory: the best, on held-out data if any."""
     return [max(group, key=lambda each: _rank(each, head, group)) for group in families(configurations)]
 
 
@@ -95,8 +95,6 @@ def how_chosen(each: Json, head: str, family: Sequence[Json]) -> str:
     """How the hyper-parameters of a configuration were chosen, as far as the results show it."""
     if each["chosen"] or len(family) == 1:
         return str(each["chosen"]) or ("as given" if each["given"] else "defaults" if each["usual"] else "")
-    if _leads(each, head):
-        return f"the paper’s own, of {len(family)} tried"
     if each not in representatives(family, head):
         return f"one of {len(family)} tried"
     return (
@@ -106,11 +104,7 @@ def how_chosen(each: Json, head: str, family: Sequence[Json]) -> str:
 
 def _rank(each: Json, head: str, family: Sequence[Json]) -> float:
     value = each[head]["validation"] if _are_held_out(family, head) else _mean(each[head]["A"])
-    return 2 * _leads(each, head) + (-1.0 if value is None else float(value))
-
-
-def _leads(each: Json, head: str) -> bool:
-    return bool((each[head]["paper"] or {}).get("leads"))
+    return -1.0 if value is None else float(value)
 
 
 def _are_held_out(family: Sequence[Json], head: str) -> bool:

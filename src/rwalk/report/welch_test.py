@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +24,12 @@ def mean_and_deviation(values: NDArray[np.float64]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over seeds with its standard error. A single seed has no error (NaN), and decides nothing.
-
-    The fields may be arrays: many means at once.
-    """
+    """A mean over seeds with its standard error. A single seed has no error (NaN), and decides nothing."""
 
     value: float
     error: float = 0.0
-    freedom: float = np.inf  # degrees of
-    seeds: float = np.inf  # the fewest that any part of it was measured with
+    freedom: float = math.inf  # degrees of
+    seeds: float = math.inf  # the fewest that any part of it was measured with
 
     @classmethod
     def over(cls, values: NDArray[np.float64]) -> Mean:
@@ -42,31 +39,28 @@ class Mean:
 
     def __sub__(self, other: Mean) -> Mean:
         """Welch's difference: the two may have different variances."""
-        error = np.hypot(self.error, other.error)
+        error = math.hypot(self.error, other.error)
         shares = self.error**4 / self.freedom + other.error**4 / other.freedom
-        with np.errstate(divide="ignore", invalid="ignore"):
-            freedom = np.where(shares == 0, np.inf, np.divide(error**4, shares))
-        seeds = np.minimum(self.seeds, other.seeds)
-        return Mean(*map(_plain, (self.value - other.value, error, freedom, seeds)))
+        freedom = error**4 / shares if shares else math.inf
+        return Mean(self.value - other.value, error, freedom, min(self.seeds, other.seeds))
 
     @property
     def chance(self) -> float:
         """The probability of a value at least this far from zero, on either side, if the true one is zero."""
         from scipy import stats
 
-        with np.errstate(divide="ignore", invalid="ignore"):
-            tail = 2 * stats.t.sf(np.divide(np.abs(self.value), self.error), self.freedom)
-        exact = np.equal(self.value, 0).astype(float)
-        chance: float = _plain(np.where(np.isnan(self.error), 1.0, np.where(np.equal(self.error, 0), exact, tail)))
-        return chance
+        if math.isnan(self.error):
+            return 1.0
+        if self.error == 0:
+            return float(self.value == 0)
+        return 2 * float(stats.t.sf(abs(self.value) / self.error, self.freedom))
 
     @property
     def reach(self) -> float:
         """Half the width of its 95 % confidence interval."""
         from scipy import stats
 
-        reach: float = _plain(self.error * stats.t.ppf(0.975, self.freedom))
-        return reach
+        return self.error * float(stats.t.ppf(0.975, self.freedom))
 
 
 def holm(chances: Sequence[float]) -> list[float]:
@@ -80,21 +74,3 @@ def holm(chances: Sequence[float]) -> list[float]:
         floor = max(floor, min(1.0, chances[place] * (len(chances) - rank)))
         corrected[place] = floor
     return corrected
-
-
-def pairwise(samples: Sequence[NDArray[np.float64]]) -> Mean:
-    """The differences of all pairs of samples, first minus second, in the order (0, 1), (0, 2) … (1, 2) …"""
-    means = [Mean.over(values) for values in samples]
-    fields = np.array([(each.value, each.error, each.freedom, each.seeds) for each in means], dtype=float)
-    first, second = np.triu_indices(len(means), 1)
-    return _of(fields[first]) - _of(fields[second])
-
-
-def _of(fields: NDArray[np.float64]) -> Mean:
-    columns: Any = fields.T
-    return Mean(*columns)
-
-
-def _plain(value: Any) -> Any:
-    """An array without dimensions as a plain number."""
-    return float(value) if np.ndim(value) == 0 else value

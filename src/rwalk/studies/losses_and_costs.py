@@ -47,10 +47,6 @@ class Curves:
         self._losses.setdefault(run.hash(), {})[step] = loss
         _append(self.file, [[run.hash(), step, repr(loss)]])
 
-    def runs(self) -> list[str]:
-        """The hashes of all runs that have losses, in the order in which they began."""
-        return list(self._losses)
-
     def of(self, run: RunSpec | str) -> list[tuple[int, float]]:
         """(step, loss) of a run, or of the run with this hash."""
         return sorted(self._losses.get(run if isinstance(run, str) else run.hash(), {}).items())

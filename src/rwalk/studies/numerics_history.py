@@ -61,9 +61,3 @@ def number_of(run: RunSpec) -> int:
 def changes_since(number: int, run: RunSpec) -> list[str]:
     """The changes of a run's results since a number, except those of rounding."""
     return [each.what for each in HISTORY if each.number > number and not each.rounding and each.affects(run)]
-
-
-def changes_between(one: int, other: int, run: RunSpec) -> list[str]:
-    """Every change of a run's results between two numbers, rounding included."""
-    low, high = sorted((one, other))
-    return [each.what for each in HISTORY if low < each.number <= high and each.affects(run)]

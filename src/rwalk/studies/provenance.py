@@ -31,15 +31,7 @@ from rwalk.studies.user_code import source_digest
 
 
 def made(run: RunSpec, device: str, data: str, execution: str, commit: str | None) -> Made:
-    """The provenance of a row trained here and now.
-
-    Args:
-        run: The run.
-        device: Where it was trained.
-        data: The stream's fingerprint.
-        execution: How its steps were executed (`rwalk.engine.choose_execution.executed`).
-        commit: The commit when the study began to train: a worker process asks later, when another may be there.
-    """
+    """The provenance of a row trained here and now; `commit` is that of when the study began to train."""
     around = environment(device)
     irrelevant = () if device == "cpu" else ("processor", "instructions")
     return Made(

@@ -169,15 +169,7 @@ class Row(Outcome):
         lam: float | None = None,
         tried: Mapping[str, float] | None = None,
     ) -> Row:
-        """The row of a trained run.
-
-        Args:
-            spec: The run.
-            outcome: Its result.
-            references: The accuracies of reference models, by their runs' hashes.
-            lam: The λ that the run chose, if it chose one.
-            tried: The average accuracy of every λ tried, if it chose one.
-        """
+        """The row of a trained run, and the λ it chose among those `tried`, if it chose one."""
         known = [references.get(reference_of(spec, k).hash()) for k in range(outcome.tasks)]
         reference = {head: [getattr(each, head, None) for each in known] for head in HEADS}
         found: dict[str, Any] = {each.name: getattr(outcome, each.name) for each in fields(outcome)}
@@ -259,22 +251,18 @@ class Description:
 
     hash: str
     runs: tuple[RunSpec, ...]
-    reference: str | tuple[str, ...]
+    reference: str
     data: tuple[Mapping[str, Any], ...] = ()
     environment: Mapping[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
         record = {"schema": SCHEMA, "hash": self.hash, "runs": [run.to_json() for run in self.runs]}
-        record |= {"reference": to_json(self.reference), "data": to_json(self.data)}
+        record |= {"reference": self.reference, "data": to_json(self.data)}
         return record | {"environment": dict(self.environment or {})}
 
     @classmethod
     def from_json(cls, record: Any, sealed: bool = False) -> Description:
-        """The description in a file; the code that its runs name is not imported.
-
-        Raises:
-            InputError: The record is not a study's, or was altered; the message continues the file's name.
-        """
+        """The description in a file; the code that its runs name is not imported."""
         found = from_json(cls, _of_schema(record, sealed), "it")
         hashed = content_hash({"runs": found.hashes(), "reference": found.reference})
         _need(found.hash == hashed, "its settings do not match its hash: the file was altered")

@@ -23,7 +23,7 @@ from rwalk.studies.provenance import environment
 from rwalk.studies.reference_cache import ReferenceCache
 from rwalk.studies.rows import Description, ReferenceOutcome, Row, Rows
 from rwalk.studies.specs import RunSpec, StreamSpec, learned_by, reference_of, steps_of
-from rwalk.studies.study_events import Finished, RowDone, Started, Stopped, Watch
+from rwalk.studies.study_events import RowDone, Started, Watch
 from rwalk.studies.study_folder import Store
 from rwalk.studies.worker_pool import Stop
 
@@ -38,7 +38,7 @@ class Study:
 
     Args:
         runs: The runs, each listed once.
-        reference: The tasks with a reference model: "final", "all" or "none", for all runs or for each.
+        reference: The tasks with a reference model: "final", "all" or "none".
         data: The folder of a dataset's files, or a file of your own.
         device: "cpu", "cuda" …
         workers: Processes that train; by default as many as the executor can use.
@@ -53,7 +53,7 @@ class Study:
     """
 
     runs: tuple[RunSpec, ...]
-    reference: str | tuple[str, ...] = "final"
+    reference: str = "final"
     data: Path | str | None = None
     device: str = "cpu"
     workers: int | None = None
@@ -62,18 +62,12 @@ class Study:
     executor: str = "local"
     keep: Keep | None = None
     _streams: dict[StreamSpec, Stream] = field(default_factory=dict, repr=False)
-    _kinds: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # of reference, by a run's hash
 
     def __post_init__(self) -> None:
         if not self.runs:
             raise InputError("a study needs at least one run")
-        kinds = (self.reference,) * len(self.runs) if isinstance(self.reference, str) else self.reference
-        if len(kinds) != len(self.runs):
-            raise InputError(f"{len(kinds)} references for {len(self.runs)} runs: give one, or one each")
-        for run, kind in zip(self.runs, kinds, strict=True):
-            if kind not in REFERENCES:
-                raise unknown("reference", kind, REFERENCES)
-            self._kinds[run.hash()] = kind
+        if self.reference not in REFERENCES:
+            raise unknown("reference", self.reference, REFERENCES)
         if self.workers is not None and self.workers < 1:
             raise InputError(f"workers must be at least 1, not {self.workers}")
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
@@ -134,28 +128,19 @@ class Study:
             tell(f"{count} finished run{'s are' if count > 1 else ' is'} trained again: {reason}")
         return found
 
-    def missing(self, done: Collection[str], only: Collection[str] | None = None) -> list[RunSpec]:
-        """The runs whose hashes are not among those done; `only` those of these methods, if given."""
-        return [run for run in self.runs if run.hash() not in done and (not only or run.method in only)]
+    def missing(self, done: Collection[str]) -> list[RunSpec]:
+        """The runs whose hashes are not among those done."""
+        return [run for run in self.runs if run.hash() not in done]
 
     def references(self, runs: Sequence[RunSpec] | None = None) -> list[RunSpec]:
         """The reference runs that this study needs, or some of its runs."""
-        wanted = {}
-        for run in self.runs if runs is None else runs:
-            # A run with a λ that it chose is not among `runs`: it may wait for any of its references.
-            kind = self._kinds.get(run.hash(), "all" if isinstance(self.reference, tuple) else self.reference)
-            if kind == "none":
-                continue
+        wanted: dict[str, RunSpec] = {}
+        for run in () if self.reference == "none" else self.runs if runs is None else runs:
             last = len(self.stream(run.stream)) - 1
-            for k in range(last + 1) if kind == "all" else [last]:
+            for k in range(last + 1) if self.reference == "all" else [last]:
                 spec = reference_of(run, k)
                 wanted[spec.hash()] = spec
         return list(wanted.values())
-
-    def unknown_references(self, runs: Sequence[RunSpec]) -> list[RunSpec]:
-        """The references of these runs that no earlier study has trained."""
-        cache = ReferenceCache(self._context(None), self.cache)
-        return [spec for spec in self.references(runs) if cache.recall(spec) is None]
 
     def steps(self, spec: RunSpec) -> int:
         """All steps of a run, for time estimates."""
@@ -167,7 +152,6 @@ class Study:
         store: Store | None = None,
         watch: Watch = lambda event: None,
         stop: Stop = lambda: False,
-        only: Collection[str] | None = None,
     ) -> Rows:
         """Train the missing runs; unfinished ones resume from their checkpoints in the store.
 
@@ -175,21 +159,16 @@ class Study:
             store: Rows are written to it as they finish.
             watch: Takes the events.
             stop: Checked continually; once it is true, all runs are saved and KeyboardInterrupt is raised.
-            only: Methods; if given, only their runs are trained.
 
         Returns:
             The rows that exist now, in the order of the runs.
         """
         done = self.current(store.rows() if store else [], tell=logger.warning)
-        missing = self.missing(done, only)
-        try:
-            with closing(self._trained(missing, store, watch, stop)) as trained:
-                for row in trained:
-                    done[row.hash] = row
-                    watch(RowDone(row))
-        except BaseException as error:
-            watch(Stopped(len(done), len(self.runs), str(error) or type(error).__name__))
-            raise
+        missing = self.missing(done)
+        with closing(self._trained(missing, store, watch, stop)) as trained:
+            for row in trained:
+                done[row.hash] = row
+                watch(RowDone(row))
         rows = Rows(done[known] for known in (run.hash() for run in self.runs) if known in done)
         without = sum(bool(lacked(row.made.execution or "")) for row in rows)
         if missing and 0 < without < len(rows):
@@ -199,8 +178,7 @@ class Study:
                 len(rows),
             )
         if store:
-            (store.settle if len(rows) == len(self.runs) else store.rest)(rows, stop)
-        watch(Finished(tuple(rows)))
+            store.settle(rows, stop)
         return rows
 
     def _trained(

@@ -53,19 +53,5 @@ class RowDone(NamedTuple):
     row: Row
 
 
-class Finished(NamedTuple):
-    """There is nothing left to do; these are the study's rows."""
-
-    rows: tuple[Row, ...]
-
-
-class Stopped(NamedTuple):
-    """The study ended before it was finished, with `done` of its `total` rows."""
-
-    done: int
-    total: int
-    reason: str
-
-
-Event = Started | Stepped | TaskMeasured | Spent | Trained | RowDone | Finished | Stopped
+Event = Started | Stepped | TaskMeasured | Spent | Trained | RowDone
 Watch = Callable[[Event], None]

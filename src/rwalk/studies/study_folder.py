@@ -153,11 +153,7 @@ class Store:
         raise InputError(f"{self.folder} is on a file system without locks: choose another --out, or add --join")
 
     def study(self) -> Description:
-        """The content of study.json.
-
-        Raises:
-            InputError: There is none, it cannot be read, or it was altered.
-        """
+        """The content of study.json."""
         cure = "restore it or remove the folder"
         try:
             record, sealed = checked_json(self.study_file.read_bytes())
@@ -194,9 +190,6 @@ class Store:
             for path in self.folder.iterdir():
                 if _is_litter(path) and path.name != ".lock":
                     path.unlink(missing_ok=True)
-
-    def rest(self, rows: Sequence[Row], stop: Stop = lambda: False) -> None:
-        """Leave the file as it is, because some of the study's runs are left for another time."""
 
     def _merge(self, rows: Iterable[Row]) -> None:
         """Write these rows and all that are in the file, in the study's order. The caller holds the lock."""
@@ -261,8 +254,6 @@ class SharedStore(Store):
                 there = self._in_file().by_hash()
                 stays = {key for key, row in there.items() if row != self._before.get(key)}
                 self._merge(row for row in rows if row.hash not in stays)
-
-    rest = settle
 
 
 def read_rows(path: Path) -> Rows:

@@ -20,7 +20,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -70,10 +70,8 @@ class Claims:
                 found[match[1]] = max(path, found.get(match[1], path), key=_number)
         return found
 
-    def take(
-        self, key: str, about: Callable[[], Mapping[str, Any]] = dict, held: Mapping[str, Path] | None = None
-    ) -> Claim | None:
-        """The claim on a key, if it is free or was abandoned; `about` is written into it at every sign of life.
+    def take(self, key: str, held: Mapping[str, Path] | None = None) -> Claim | None:
+        """The claim on a key, if it is free or was abandoned.
 
         Who takes one after another may say which are `held`, instead of having the folder listed again.
         """
@@ -82,7 +80,7 @@ class Claims:
         if last is not None and not self._abandoned(last):
             return None
         path = self.folder / f"{key}.{0 if last is None else _number(last) + 1}"
-        claim = Claim(path, self.owner, self.lease / BEATS, about)
+        claim = Claim(path, self.owner, self.lease / BEATS)
         if not claim.create():
             return None
         if last is not None:
@@ -121,8 +119,8 @@ class Claims:
 class Claim:
     """One claim, kept alive while it is entered."""
 
-    def __init__(self, path: Path, owner: str, period: float, about: Callable[[], Mapping[str, Any]]) -> None:
-        self._path, self._owner, self._period, self._about = path, owner, period, about
+    def __init__(self, path: Path, owner: str, period: float) -> None:
+        self._path, self._owner, self._period = path, owner, period
         self._beats = 0
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._beat, name=f"claim {path.name}", daemon=True)
@@ -171,7 +169,7 @@ class Claim:
         return os.path.lexists(self._path) if found is None else _read(found).get("owner") == self._owner
 
     def _content(self) -> bytes:
-        return json.dumps({"owner": self._owner, "beats": self._beats, **self._about()}).encode()
+        return json.dumps({"owner": self._owner, "beats": self._beats}).encode()
 
 
 def _number(path: Path) -> int:
@@ -202,8 +200,3 @@ def _read(content: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def read_claim(path: Path) -> dict[str, Any]:
-    """The content of a claim; empty if it is gone or just being written."""
-    return _read(_content(path) or b"")

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
-import json
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 from rwalk import parts
@@ -51,7 +47,6 @@ class Subject:
     part: Part
     name: str
     memory: MemorySpec | None
-    by_name: bool  # it was given so, and is found so by other processes
 
     @classmethod
     def of(cls, given: str | Part | type[Part], memory: MemorySpec | None = None) -> Subject:
@@ -64,7 +59,7 @@ class Subject:
         if memory is None and (isinstance(part, Projector | Loss) and (part.needs_memory or _uses_memory(part))):
             memory = MEMORY
         name = given if isinstance(given, str) else _name_of(type(part))
-        return cls(part, name, memory, isinstance(given, str))
+        return cls(part, name, memory)
 
     def learner(self, **changes: Any) -> Learner:
         return learner(self.part, self.memory, **changes)
@@ -105,8 +100,6 @@ def checks_of_learner(subject: Subject) -> Iterator[Check]:
     calls = (what_is_unpickled_trains_the_same, two_calls_of_an_estimator_may_have_a_file_between_them)
     yield from listed(subject, subject.name, every_hyper_parameter_can_be_swept, it_can_be_pickled)
     yield from listed(trial, subject.name, *calls)
-    if subject.by_name:
-        yield from listed(subject, subject.name, another_process_finds_it)
     if isinstance(part, Loss):
         yield from listed(trial, subject.name, a_compiled_step_is_the_eager_one)
 
@@ -138,43 +131,6 @@ def every_hyper_parameter_can_be_swept(subject: Subject) -> None:
 def it_can_be_pickled(subject: Subject) -> None:
     one = subject.learner()
     claim(pickle.loads(pickle.dumps(one)) == one, "it changes when it is pickled and unpickled")
-
-
-def another_process_finds_it(subject: Subject) -> None:
-    """As worker processes do: from a run's record alone, in a new interpreter."""
-    run = subject.spec()
-    other = _other_process()
-    assert other.stdin is not None and other.stdout is not None
-    print(json.dumps([sys.path, run.to_json()]), file=other.stdin, flush=True)
-    answer = json.loads(other.stdout.readline() or '"it died"')
-    claim(answer == repr(run.learner()), f"another process does not make the same learner of it: {answer}")
-
-
-_ANSWER = """
-import json, sys
-sys.path[:] = json.loads(sys.stdin.readline())
-import importlib
-from rwalk.studies.specs import RunSpec
-for line in sys.stdin:
-    sys.path[:], record = json.loads(line)
-    importlib.invalidate_caches()
-    try:
-        answer = repr(RunSpec.from_json(record).learner())
-    except Exception as error:
-        answer = f"{type(error).__name__}: {error}"
-    print(json.dumps(answer), flush=True)
-"""
-
-
-@cache
-def _other_process() -> subprocess.Popen[str]:
-    """A process that shares nothing but the module path; started once, used many times."""
-    pipe = subprocess.PIPE
-    other = subprocess.Popen([sys.executable, "-c", _ANSWER], stdin=pipe, stdout=pipe, text=True)
-    assert other.stdin is not None
-    print(json.dumps(sys.path), file=other.stdin, flush=True)
-    atexit.register(other.kill)
-    return other
 
 
 def _forms(subject: Subject) -> Iterator[tuple[str, Subject]]:

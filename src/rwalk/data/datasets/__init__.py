@@ -1,6 +1,6 @@
 """Named datasets, image folders, tables and array files, each read into a `Dataset`.
 
-An official file is used only if its content is the published one. Its source and its compression do not matter.
+An official file is used only if it is the published one, byte for byte, wherever it is from.
 """
 
 from __future__ import annotations

@@ -207,12 +207,7 @@ class _Tried:
 
 @dataclass
 class ColumnScan:
-    """Findings about a column in the rows read so far.
-
-    Args:
-        name: Its name.
-        most: How many values it may have if it is text.
-    """
+    """Findings about a column in the rows read so far."""
 
     name: str
     most: int = MOST_VALUES

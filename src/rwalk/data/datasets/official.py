@@ -1,6 +1,6 @@
 """Datasets that are published as files with known checksums: where the files are, their checks, and their formats.
 
-A file is used only if its content is the published one. A file that was compressed again is accepted.
+A file is used only if it is the published one, byte for byte.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import os
 import pickle
 import struct
 import tarfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,12 +29,6 @@ from rwalk.data.arrays import unit_interval
 from rwalk.data.datasets.npz import optional
 from rwalk.data.streams import Dataset
 from rwalk.errors import InputError
-
-GZIP = b"\x1f\x8b"
-LARGEST = 1 << 28  # bytes that a file may hold, unpacked; the largest official one holds 154 MB
-Verified = TypeVar("Verified")
-Verify = Callable[[bytes], Verified | None]  # the content of a file's bytes, if it is the published one
-
 
 # Formats
 
@@ -150,7 +143,6 @@ class Official:
     mirrors: tuple[str, ...]
     read: Callable[[str, Mapping[str, bytes]], Dataset]
     archive: tuple[str, str] | None = None  # name and sha256 of the tar file with all files
-    contents: Mapping[str, str] = field(default_factory=dict)  # name: sha256 of a compressed file's content
 
 
 OFFICIAL = {
@@ -171,12 +163,6 @@ OFFICIAL = {
                 "https://storage.googleapis.com/cvdf-datasets/mnist/",
             ),
             read=read_mnist,
-            contents={
-                "train-images-idx3-ubyte.gz": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-                "train-labels-idx1-ubyte.gz": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-                "t10k-images-idx3-ubyte.gz": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-                "t10k-labels-idx1-ubyte.gz": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-            },
         ),
         Official(
             name="fashion-mnist",
@@ -194,11 +180,6 @@ OFFICIAL = {
                 "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
             ),
             read=read_mnist,
-            # Those of the images are not known here: they are accepted as they were published only.
-            contents={
-                "train-labels-idx1-ubyte.gz": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-                "t10k-labels-idx1-ubyte.gz": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-            },
         ),
         Official(
             name="cifar10",
@@ -261,66 +242,28 @@ OFFICIAL["cifar100-pixels"] = replace(
 def contents(source: Official, data: Path | str | None, download: bool) -> dict[str, bytes]:
     """The verified contents of every file of the source, unpacked."""
     folders = _data_folders(source, data)
-    found = {name: _found(name, partial(_content, source, name), folders) for name in source.files}
+    found = {name: _found(name, checksum, folders) for name, checksum in source.files.items()}
     if source.archive is not None and None in found.values():
-        name, checksum = source.archive
-        members = _obtained(source, name, checksum, partial(_members, source), folders, download)
-        if missing := source.files.keys() - members.keys():
-            raise InputError(f"{source.name}: its archive lacks {min(missing)}: delete it and download it again")
-        return members
-    return {
-        name: _obtained(source, name, source.files[name], partial(_content, source, name), folders, download)
-        if content is None
-        else content
-        for name, content in found.items()
-    }
+        return _members(source, _obtained(source, *source.archive, folders, download))
+    for name, checksum in source.files.items():
+        packed = found[name] or _obtained(source, name, checksum, folders, download)
+        found[name] = gzip.decompress(packed) if name.endswith(".gz") else packed
+    return found  # type: ignore[return-value]
 
 
-def _content(source: Official, name: str, packed: bytes) -> bytes | None:
-    """The unpacked content of an official file; None if it is not the published one."""
-    as_published = _has(packed, source.files[name])
-    if not name.endswith(".gz"):
-        return packed if as_published else None
-    content = _unzipped(packed)
-    if content is None:
-        return None
-    same = hashlib.sha256(content).hexdigest() == source.contents.get(name)
-    return content if as_published or same else None
-
-
-def _unzipped(packed: bytes) -> bytes | None:
-    """The content of a gzip file, or the file itself if it is not one; None if it is damaged or too large."""
-    if not packed.startswith(GZIP):
-        return packed
-    try:
-        with gzip.open(io.BytesIO(packed)) as file:
-            content = file.read(LARGEST + 1)
-    except (OSError, EOFError, zlib.error):
-        return None
-    return content if len(content) <= LARGEST else None
-
-
-def _members(source: Official, packed: bytes) -> dict[str, bytes] | None:
-    """The source's files from an archive; None if it is damaged, or neither the published one nor complete.
-
-    It is read in memory, so that no entry can lead to a write. Only its content is compared: an archive that was
-    packed again is accepted.
-    """
+def _members(source: Official, archive: bytes) -> dict[str, bytes]:
+    """The source's files from its archive, read in memory, so that no entry can lead to a write."""
     members = {}
-    try:
-        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-            for member in archive:
-                name = Path(member.name).name
-                if not member.isfile() or name not in source.files or member.size > LARGEST:
-                    continue
-                stream = archive.extractfile(member)
-                content = _content(source, name, stream.read() if stream is not None else b"")
-                if content is not None:
-                    members[name] = content
-    except (tarfile.TarError, OSError, EOFError, zlib.error):
-        return None
-    as_published = source.archive is not None and _has(packed, source.archive[1])
-    return members if as_published or members.keys() == source.files.keys() else None
+    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
+        for member in opened:
+            name = Path(member.name).name
+            stream = opened.extractfile(member) if name in source.files else None
+            content = b"" if stream is None else stream.read()
+            if name in source.files and _has(content, source.files[name]):
+                members[name] = content
+    if missing := source.files.keys() - members.keys():
+        raise InputError(f"{source.name}: its archive lacks {min(missing)}: delete it and download it again")
+    return members
 
 
 def _has(content: bytes, checksum: str) -> bool:
@@ -339,28 +282,23 @@ def _data_folders(source: Official, data: Path | str | None) -> list[Path]:
     return [root / folder for folder in (*source.folders, ".")]
 
 
-def _found(
-    name: str, verify: Verify[Verified], folders: Sequence[Path], replaceable: bool = False
-) -> Verified | None:
-    """The verified content of a file in the first folder that has it.
+def _found(name: str, checksum: str, folders: Sequence[Path], replaceable: bool = False) -> bytes | None:
+    """The content of a file in the first folder that has it as it was published.
 
     A damaged file is refused or, where a download can replace it, counts as absent.
     """
-    unpacked = name.removesuffix(".gz")
-    for path in (folder / each for folder in folders for each in dict.fromkeys((name, unpacked))):
+    for path in (folder / name for folder in folders):
         if not path.is_file():
             continue
         try:
-            packed = path.read_bytes()
+            content = path.read_bytes()
         except OSError as error:
             raise InputError(f"{str(path)!r} cannot be read ({error.strerror}): correct its permissions") from None
-        verified = verify(packed)
-        if verified is not None:
-            return verified
+        if _has(content, checksum):
+            return content
         # An intact file of the other dataset is neither ours nor damaged.
-        siblings = (official for official in OFFICIAL.values() if name in official.files)
-        altered = path.name == name and all(_content(sibling, name, packed) is None for sibling in siblings)
-        if altered and not replaceable:
+        siblings = (official.files[name] for official in OFFICIAL.values() if name in official.files)
+        if not replaceable and not any(_has(content, each) for each in siblings):
             raise InputError(
                 f"{str(path)!r} is truncated or altered (its content is not that of the published file): "
                 "delete it or move it away, and download it again"
@@ -368,18 +306,16 @@ def _found(
     return None
 
 
-def _obtained(
-    source: Official, name: str, checksum: str, verify: Verify[Verified], folders: Sequence[Path], download: bool
-) -> Verified:
+def _obtained(source: Official, name: str, checksum: str, folders: Sequence[Path], download: bool) -> bytes:
     """The verified content of a file, downloaded into the cache if it is not found."""
-    content = _found(name, verify, folders)
+    content = _found(name, checksum, folders)
     if content is not None:
         return content
     cache = cache_folder() / source.name
-    content = _found(name, verify, [cache], replaceable=download)
+    content = _found(name, checksum, [cache], replaceable=download)
     if content is None and download:
         download_file(source, name, checksum, cache, f" is not in {str(folders[-1])!r}, and" if folders else "")
-        content = _found(name, verify, [cache])
+        content = _found(name, checksum, [cache])
     if content is None:
         raise InputError(
             f"{source.name}: no {name} in the data folder or in {str(cache)!r}: allow the download, or put "
@@ -395,21 +331,14 @@ def cache_folder() -> Path:
 def download_file(source: Official, name: str, checksum: str, folder: Path, because: str) -> None:
     """Download the file into the folder from the first mirror whose copy has the right checksum."""
     pooch = optional("pooch", "pooch")
-    # A console of our own: the caller may be drawing on another.
-    console = optional("rich.console", "rich").Console(stderr=True)
-    draw = optional("rich.progress", "rich").Progress
-    if console.is_terminal:
-        pooch.get_logger().setLevel("WARNING")  # the bar shows it already
     failures = []
     for mirror in source.mirrors:
-        with draw(console=console, transient=True, disable=not console.is_terminal) as progress:
-            bar = _Bar(progress, progress.add_task(f"{source.name}: {name}", total=None))
-            fetch = pooch.HTTPDownloader(progressbar=bar, chunk_size=1 << 16, timeout=30)
-            try:
-                pooch.retrieve(mirror + name, checksum, fname=name, path=folder, downloader=fetch)
-                return
-            except (OSError, ValueError) as error:
-                failures.append(f"{mirror}: {_reason(error)}")
+        fetch = pooch.HTTPDownloader(chunk_size=1 << 16, timeout=30)
+        try:
+            pooch.retrieve(mirror + name, checksum, fname=name, path=folder, downloader=fetch)
+            return
+        except (OSError, ValueError) as error:
+            failures.append(f"{mirror}: {_reason(error)}")
     raise InputError(
         f"{source.name}: {name}{because} could not be downloaded ({'; '.join(failures)}): try again later, or "
         "put the official file into a folder and name that (data, or RWALK_DATA)"
@@ -422,28 +351,3 @@ def _reason(error: Exception) -> str:
     if response is not None:
         return f"HTTP {response.status_code}"
     return "wrong checksum" if isinstance(error, ValueError) else type(error).__name__
-
-
-class _Bar:
-    """The progress bar as pooch drives it, drawn by rich."""
-
-    def __init__(self, progress: Any, task: Any) -> None:
-        self._progress, self._task = progress, task
-
-    @property
-    def total(self) -> int | None:
-        total: int | None = self._progress.tasks[0].total
-        return total
-
-    @total.setter
-    def total(self, size: int) -> None:
-        self._progress.update(self._task, total=size or None)  # 0: the server did not say
-
-    def update(self, size: int) -> None:
-        self._progress.advance(self._task, size)
-
-    def reset(self) -> None:
-        self._progress.update(self._task, completed=0)
-
-    def close(self) -> None:
-        """Closed by its context."""

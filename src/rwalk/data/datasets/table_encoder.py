@@ -41,19 +41,12 @@ USUAL_LABELS = ("label", "target", "class")
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a table as examples.
-
-    Args:
-        x: Inputs [n, d].
-        y: Classes, if they were read.
-        numbers: The rows' numbers in their table; the first is 1.
-        beside: Cells of other columns.
-    """
+    """Some rows of a table as examples."""
 
     x: NDArray[np.float64]
     y: NDArray[Any] | None
-    numbers: NDArray[np.int64]
-    beside: dict[str, NDArray[Any]]
+    numbers: NDArray[np.int64]  # of the rows in their table, from 1
+    beside: dict[str, NDArray[Any]]  # cells of other columns
 
 
 @dataclass(frozen=True)

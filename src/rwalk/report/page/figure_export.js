@@ -1,4 +1,4 @@
-// Showing a plot, and taking it away as CSV, SVG or PDF.
+// Showing a plot, and taking it away as CSV or SVG.
 
 // ── work that can wait: done in slices, so that the page answers in between ──────────────────────────────────
 
@@ -116,7 +116,7 @@ document.addEventListener("pointermove", tell);
 document.addEventListener("pointerdown", tell);
 document.addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
 
-// ── exports: CSV and SVG files, and a page of one figure for the printer, which also writes PDF ──────────────
+// ── exports: CSV and SVG files ───────────────────────────────────────────────────────────────────────────────
 
 const fileName = (section, ...more) => [section.title, ...more].join("-").replace(/[^\p{L}\p{N}.-]+/gu, "-");
 
@@ -179,16 +179,6 @@ function prepareExports(figure, section) {
   const actions = {
     csv: () => download(figure.plot.csv(), `${name()}.csv`, "text/csv"),
     svg: () => download(pictureOf(figure), `${name()}.svg`, "image/svg+xml"),
-    pdf: () => printOnly(figure),
   };
   for (const [kind, action] of Object.entries(actions)) figure.querySelector(`.${kind}`).addEventListener("click", action);
-}
-
-// The printer's dialogue can save as PDF: the figure alone, as vectors.
-function printOnly(figure) {
-  figure.classList.add("only");
-  document.documentElement.classList.add("one-figure");
-  print();
-  figure.classList.remove("only");
-  document.documentElement.classList.remove("one-figure");
 }

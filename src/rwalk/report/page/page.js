@@ -13,9 +13,8 @@ function refresh() {
 function refreshSection(element, section) {
   section.selected = null;
   showTable(element.querySelector(".results"), section);
-  for (const [card, show] of [[".hyper", showHyper], [".pair", showPair]]) {
-    soon(element.querySelector(card), () => show(element.querySelector(card), section));
-  }
+  const hyper = element.querySelector(".hyper");
+  soon(hyper, () => showHyper(hyper, section));
   soon(element, () => showConfigurations(element, section));
   for (const figure of element.querySelectorAll("figure")) soon(figure, () => draw(figure, section));
 }
@@ -63,10 +62,6 @@ function prepareSection(element, section) {
     made("option", { value: key }, `${name} ${key}`)));
   element.querySelector(".measure").hidden = section.measures.length < 2;
   for (const control of [".over", ".chips"]) element.querySelector(control).hidden = section.tasks < 2;
-  element.querySelectorAll(".pair select").forEach((select, i) => select.addEventListener("change", () => {
-    section.chosen.pair = [...element.querySelectorAll(".pair select")].map((each) => Number(each.value));
-    showPair(element.querySelector(".pair"), section);
-  }));
   for (const figure of element.querySelectorAll("figure")) {
     prepareExports(figure, section);
     figure.querySelector("details").addEventListener("toggle", () => showNumbers(figure));
@@ -169,11 +164,7 @@ addEventListener("afterprint", () => printing(false));
 
 // ── start ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-function start() {
-  prepareMethods();
-  for (const { element, section } of sectionsOnPage) prepareSection(element, section);
-  refresh();
-  root.dataset.ready = "";
-}
-
-if (!report.live) start(); // a served page first restores the reader's choices (watch.js)
+prepareMethods();
+for (const { element, section } of sectionsOnPage) prepareSection(element, section);
+refresh();
+root.dataset.ready = "";

@@ -1,4 +1,4 @@
-// The data of the page: selections of configurations, means over seeds, names, CSV. Tests are computed in Python.
+// The data of the page: selections of configurations, means over seeds, names, CSV.
 "use strict";
 
 const report = JSON.parse(document.getElementById("data").textContent);
@@ -16,9 +16,9 @@ const chosen = { head: HEADS[0], methods: new Set(report.methods.map((method) =>
 for (const section of report.sections) {
   section.chosen = {
     memory: "", variants: "best", sort: null, rows: ROWS_AT_ONCE,
-    panels: null, over: "accuracy", after: section.tasks - 1, matrix: null, seeds: "A", pair: [null, null],
+    panels: null, over: "accuracy", after: section.tasks - 1, matrix: null, seeds: "A",
   };
-  for (const each of [...section.configurations, section.tests]) each.multi ??= each.single; // where both heads agree
+  for (const each of section.configurations) each.multi ??= each.single; // where both heads agree
   section.configurations.forEach((each, number) => Object.assign(each, { section, number, known: {} }));
   section.measures = MEASURES.filter(({ key }) => section.configurations.some((each) => measured(each.single[key]).length));
   section.someMemory = section.configurations.some((each) => each.size !== null);
@@ -48,24 +48,6 @@ function statistic(configuration, measure) {
     const values = valuesOf(configuration, measure);
     return { mean: mean(values), deviation: deviation(values) };
   })();
-}
-
-// Welch's test of two configurations, as Python computed it: { difference, p, reach (half its 95 % interval) }. With
-// one seed there is only the difference; undefined for configurations that were not tested.
-function tested(one, other, measure) {
-  const { of, ...found } = one.section.tests;
-  const [i, j] = [of.indexOf(one.number), of.indexOf(other.number)].sort((a, b) => a - b);
-  const [mine, theirs] = [one, other].map((each) => statistic(each, measure).mean);
-  if (i < 0 || i === j || mine === null || theirs === null) return undefined;
-  const place = i * (2 * of.length - i - 1) / 2 + j - i - 1;
-  const [p, reach] = found[chosen.head][measure.key][place] ?? [null, null];
-  return { difference: mine - theirs, p, reach };
-}
-
-// The paper's value for this configuration under the chosen head, in the measure's own unit.
-function paper(configuration, measure) {
-  const value = configuration[chosen.head].paper?.[measure.key] ?? null;
-  return value === null ? null : value * measure.scale;
 }
 
 function written({ mean, deviation }, digits) {

@@ -242,32 +242,6 @@ function sampleCurves(section) {
   return assembled(panels, all);
 }
 
-// ── rules that choose exemplars, one below the other, for each size of the memory ────────────────────────────
-
-function samplerComparison(section) {
-  // A method is compared with itself, so those with one rule are left out.
-  const compared = [...grouped(ofEverySize(section), (each) => identity(each.study, each.method, each.unit, each.size)).values()]
-    .filter((own) => own.length > 1).flat();
-  const sizes = [...grouped(compared, (each) => `${each.size} ${each.unit}`)]
-    .sort(([, [one]], [, [other]]) => one.size - other.size);
-  const panels = sizes.map(([size, ofSize]) => {
-    const names = distinct(ofSize, (each) => each.sampler);
-    const families = [...grouped(ofSize, (each) => identity(each.study, each.method)).values()];
-    const series = marksOnly(looks(families.map((own) => own[0]), shortNames(families.map((own) => own[0]), [study])));
-    return {
-      title: `${size}: accuracy A %`, lines: names.length * 1.4, x: {}, y: { type: "names", names },
-      series: families.map((own, i) => ({ look: series[i], points: own.map((each) => {
-        const { mean, deviation } = statistic(each, A);
-        return { x: mean, dx: deviation, y: names.indexOf(each.sampler) + (i - (families.length - 1) / 2) * 0.6 / families.length,
-                 text: told(each, `accuracy ${written({ mean, deviation }, 1)} %`) };
-      }) })),
-    };
-  });
-  const values = compared.flatMap((each) => { const { mean, deviation } = statistic(each, A); return [mean - deviation, mean + deviation]; });
-  for (const panel of panels) panel.x.range = rangeOf(values);
-  return assembled(panels, compared);
-}
-
 function assembled(panels, configurations) {
   const legend = grouped(panels.flatMap((panel) => panel.series.map((series) => series.look)), (look) => look.name);
   return { panels, legend: [...legend.values()].map(([look]) => look), csv: () => measuresCsv(configurations) };
@@ -307,4 +281,4 @@ function costs(section) {
 }
 
 const PLOTS = { accuracy: overTime, matrix, seeds: everySeed, plane, lambda: lambdaCurves, samples: sampleCurves,
-                samplers: samplerComparison, losses: lossCurves, costs };
+                losses: lossCurves, costs };

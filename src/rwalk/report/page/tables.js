@@ -1,4 +1,4 @@
-// The table of results, and two of its rows compared.
+// The table of results, and the hyper-parameters.
 
 function made(tag, properties = {}, ...children) {
   const element = Object.assign(document.createElement(tag), properties);
@@ -41,9 +41,7 @@ function measureCell(each, measure) {
   if (mean === null) return "–";
   const spread = deviation === null ? [] : [" ", made("span", { className: "spread" }, `± ${deviation.toFixed(measure.digits)}`)];
   const value = minus(mean.toFixed(measure.digits));
-  const published = paper(each, measure);
-  const beside = published === null ? [] : [made("small", { className: "paper" }, `paper ${minus(published.toFixed(measure.digits))}`)];
-  return made("span", {}, made("span", { className: "value" }, value), ...spread, ...beside);
+  return made("span", {}, made("span", { className: "value" }, value), ...spread);
 }
 
 // ── the table ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -126,11 +124,11 @@ function headWords(column, section) {
 }
 
 function tableCsv(section) {
-  const names = MEASURES.flatMap(({ key }) => [`${key}_mean`, `${key}_sd`, `${key}_paper`]);
+  const names = MEASURES.flatMap(({ key }) => [`${key}_mean`, `${key}_sd`]);
   return csv([...IDENTITY, "head", "seeds", ...names], selected(section).map((each) => {
-    const { paper, ...values } = each[chosen.head];
+    const values = each[chosen.head];
     return [...identifying(each), chosen.head, measured(values.A).length, ...MEASURES.flatMap(
-      ({ key }) => [mean(values[key]), deviation(values[key]), paper?.[key] ?? null])];
+      ({ key }) => [mean(values[key]), deviation(values[key])])];
   }));
 }
 
@@ -166,44 +164,4 @@ function showHyper(card, section) {
   card.querySelector("tbody").replaceChildren(...shown.map((each, i) => made("tr", {}, made("th", { scope: "row" }, names[i]),
     ...[[each.given], [each.usual, "aside"], [each[chosen.head].choice]].map(([text, kind = ""]) =>
       made("td", { className: `long ${kind}` }, text || "–")))));
-}
-
-// ── two rows compared ────────────────────────────────────────────────────────────────────────────────────────
-
-function showPair(card, section) {
-  const shown = selected(section).filter((each) => statistic(each, A).mean !== null && section.tests.of.includes(each.number));
-  card.hidden = shown.length < 2;
-  if (card.hidden) return;
-  const names = new Map(shortNames(shown).map((name, i) => [shown[i], name]));
-  const ranked = shown.toSorted((a, b) => statistic(b, A).mean - statistic(a, A).mean);
-  const kept = section.chosen.pair.map((number) => shown.find((each) => each.number === number));
-  const first = kept[0] ?? ranked.find((each) => each !== kept[1]);
-  const pair = [first, kept[1] ?? ranked.find((each) => each !== first)];
-  card.querySelectorAll("select").forEach((select, i) => {
-    select.replaceChildren(...shown.map((each) => made("option", { value: each.number, selected: each === pair[i] }, names.get(each))));
-  });
-  card.querySelector(".finding").textContent = finding(pair, names);
-  card.querySelector("tbody").replaceChildren(...section.measures.map((measure) => pairRow(pair, measure)));
-}
-
-function pairRow(pair, measure) {
-  const test = tested(...pair, measure);
-  const number = (content) => made("td", { className: "number" }, content);
-  const reach = test?.reach == null ? "" : ` ± ${test.reach.toFixed(measure.digits)}`;
-  return made("tr", {}, made("th", { scope: "row" }, `${measure.name} ${measure.key}${measure.unit}`),
-    ...pair.map((each) => number(written(statistic(each, measure), measure.digits))),
-    number(test ? minus(test.difference.toFixed(measure.digits)) + reach : "–"),
-    number(test?.p == null ? "–" : writtenChance(test.p).replace("p ", "").replace("= ", "")));
-}
-
-const writtenChance = (p) => p < 0.001 ? "p < 0.001" : `p = ${p.toFixed(3)}`;
-
-function finding([one, other], names) {
-  if (one === other) return "Choose two different rows.";
-  const test = tested(one, other, A);
-  const ahead = test.difference >= 0 ? one : other;
-  const lead = `${names.get(ahead)} is ${Math.abs(test.difference).toFixed(1)} points ahead in accuracy`;
-  if (test.p === null) return `${lead}; with a single seed that may be chance.`;
-  return test.p < one.section.tests.level ? `${lead}: more than chance (${writtenChance(test.p)}).`
-                       : `${lead}, which may be chance (${writtenChance(test.p)}).`;
 }

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rwalk.atomic_files import checked_json, with_checksum, write_atomically
-from rwalk.engine.progress import Progress
 from rwalk.errors import InputError
 from rwalk.studies.checkpoint import check_is_there
 from rwalk.studies.executors.executor import (
@@ -104,15 +103,15 @@ class Join(Executor):
         check_is_there(self._folder)
         held = self._claims.held() if waiting else {}
         for key in chain((key for key in waiting if key not in held), (key for key in waiting if key in held)):
-            job, progress, path = waiting[key], dict[str, Any](), self._outcome(key)
+            job, path = waiting[key], self._outcome(key)
             with self._writing():
-                claim = self._claims.take(key, partial(_about, job, progress), held)
+                claim = self._claims.take(key, held)
             if claim is None:
                 continue
             with claim:
                 results = read_outcomes(path, job)  # another may have finished it before our claim
                 if results is None:
-                    results = self._trained(job, partial(_noted, progress, report, job))
+                    results = self._trained(job, partial(report, job))
                     record = {"runs": [run.hash() for run in job], "outcomes": list(map(_as_json, results))}
                     with self._writing():
                         write_atomically(path, with_checksum(record))
@@ -170,14 +169,3 @@ def _result(run: RunSpec, record: Any) -> Result:
 
 def _as_json(result: Result) -> Any:
     return result.to_json() if isinstance(result, Outcome) else to_json(result)
-
-
-def _noted(progress: dict[str, Any], report: Report, job: Job, news: Any) -> None:
-    if isinstance(news, Progress):
-        progress.update(task=news.task, tasks=news.tasks, step=news.step, steps=news.steps)
-    report(job, news)
-
-
-def _about(job: Job, progress: dict[str, Any]) -> dict[str, Any]:
-    """The content of a claim, for `rwalk status`."""
-    return {"runs": [run.hash() for run in job], "reference": job[0].reference, **progress}

@@ -1,4 +1,4 @@
-"""`rwalk export`: show a study that has run in the tools people watch."""
+"""`rwalk report` and `rwalk export`: a study that has run as a page, and in the tools people watch."""
 
 from __future__ import annotations
 
@@ -13,6 +13,26 @@ from rwalk.errors import InputError
 if TYPE_CHECKING:
     from rwalk.studies.rows import Description
     from rwalk.studies.trackers import Tracker
+
+
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER...",
+            help="a study folder, or a folder of *.jsonl files or of studies; several are compared in one page",
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="the page to write (default: FOLDER/report.html, of several ./report.html)")
+    ] = None,
+    title: Annotated[str, typer.Option(help="the page's title (default: the methods and the data)")] = "",
+) -> None:
+    """Make one self-contained HTML page of results: a verdict, tables, plots; exports as CSV, SVG and LaTeX."""
+    from rwalk.report.html_page import write_report
+
+    page = write_report(folders, out, title=title)
+    say(f"{page}: {page.stat().st_size / 1e6:.1f} MB, opens in any browser")
 
 
 def export(
