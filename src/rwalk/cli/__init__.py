@@ -15,7 +15,16 @@ from typing import Annotated
 
 import typer
 
-from rwalk.cli import check_drift, classifier_commands, diff_and_report, export, list_parts, resume, run, status
+from rwalk.cli import (
+    before_and_after,
+    classifier_commands,
+    diff_and_report,
+    export,
+    list_parts,
+    resume,
+    run,
+    status,
+)
 from rwalk.cli.command_options import add_command, to_stderr
 from rwalk.cli.run import DEFAULT_METHODS
 
@@ -44,7 +53,9 @@ app.command()(status.status)
 app.command()(diff_and_report.diff)
 app.command()(diff_and_report.report)
 app.command()(export.export)
-app.command()(check_drift.check)
+app.command()(before_and_after.check)
+app.command()(before_and_after.rewind)
+app.command()(before_and_after.probes)
 app.command()(list_parts.methods)
 app.command()(list_parts.datasets)
 
