@@ -183,6 +183,28 @@ class Constant(nn.Module):
         return self.weight
 
 
+def test_models_that_cannot_be_asked_are_refused(questions: Path) -> None:
+    skills = Skills.read(questions, tokenizer())
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    torch.manual_seed(0)
+    bert = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=64, initializer_range=1.0, **shape))
+    with pytest.raises(InputError, match="depend on later tokens"):
+        skills.score(bert)
+    t5 = transformers.T5Config(
+        vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
+    )
+    with pytest.raises(InputError, match="cannot be called with the questions' tokens"):
+        skills.score(transformers.T5ForConditionalGeneration(t5))
+    few = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=8, **shape))
+    with pytest.raises(InputError, match="cannot be called with the questions' tokens"):
+        skills.score(few)
+    short = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=64, n_positions=6, n_embd=16, n_layer=1, n_head=2)
+    )
+    with pytest.raises(InputError, match="the model takes 6 at most"):
+        skills.score(short)
+
+
 # ── verdicts ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rwalk.atomic_files import checked_json, with_checksum, write_atomically
-from rwalk.errors import InputError
+from rwalk.errors import InputError, first_line
 from rwalk.escaping import all_shown, shown
 from rwalk.guard import own_samples
 from rwalk.guard.drift.batches import TOKENS, device_of
@@ -27,6 +27,7 @@ FIELDS = ("skill", "prompt", "answer", "choices")
 EXPECTED = 'a line is {"skill": "sums", "prompt": "2 + 2 =", "answer": " 4"}, with "choices": […] if there are any'
 MOST = 10  # questions that are shown because they changed most
 OWN_PROMPT, OWN_ANSWER = 32, 8  # tokens of a question that is made from a model's own sample
+CAUSAL = 1e-3  # of the logits' variance: rounding moves those of earlier tokens less than that
 LIMIT = 0.05  # nats that answers may lose
 
 
@@ -143,6 +144,7 @@ class Skills:
         rows = [answer for question in self.questions for answer in question.choices]
         found: dict[int, tuple[float, bool, int]] = {}
         with eval_mode(model), torch.no_grad():
+            _check_causal(model, rows)
             for part in _batches(rows):
                 found.update(_scored(model, rows, part))
         nats, right, start = [], [], 0
@@ -455,10 +457,27 @@ def _scored(
 
 def _logits(model: nn.Module, ids: Tensor, mask: Tensor | None = None) -> Tensor:
     device = device_of(model)
-    output = model(
-        input_ids=ids.to(device), attention_mask=(torch.ones_like(ids) if mask is None else mask).to(device)
-    )
+    mask = torch.ones_like(ids) if mask is None else mask
+    try:
+        output = model(input_ids=ids.to(device), attention_mask=mask.to(device))
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise InputError(f"the model cannot be called with the questions' tokens: {first_line(error)}") from error
     found = getattr(output, "logits", None)
     if not isinstance(found, Tensor) or found.ndim != 3:
         raise InputError("skills need a language model, whose output has .logits [sequences, tokens, vocabulary]")
     return found
+
+
+def _check_causal(model: nn.Module, answers: Sequence[Answer]) -> None:
+    """A model that sees later tokens, such as BERT, would be asked nothing; nor may a sequence be too long."""
+    longest = max(answers, key=lambda each: len(each.tokens))
+    most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if type(most) is int and len(longest.tokens) > most:
+        raise InputError(f"a question has {len(longest.tokens)} tokens, and the model takes {most} at most")
+    ids = torch.tensor([longest.tokens])
+    part = _logits(model, ids[:, :-1]).float()
+    moved = _logits(model, ids)[:, :-1].float() - part
+    if moved.square().mean() > CAUSAL * part.var():
+        raise InputError("the model's predictions depend on later tokens: skills need a causal language model")
