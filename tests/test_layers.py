@@ -23,8 +23,9 @@ learners
 engine
 labels
 studies classifier
-report models integrations
-demonstration
+report models
+before_after
+integrations demonstration
 cli testing
 __main__
 """

@@ -15,10 +15,12 @@ from rwalk.gc_pause import gc_paused
 if TYPE_CHECKING:
     from rwalk import metrics
     from rwalk.augmentations import Augmentation
+    from rwalk.before_after.skills import Skills
     from rwalk.classifier.closed_form import IncrementalRegressor
     from rwalk.classifier.estimator import IncrementalClassifier
     from rwalk.classifier.stream_evaluation import prequential, stream_search
     from rwalk.data.memory import MemorySpec
+    from rwalk.data.mixed_data import mix
     from rwalk.data.samplers import Sampler
     from rwalk.data.splits import blurred, from_arrays, permuted, rotated, split
     from rwalk.data.streams import Dataset, Stream
@@ -56,6 +58,7 @@ __all__ = [
     "Projector",
     "RWalk",
     "Sampler",
+    "Skills",
     "Solver",
     "StateOptions",
     "Stream",
@@ -66,6 +69,7 @@ __all__ = [
     "from_arrays",
     "learner",
     "metrics",
+    "mix",
     "own_samples",
     "permuted",
     "prequential",
@@ -75,6 +79,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "rwalk.before_after.skills": ("Skills",),
     "rwalk.classifier.closed_form": ("IncrementalRegressor",),
     "rwalk.classifier.estimator": ("IncrementalClassifier",),
     "rwalk.classifier.stream_evaluation": ("prequential", "stream_search"),
@@ -84,6 +89,7 @@ _HOMES = {
     "rwalk.guard": ("Anchor", "Guard", "Probes", "StateOptions", "own_samples"),
     "rwalk.learners": ("Learner", "learner"),
     "rwalk.data.memory": ("MemorySpec",),
+    "rwalk.data.mixed_data": ("mix",),
     "rwalk.methods": ("EWC", "PI", "EWCpp", "Method", "RWalk", "Vanilla"),
     "rwalk.data.samplers": ("Sampler",),
     "rwalk.losses": ("Batch", "Loss"),

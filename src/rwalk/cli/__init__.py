@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from rwalk.cli import check_drift, classifier_commands, list_parts, report_and_export, resume, run
+from rwalk.cli import before_and_after, classifier_commands, list_parts, report_and_export, resume, run
 from rwalk.cli.command_options import add_command, to_stderr
 from rwalk.cli.run import DEFAULT_METHODS
 
@@ -42,7 +42,9 @@ add_command(app, run.run, "rwalk.studies.specs:RunSpec")
 app.command()(resume.resume)
 app.command()(report_and_export.report)
 app.command()(report_and_export.export)
-app.command()(check_drift.check)
+app.command()(before_and_after.check)
+app.command()(before_and_after.rewind)
+app.command()(before_and_after.probes)
 app.command()(list_parts.methods)
 app.command()(list_parts.datasets)
 

@@ -68,7 +68,7 @@ def _table(summaries: Sequence[Summary], head: str, title: str) -> Table:
     from rich.text import Text
 
     from rwalk.report.seed_summaries import MORE
-    from rwalk.report.wording import TITLES
+    from rwalk.report.wording import TITLES, number
 
     tasks = summaries[0].accuracy[head].shape[-1]
     table = Table(title=title or TITLES[head], title_justify="left", title_style="bold")

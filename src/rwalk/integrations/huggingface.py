@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from rwalk.before_after.skills import Scores, Skills, SkillsReport
 from rwalk.errors import InputError
 from rwalk.integrations.tasks import FILE, TaskGuard
 
@@ -16,6 +17,9 @@ try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
     raise InputError("this callback is for Hugging Face's Trainer: pip install 'rwalk[huggingface]'") from error
+
+
+SCORES = "skills.json"  # the scores of the model before training, in every checkpoint
 
 
 class GuardCallback(TaskGuard, TrainerCallback):
@@ -89,6 +93,79 @@ class GuardCallback(TaskGuard, TrainerCallback):
         assert self.guard is not None and args.output_dir is not None
         if args.save_strategy != "no" and not state.is_hyper_param_search:
             self.guard.save(Path(args.output_dir) / FILE)
+
+
+class SkillsCallback(TrainerCallback):
+    """Watch which skills a language model loses in `Trainer`.
+
+    The questions are scored when training begins, at every evaluation and at the end::
+
+        watching = SkillsCallback(rwalk.Skills.read("skills.jsonl", tokenizer))
+        Trainer(model, args, …, callbacks=[watching]).train()
+        print(watching.report)
+
+    Evaluations report "skills/NAME/right" and "skills/NAME/nats", to trackers too.
+
+    Args:
+        skills: the questions; None for 64 that the model makes itself before training.
+    """
+
+    def __init__(self, skills: Skills | None = None) -> None:
+        self.skills = skills
+        self.before: Scores | None = None
+        self.report: SkillsReport | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **trained: Any
+    ) -> None:
+        trainer, checkpoint = _caller()
+        if trainer is not None:
+            callbacks = trainer.callback_handler.callbacks
+            callbacks.sort(key=lambda each: not isinstance(each, TaskGuard | SkillsCallback))  # before trackers
+        if state.global_step:  # the model is half trained: its first scores are in the checkpoint
+            self.skills, self.before = Skills.load(
+                (Path(checkpoint) if checkpoint else _folder(args, state)) / SCORES
+            )
+            return
+        model = trained["model"]
+        if self.skills is None:
+            self.skills = Skills.own(model, trained.get("processing_class"))
+        self.before = self.skills.score(model)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **trained: Any,
+    ) -> None:
+        """Add the scores to each report of an evaluation."""
+        if logs is not None and "eval_loss" in logs and self.before is not None:
+            for each in self._compared(trained["model"]).skills:
+                found = {
+                    f"skills/{each.name}/right": each.right.after,
+                    f"skills/{each.name}/nats": each.nats.after,
+                }
+                logs.update(found)
+                state.log_history[-1].update(found)
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **trained: Any
+    ) -> None:
+        assert self.skills is not None and self.before is not None
+        if not state.is_hyper_param_search:
+            self.skills.save(_folder(args, state) / SCORES, self.before)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **trained: Any
+    ) -> None:
+        self._compared(trained["model"])
+
+    def _compared(self, model: nn.Module) -> SkillsReport:
+        assert self.skills is not None and self.before is not None
+        self.report = self.skills.compare(self.before, self.skills.score(model))
+        return self.report
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:
