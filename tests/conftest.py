@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from typer.main import get_command
 
+from browser import axe, browser  # noqa: F401  fixtures
 from command_line import Outcome, Rwalk
 from rwalk import cli
 from rwalk.compiled_programs import compiler_works

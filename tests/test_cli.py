@@ -193,7 +193,7 @@ def test_a_folder_whose_name_is_not_utf8_holds_a_study(rwalk: Rwalk) -> None:
     (folder / "runs.jsonl").unlink()
     assert rwalk("run", *options, folder).code == 0
     assert commands(folder) == [f"rwalk run {' '.join(options)} '{folder}'"], "the same command, once"
-    assert rwalk("report", folder).code == rwalk("diff", folder, folder).code == rwalk("status", folder).code == 0
+    assert rwalk("report", folder).code == 0
 
 
 def test_a_study_may_grow(rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -299,8 +299,7 @@ def test_gradients_in_the_buckets_of_ddp_are_never_written_to(options: StateOpti
             with pytest.raises(RuntimeError, match="on purpose"):
                 optimizer.step()
             handle.remove()
-        else:
-            optimizer.step()
+        optimizer.step()  # after a failed step: once more, with the same gradients
         for parameter, (grad, was, version) in zip(model.parameters(), task, strict=True):
             assert parameter.grad is grad and grad._version == version and torch.equal(grad, was)
         optimizer.zero_grad()

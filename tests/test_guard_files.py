@@ -98,7 +98,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     ),
     "a name a terminal obeys": (
         lambda s: s["tensors"].update({"anchor/\x1b[2J\nevil": torch.zeros(3)}),
-        r"'\x1b[2J\nevil'",
+        r"(\x1b[2J\nevil; guarded",
     ),
     "other dimensions": (vectors(lambda t: t.T, *ALL), "(6, 8)"),
     "one dimension less": (vectors(lambda t: t[0], *ALL), "(6,)"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -72,8 +73,9 @@ def _reference(before: nn.Module, after: nn.Module) -> Reference:
         return Reference(
             {name: tensor.detach().cpu() for name, tensor in old.items() if tensor.is_floating_point()}
         )
-    kinds = {str(getattr(each.peft_type, "value", each.peft_type)) for each in after.peft_config.values()}
-    if kinds != {"LORA"} or any(getattr(each, "use_dora", False) for each in after.peft_config.values()):
+    adapters: list[Any] = list(cast(Any, after).peft_config.values())
+    kinds = {str(getattr(each.peft_type, "value", each.peft_type)) for each in adapters}
+    if kinds != {"LORA"} or any(getattr(each, "use_dora", False) for each in adapters):
         raise InputError(f"adapters can be interpolated if they are LoRA, not {', '.join(sorted(kinds))}")
     found: dict[str, Tensor] = {}
     modules = dict(after.named_parameters())

@@ -175,14 +175,15 @@ class Skills:
             members.setdefault(question.skill, []).append(number)
         skills = []
         for name, numbers in members.items():
-            nats = _mean_change(*(np.array(each.nats)[numbers] for each in (before, after)), len(members))
-            right = _share_change(*(np.array(each.right)[numbers] for each in (before, after)), len(members))
+            nats = _mean_change(np.array(before.nats)[numbers], np.array(after.nats)[numbers], len(members))
+            right = _share_change(np.array(before.right)[numbers], np.array(after.right)[numbers], len(members))
             skills.append(Skill(name, len(numbers), right, nats, _verdict(right, nats, limit)))
-        moved = zip(self.questions, before.nats, after.nats, before.right, after.right, strict=True)
+        nats_of, right_of = zip(before.nats, after.nats, strict=True), zip(before.right, after.right, strict=True)
+        moved = zip(self.questions, nats_of, right_of, strict=True)
         changed = [
-            ChangedQuestion(question.skill, question.prompt, question.answer, *scores)
-            for question, *scores in moved
-            if scores[0] != scores[1]
+            ChangedQuestion(question.skill, question.prompt, question.answer, *nats, *right)
+            for question, nats, right in moved
+            if nats[0] != nats[1]
         ]
         changed.sort(key=lambda each: -abs(each.nats_after - each.nats_before))
         return SkillsReport(tuple(skills), tuple(changed[:MOST]), limit)

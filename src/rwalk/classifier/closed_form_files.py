@@ -237,8 +237,7 @@ def _check_moments(gram: Tensor, total: Tensor, weight: float) -> None:
     scale = square.diagonal().clamp(min=least).sqrt()
     square /= scale[:, None]
     square /= scale
-    least, most = square.aminmax()
-    expect(max(-float(least), float(most)) <= 1 + MOMENTS_ROUNDING, "gram")
+    expect(float(square.abs().max()) <= 1 + MOMENTS_ROUNDING, "gram")
     if len(square) <= MOST_FACTORED:
         square.diagonal().add_(MOMENTS_ROUNDING)
         _, failed = torch.linalg.cholesky_ex(square, upper=True)

@@ -159,7 +159,8 @@ def _factor(gram: Tensor, ridge: float) -> tuple[Tensor, bool]:
 def _by_factor(factor: Tensor, target: Tensor) -> Tensor:
     """(L Lᵀ)⁻¹ of these columns; torch's own function copies the factor."""
     half = torch.linalg.solve_triangular(factor, target, upper=False)
-    return torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    whole: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    return whole
 
 
 def factored(gram: Tensor, ridge: float) -> tuple[Tensor, float]:

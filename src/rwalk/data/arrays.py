@@ -47,7 +47,7 @@ def as_labels(y: ArrayLike | Tensor, part: str) -> NDArray[Any]:
         return np.char.decode(labels, "utf-8", "backslashreplace")  # different bytes stay different
     if kind == "O" and all(isinstance(label, str) for label in labels):
         return labels.astype(np.str_)
-    if kind == "O" and all(isinstance(label, Integral) and abs(label) < 2**63 for label in labels):
+    if kind == "O" and all(isinstance(label, Integral) and abs(int(label)) < 2**63 for label in labels):
         return labels.astype(np.int64)
     if kind == "f" and (np.abs(labels.astype(np.float64)) < EXACT).all() and (labels == labels.round()).all():
         return labels.astype(np.int64)
