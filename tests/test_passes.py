@@ -88,6 +88,17 @@ def test_mas_is_the_mean_size_of_the_outputs_gradient(fisher: str) -> None:
         torch.testing.assert_close(MAS(lam=2.0).cost(state, elsewhere)[0], expected)
 
 
+def test_ewc_per_example_squares_single_gradients_in_one_pass_if_all_layers_are_linear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eq. (1): the mean over examples of (∇ log p(y|x))². No example's gradient is stored."""
+    monkeypatch.setattr(fisher_of, "example_squares", None)
+    for task, (_, state, batches) in enumerate(trained("ewc", fisher="example")):
+        alone = [[example] for batch in batches for example in batch]
+        expected = slow_pass(state[f"anchor.{task}"], alone, task, F.cross_entropy, "square")
+        torch.testing.assert_close(state[f"fisher.{task}"][0], expected)
+
+
 @pytest.mark.parametrize("network", ["mlp", little.Network])
 def test_the_exact_fisher_of_a_blurry_stream_uses_each_examples_own_head(network: Any) -> None:
     """Σ_c p(c) (∇ log p(c))² over the classes that compete with the example's, which may be another task's."""

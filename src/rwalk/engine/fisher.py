@@ -13,11 +13,13 @@ from torch.overrides import TorchFunctionMode
 from rwalk import seeds
 from rwalk.engine.parameter_matrix import Networks
 from rwalk.losses import heads
+from rwalk.methods.method import Method
 
 if TYPE_CHECKING:
     from rwalk.engine.fleet import Fleet
 
 AT_ONCE = 4096  # examples in a pass on a GPU, over all runs
+STORED = 2**28  # numbers in the gradients of single examples, of one run
 
 
 def of_task(fleet: Fleet) -> Tensor:
@@ -47,7 +49,7 @@ def of_task(fleet: Fleet) -> Tensor:
             square = expected(fleet, x, y)
         elif method.fisher == "example":
             with torch.enable_grad():
-                square = example_squares(fleet.net, x, loss, y, method.in_pass)
+                square = _of_labels(fleet, x, y, loss)
         else:
             losses = loss(fleet.net.forward(x, train=False), y)
             square = method.in_pass(fleet.net.gradient(losses).square())
@@ -56,10 +58,23 @@ def of_task(fleet: Fleet) -> Tensor:
 
 
 def _at_once(fleet: Fleet) -> int:
-    """Examples in a pass: a training batch, or more on a GPU if no example's gradient is stored."""
-    squared_first = fleet.learner.method.fisher == "exact" and is_linear_layers(fleet.net.module)
+    """Examples in a pass: a training batch, or more on a GPU if no batch's gradient is squared."""
     batch = fleet.training.batch
-    return max(batch, AT_ONCE // fleet.runs) if fleet.theta.is_cuda and squared_first else batch
+    if not fleet.theta.is_cuda or fleet.learner.method.fisher == "batch":
+        return batch
+    if is_linear_layers(fleet.net.module):
+        return max(batch, AT_ONCE // fleet.runs)
+    return max(batch, STORED // fleet.theta.shape[1])
+
+
+def _of_labels(fleet: Fleet, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """The mean over a batch of squared gradients of the loss of single examples [R, P]."""
+    method = fleet.learner.method
+    if not method.of_outputs and type(method).in_pass is Method.in_pass:
+        fast = squares_of_linear_layers(fleet.net, x, lambda logits: (loss(logits, y) * x.shape[1],))
+        if fast is not None:
+            return fast / x.shape[1]
+    return example_squares(fleet.net, x, loss, y, method.in_pass)
 
 
 def of_examples(fleet: Fleet, x: Tensor, y: Tensor) -> Tensor:

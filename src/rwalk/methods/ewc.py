@@ -17,7 +17,9 @@ class EWC(Method):
     Args:
         lam: λ.
         penalty: "gradient" or "proximal".
-        fisher: "batch", "example" or "exact" squares in that pass.
+        fisher: "batch", "example" or "exact" squares in that pass. "example" is eq. (1) of the RWalk paper: its λ
+            does not depend on the batch size. "batch" is the default because it stores no gradient of a single
+            example, and a Guard sees only batches.
     """
 
     name: ClassVar[str] = "ewc"

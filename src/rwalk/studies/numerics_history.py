@@ -50,6 +50,9 @@ HISTORY = (
     Change(5, "a teacher with batch norm has its own running statistics, no longer the student's",
            _teacher_with_buffers),
     Change(6, "squares of single examples are taken of their augmented inputs", _augmented_squares),
+    Change(7, "EWC's squares of single examples come from one pass over a batch if all layers are linear",
+           lambda run: run.method in ("ewc", "ewc-online") and run.numbers.get("fisher") == "example",
+           rounding=True),
 )  # fmt: skip
 
 
