@@ -23,7 +23,6 @@ from rwalk.cli.command_options import (
     say,
     to_stderr,
 )
-from rwalk.cli.run_study import SAME_COMMAND, execute, placed
 from rwalk.report.wording import duration
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -89,6 +88,7 @@ def reproduce(
     from reproduction.results_pages import write_results
     from reproduction.yardstick_page import write_page
     from reproduction.yardsticks import YARDSTICKS
+    from rwalk.cli.run_study import SAME_COMMAND, execute, placed
     from rwalk.errors import InputError
     from rwalk.studies.provenance import machine_here
     from rwalk.studies.rows import Row

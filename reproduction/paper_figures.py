@@ -1,4 +1,4 @@
-"""The paper's figures 2 to 5, and one of our own, from our rows, as PNG (matplotlib, an extra)."""
+"""The paper's figures 2 to 5, and one of our own, from our rows, as PNG (matplotlib)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reproduction.measured_cells import Measured, NotRun
 from reproduction.own_questions import SURFACE_LAMBDAS, SURFACE_STEPS
@@ -16,13 +17,13 @@ from reproduction.paper_experiments import SAMPLE_SIZES, SAMPLERS, Entry
 from reproduction.question_tables import Surface, decade
 from reproduction.tuning_settings import BLOCKS, METHODS
 from rwalk import metrics
-from rwalk.report.matplotlib_figures import Block, accuracy_over_time, save
-from rwalk.report.method_colours import MARKERS, PALETTE, colour, marker
+from rwalk.report.method_colours import OWNERS, PALETTE, UNKNOWN, colour, symbol
 from rwalk.report.seed_summaries import Summary
 from rwalk.report.welch_test import mean_and_deviation
 from rwalk.report.wording import HEAD_NAMES
 
 DATASETS = ("mnist", "cifar100")
+MARKERS = "osD^vPX*h"  # matplotlib's, in the order of `method_colours.SYMBOLS`
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ def draw_all(measured: Measured, folder: Path) -> list[Path]:
     try:
         import matplotlib as _  # noqa: F401
     except ImportError:
-        logger.warning("no figures are drawn: pip install 'rwalk[plots]'")
+        logger.warning("no figures are drawn: pip install matplotlib")
         return []
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
@@ -75,21 +76,64 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
 
 
 def _save(figure: Any, path: Path) -> list[Path]:
-    save(figure, path.with_suffix(".png"))
+    figure.savefig(path.with_suffix(".png"), dpi=130)
     return [path.with_suffix(".png")]
+
+
+def marker(method: str) -> str:
+    """The marker of a method in a figure."""
+    return MARKERS[symbol(OWNERS.index(method) if method in OWNERS else UNKNOWN)]
 
 
 def _over_time(entries: list[tuple[Entry, Summary]], path: Path) -> list[Path]:
     """Figure 2 and its twin for CIFAR-100: one row per block of table 1, one column per task, and A_k last."""
-    blocks = []
+    from matplotlib.figure import Figure
+
+    rows = []
     for block, head in BLOCKS.items():
-        title = f"{HEAD_NAMES[head]}{', samples' * (block == 'samples')}: accuracy %"
         # The title mentions the samples; a method is the same in every row.
         if chosen := [replace(s, label=s.method) for entry, s in entries if entry.block == block]:
-            blocks.append(Block(head, chosen, title))
-    tasks = entries[0][1].accuracy["single"].shape[-1]
-    accuracy_over_time(blocks, path.with_suffix(".png"), columns=tasks + 1)
-    return [path.with_suffix(".png")]
+            rows.append((head, chosen, f"{HEAD_NAMES[head]}{', samples' * (block == 'samples')}: accuracy %"))
+    tasks = entries[0][1].tasks
+    figure = Figure(figsize=(2.2 * (tasks + 1), 2.3 * len(rows) + 0.6), layout="constrained")
+    # A figure within the figure for each row: its panels share their height.
+    parts: Any = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
+    legend: dict[str, Any] = {}
+    for part, (head, summaries, title) in zip(parts, rows, strict=True):
+        shared: Any = None
+        for j in range(tasks + 1):
+            axes = shared = part.add_subplot(1, tasks + 1, j + 1, sharex=shared, sharey=shared)
+            last = j == tasks
+            for summary in summaries:
+                accuracy = summary.accuracy[head]
+                _curve(axes, summary, metrics.average_accuracies(accuracy) if last else accuracy[..., j])
+            axes.set_title("Average $A_k$" if last else f"Task {j + 1}", fontsize=9)
+            axes.set_xticks(range(1, tasks + 1))
+            axes.tick_params(labelleft=j == 0, labelsize=8)
+            axes.grid(alpha=0.25)
+            axes.spines[["top", "right"]].set_visible(False)
+        part.supylabel(title, fontsize=9)
+        part.supxlabel("tasks learned", fontsize=9)
+        handles, labels = axes.get_legend_handles_labels()
+        legend |= dict(zip(labels, handles, strict=True))
+    figure.legend(legend.values(), legend, loc="outside lower center", ncols=min(len(legend), 8), frameon=False)
+    return _save(figure, path)
+
+
+def _curve(axes: Any, summary: Summary, curves: NDArray[np.float64]) -> None:
+    """Mean over the seeds with a band of one standard deviation, from the first task measured on."""
+    curves = curves[~np.isnan(curves[:, -1])] * 100
+    if not len(curves):
+        return
+    there = ~np.isnan(curves).any(0)
+    steps = np.arange(1, curves.shape[1] + 1)[there]
+    mean = curves[:, there].mean(0)
+    spread = curves[:, there].std(0, ddof=1) if len(curves) > 1 else np.zeros_like(mean)
+    shade, symbol = colour(summary.method), marker(summary.method)
+    axes.plot(steps, mean, label=summary.name, linewidth=1.3, markersize=3.5, color=shade, marker=symbol)
+    if len(mean) == 1:  # the last task: a point has no band
+        axes.errorbar(steps, mean, spread, color=shade, capsize=2, linewidth=1)
+    axes.fill_between(steps, mean - spread, mean + spread, color=shade, alpha=0.15, linewidth=0)
 
 
 def _plane(entries: list[tuple[Entry, Summary]], path: Path) -> list[Path]:

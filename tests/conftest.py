@@ -16,7 +16,6 @@ from browser import axe, browser  # noqa: F401  fixtures
 from command_line import Outcome, Rwalk
 from rwalk import cli
 from rwalk.compiled_programs import compiler_works
-from rwalk.report import matplotlib_figures
 
 # The networks of the tests are tiny: a second thread costs more time than it saves.
 torch.set_num_threads(1)
@@ -37,11 +36,7 @@ def commands() -> Any:
 
 @pytest.fixture
 def rwalk(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Rwalk:
-    """Call `rwalk` in this process.
-
-    Figures are built but not rendered. `test_cli.py` renders one, in a process of its own.
-    """
-    monkeypatch.setattr(matplotlib_figures, "save", lambda figure, path: path.touch())
+    """Call `rwalk` in this process."""
 
     def call(*arguments: str | Path) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["rwalk", *map(str, arguments)])

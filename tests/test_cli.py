@@ -28,7 +28,7 @@ from command_line import Outcome, Rwalk, refused
 from reports import write_study
 from rwalk import Fleet, MemorySpec, Training, __version__, cli
 from rwalk.atomic_files import with_checksum
-from rwalk.cli import command_options, sweep, trust
+from rwalk.cli import command_options, run_study, sweep
 from rwalk.option_fields import option
 from rwalk.part_names import spelled
 from rwalk.parts import parts
@@ -86,7 +86,7 @@ def test_a_study_prints_a_table_a_head_and_writes_its_folder(twice: tuple[Any, .
         for method in cli.DEFAULT_METHODS.split(","):
             assert f" {spelled(method)} " in table
     assert str(folder) in outcome.out.replace("\n", "")
-    assert {"study.json", "runs.jsonl", "accuracy.png"} <= {path.name for path in folder.iterdir()}
+    assert {"study.json", "runs.jsonl"} <= {path.name for path in folder.iterdir()}
     assert len((folder / "runs.jsonl").read_text().splitlines()) == 10
     assert "Traceback" not in outcome.err
 
@@ -228,11 +228,10 @@ def test_a_stopped_run_is_reported(rwalk: Rwalk) -> None:
     assert "stopped: ewc, seed 0: the loss is not finite" in " ".join(outcome.out.split())
 
 
-def test_brackets_are_printed_as_they_are(rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal's markup is in brackets, and so are extras, and perhaps a folder's name."""
-    monkeypatch.setitem(sys.modules, "rwalk.report.matplotlib_figures", None)  # as without matplotlib
+def test_brackets_are_printed_as_they_are(rwalk: Rwalk) -> None:
+    """A terminal's markup is in brackets, and perhaps a folder's name."""
     said = rwalk(*LITTLE, "--steps=1", "--methods=vanilla", "--out=study[old]").out
-    assert "study[old]: study.json, runs.jsonl (for a figure too: pip install 'rwalk[plots]')" in said
+    assert "study[old]: study.json, runs.jsonl" in said
 
 
 def test_what_changes_nothing_is_said(rwalk: Rwalk) -> None:
@@ -368,10 +367,10 @@ def test_the_printed_command_confirms_all_that_the_study_names() -> None:
         memory=MemorySpec(2, sampler="own:PICK"),
         training=Training(augment="own:Shift"),
     )
-    assert trust.named_by([run, replace(run, seed=1)]) == list(TO_TRUST)
-    assert trust.options(["own:Network", "own:Plain"]) == ["--trust", "own:Network", "--trust", "own:Plain"]
+    assert run_study.own_code([run, replace(run, seed=1)]) == list(TO_TRUST)
+    assert run_study.trusting(["own:Network", "own:Plain"]) == ["--trust", "own:Network", "--trust", "own:Plain"]
     builtin = RunSpec(memory=MemorySpec(2), stream=StreamSpec("folder:images"))
-    assert trust.named_by([builtin]) == []
+    assert run_study.own_code([builtin]) == []
 
 
 def test_options_become_runs_without_a_command_line() -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from reproduction import packed_rows
 from rwalk import cli
-from rwalk.cli import demonstrate
+from rwalk.cli import print_results, run_study
 from rwalk.cli.command_options import how, says_what_to_learn
 from rwalk.demonstration import guarded, story
 from rwalk.demonstration import story as demonstration
@@ -85,7 +85,9 @@ def test_the_readme_says_and_shows_what_the_rows_kept_say() -> None:
     ways = story.ways(summarise(rows))
     ways.insert(-1, guarded.way_of(guarded.read(GUARDED)["accuracies"]))
     readme = " ".join((ROOT / "README.md").read_text().split())
-    assert story.sentence(ways).replace(" %", " %") in readme
+    assert story.sentence(ways) in readme
+    over_all = story.sentence([Way(way.method, way.average[:, None], way.average) for way in ways])
+    assert f"Over all tasks: {over_all.partition(' is recognised ')[2].replace(' of the time', '')}" in readme
     assert (ROOT / "docs" / "demonstration.svg").read_text() == picture(ways)
 
 
@@ -173,7 +175,7 @@ def rwalk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
 def test_run_without_options_demonstrates_and_what_it_proposes_works(
     small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(demonstrate, "program", lambda: ["rwalk"])
+    monkeypatch.setattr(print_results, "program", lambda: ["rwalk"])
     out, err = rwalk(monkeypatch, capsys, "run", "--workers=1")
     assert "a demonstration of 5 tasks" in err and max(map(len, err.splitlines())) <= 80
     (study,) = Path("rwalk-studies").iterdir()
@@ -188,9 +190,7 @@ def test_run_without_options_demonstrates_and_what_it_proposes_works(
     assert str(study / "demonstration.svg") in out
     proposed = [shlex.split(line, comments=True) for line in out.splitlines() if line.startswith("  rwalk ")]
     assert len(proposed) == 3 and ["rwalk", "report", str(study)] in proposed
-    monkeypatch.setattr(
-        cli.run_study, "run_and_show", lambda study, *_, **__: study.prepare()
-    )  # minutes otherwise
+    monkeypatch.setattr(run_study, "run_and_show", lambda study, *_, **__: study.prepare())  # minutes otherwise
     for words in proposed:
         rwalk(monkeypatch, capsys, *words[1:])
     assert (study / "report.html").exists()
@@ -224,8 +224,8 @@ def test_options_about_how_a_study_runs_do_not_end_the_demonstration() -> None:
 
 
 def test_without_the_extra_no_report_is_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demonstrate, "find_spec", lambda name: None)
-    commands = [command for command, _ in demonstrate._next(Path("study"))]
+    monkeypatch.setattr(print_results, "find_spec", lambda name: None)
+    commands = [command for command, _ in print_results._next(Path("study"))]
     assert len(commands) == 3 and commands[0] == ["resume", "study"]
 
 
@@ -245,7 +245,7 @@ def test_an_option_that_says_what_to_learn_makes_a_study(
     options: list[str], small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[int] = []
-    monkeypatch.setattr(cli.run_study, "run_and_show", lambda study, *_, **__: begun.append(len(study.runs)))
+    monkeypatch.setattr(run_study, "run_and_show", lambda study, *_, **__: begun.append(len(study.runs)))
     monkeypatch.setattr(sys, "argv", ["rwalk", "run", *options])
     with pytest.raises(SystemExit):
         cli.main()
@@ -259,19 +259,17 @@ def test_the_commands_proposed_start_this_very_program(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(script)])
     monkeypatch.setenv("PATH", "/nowhere")
-    assert demonstrate.program() == [".venv/bin/rwalk"]
+    assert print_results.program() == [".venv/bin/rwalk"]
     monkeypatch.setenv("PATH", str(script.parent))
-    assert demonstrate.program() == ["rwalk"]
+    assert print_results.program() == ["rwalk"]
     monkeypatch.setattr(sys, "argv", [str(ROOT / "src" / "rwalk" / "__main__.py")])
-    assert demonstrate.program() == [sys.executable, "-m", "rwalk"]
+    assert print_results.program() == [sys.executable, "-m", "rwalk"]
 
 
 def test_colours_do_not_hide_what_is_written(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a terminal there are no escape codes."""
     from rich.console import Console
 
-    from rwalk.demonstration.table import table
-
-    Console().print(table(made_up(LEFT | {"rwalk": NAN})))
+    Console().print(print_results.table_of_ways(made_up(LEFT | {"rwalk": NAN})))
     out = capsys.readouterr().out
     assert "\x1b" not in out and re.search(r"RWalk +– ", out)

@@ -15,9 +15,10 @@ from typing import Annotated
 
 import typer
 
-from rwalk.cli import before_and_after, classifier_commands, list_parts, report_and_export, resume, run
+from rwalk.cli import before_and_after, classifier_commands, report_and_export, run
 from rwalk.cli.command_options import add_command, to_stderr
 from rwalk.cli.run import DEFAULT_METHODS
+from rwalk.errors import InputError
 
 __all__ = ["DEFAULT_METHODS", "app", "main"]
 
@@ -39,21 +40,45 @@ app.command()(classifier_commands.predict)
 app.command()(classifier_commands.forget)
 app.command()(classifier_commands.merge)
 add_command(app, run.run, "rwalk.studies.specs:RunSpec")
-app.command()(resume.resume)
+app.command()(run.resume)
 app.command()(report_and_export.report)
 app.command()(report_and_export.export)
 app.command()(before_and_after.check)
 app.command()(before_and_after.rewind)
 app.command()(before_and_after.probes)
-app.command()(list_parts.methods)
-app.command()(list_parts.datasets)
+
+
+@app.command()
+def methods() -> None:
+    """List the methods, one line each."""
+    from rwalk.part_names import summaries
+    from rwalk.registry import installed
+
+    _print(summaries() | {name: f"from {where}" for name, where in installed("methods").items()})
+
+
+@app.command()
+def datasets() -> None:
+    """List the datasets, one line each."""
+    from rwalk.data.datasets import describe
+
+    _print(describe())
+
+
+def _print(lines: dict[str, str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for name, line in lines.items():
+        table.add_row(Text(name, style="bold"), Text(line))
+    Console().print(table)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def reproduce() -> None:
     """Print where the paper's experiments are: in a clone of the repository, `python -m reproduction`."""
-    from rwalk.errors import InputError
-
     raise InputError(
         "the paper's experiments are not part of the installed package: run `python -m reproduction NAME` in a "
         "clone of rwalk's repository"
@@ -85,8 +110,6 @@ def _open_closed_streams() -> None:
 @contextmanager
 def _friendly_errors() -> Iterator[None]:
     """One clear line and exit code 2 for errors that the user can correct, a full disk included."""
-    from rwalk.errors import InputError
-
     try:
         yield
     except InputError as error:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rwalk.cli.command_options import Device, chosen_device
-from rwalk.cli.trust import let_import
+from rwalk.atomic_files import replacing, write_atomically
+from rwalk.cli.command_options import Device, chosen_device, let_import
+from rwalk.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,9 +51,6 @@ def check(
     of right answers fell, or the loss of its answers rose by more than the limit, by more than chance. Exit code
     2: wrong input.
     """
-    from rwalk.atomic_files import write_atomically
-    from rwalk.errors import InputError
-
     let_import([factory or ""])
     _check_limit(max_drift)
     if probes is None and skills is None:
@@ -111,7 +109,6 @@ def rewind(
     from rwalk.before_after.read_models import read_probes
     from rwalk.before_after.rewind import rewind as rewound
     from rwalk.before_after.rewind import write_like
-    from rwalk.errors import InputError
     from rwalk.guard.drift.probes import Probes
 
     let_import([factory or ""])
@@ -139,9 +136,7 @@ def probes(
     """Let a language model write texts: probes of what it knows, for a guard, `check` or `rewind`."""
     from safetensors.torch import save_file
 
-    from rwalk.atomic_files import replacing
     from rwalk.before_after.read_models import read_model
-    from rwalk.errors import InputError
     from rwalk.guard import own_samples
 
     if out.suffix != ".safetensors":
@@ -155,8 +150,6 @@ def probes(
 
 
 def _check_limit(max_drift: float) -> None:
-    from rwalk.errors import InputError
-
     if not max_drift > 0:
         raise InputError(f"--max-drift must be above 0, not {max_drift:g}")
 

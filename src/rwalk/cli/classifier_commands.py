@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rwalk.cli.command_options import Given, Workers, to_stderr
-from rwalk.cli.trust import let_import
+from rwalk.atomic_files import replacing
+from rwalk.cli.command_options import Given, Workers, let_import, to_stderr
+from rwalk.data.file_options import Reading
+from rwalk.errors import InputError
 from rwalk.escaping import cell, shown
 
 if TYPE_CHECKING:
-    from rwalk.data.datasets import Reading
     from rwalk.data.large_files import Source
     from rwalk.models import Backbone, Trained
     from rwalk.models.trained_on_files import Learned
@@ -68,8 +69,6 @@ def fit(
 
     More files, and new classes, may follow at any time (--continue): nothing is forgotten.
     """
-    from rwalk.errors import InputError
-
     if executor != "here" and holdout is not None:
         raise InputError("--holdout predicts between two passes, in one process: drop it, or --executor")
     if executor == "here" and workers is not None:
@@ -85,7 +84,6 @@ def fit(
         raise InputError(f"{target} exists already: continue it (--continue), or choose another --out")
     _check_writable(target)
     with _working(f"reading {_names(data)}") as working, _told_warnings():
-        from rwalk.data.file_options import Reading
         from rwalk.models import learn  # torch takes seconds to import
 
         reading = Reading(**given.pop(Reading, {}))
@@ -128,8 +126,7 @@ def predict(
 ) -> None:
     """Predict the class of every row or image, with its probability."""
     with _working(f"reading {_names(data)}"), _told_warnings():
-        from rwalk.data.datasets import Reading  # torch takes seconds to import
-        from rwalk.models import predictions
+        from rwalk.models import predictions  # torch takes seconds to import
 
         trained, own = _loaded(model, network)
         source = _source(data, Reading(), trained, model, score, own, id_column)
@@ -157,8 +154,6 @@ def forget(
     It becomes the model that never learned them. If it is overwritten, the model as it was is kept in FILE.before:
     delete that copy once you are content with the new model.
     """
-    from rwalk.data.datasets import Reading
-
     forgotten = 0
     with _told_warnings():
         trained, own = _loaded(model, network)
@@ -178,8 +173,6 @@ def merge(
 
     It is the one that would have learned from all their files.
     """
-    from rwalk.errors import InputError
-
     if len(models) < 2:
         raise InputError("give two models or more to merge")
     with _told_warnings():
@@ -217,7 +210,6 @@ def _begun(
 ) -> tuple[Trained, Source]:
     """The model that learns, and its source: new, continued, or created like another."""
     from rwalk.data.large_files import source
-    from rwalk.errors import InputError
     from rwalk.models import Trained, backbone, through
 
     if earlier := go_on or like:
@@ -260,12 +252,10 @@ def _source(
     id_column: str | None = None,
 ) -> Source:
     """Files in the form that a model expects."""
-    from rwalk.data.datasets import Reading as Usual
     from rwalk.data.large_files import ArrayForm, source
-    from rwalk.errors import InputError
     from rwalk.models import through
 
-    if reading != Usual():
+    if reading != Reading():
         raise InputError(f"{model} determines how files are read: drop --label, --drop, --missing and --size")
     found = source(data, reading, known.form, labelled, id_column)
     if known.form is None and not isinstance(found.form, ArrayForm):
@@ -275,8 +265,6 @@ def _source(
 
 def _check_writable(target: Path) -> None:
     """Before hours of learning: can the result be written?"""
-    from rwalk.errors import InputError
-
     folder = next(parent for parent in target.absolute().parents if parent.exists())
     if target.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise InputError(f"{target} cannot be written there: choose another --out")
@@ -284,9 +272,6 @@ def _check_writable(target: Path) -> None:
 
 def _write(trained: Trained, target: Path) -> None:
     """Write a model; one that was there before is kept beside it."""
-    from rwalk.atomic_files import replacing
-    from rwalk.errors import InputError
-
     if target.is_file():
         backup = target.with_name(f"{target.name}.before")
         try:
@@ -324,9 +309,6 @@ def _working(what: str) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def _table(out: Path | None) -> Iterator[Any]:
     """Writes the rows of a CSV file: all of them or, if something fails, none."""
-    from rwalk.atomic_files import replacing
-    from rwalk.errors import InputError
-
     if out is None:
         yield csv.writer(sys.stdout, lineterminator="\n").writerow
         return

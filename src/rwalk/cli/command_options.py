@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 import typer
 from typer.core import TyperCommand
 
+from rwalk.atomic_files import at_home
+from rwalk.errors import InputError
 from rwalk.escaping import shown
 from rwalk.option_fields import Option, options_of
 from rwalk.registry import imported
@@ -135,7 +137,6 @@ def chosen_device(name: str) -> str:
 
 def with_label(dataset: str, reading: Reading, tell: Callable[[str], None]) -> Reading:
     """A table's reading with its column of classes named; if the user named none, the choice is reported."""
-    from rwalk.atomic_files import at_home
     from rwalk.data.datasets import TableEncoder
     from rwalk.data.datasets.tables import is_table
 
@@ -144,6 +145,12 @@ def with_label(dataset: str, reading: Reading, tell: Callable[[str], None]) -> R
     found = TableEncoder.fit(at_home(dataset), reading=reading).label
     tell(f"the classes are in column {found!r} (--label names another)")
     return replace(reading, label=found)
+
+
+def let_import(names: Iterable[str]) -> None:
+    """Let Python find the user's own code, `package.module:name`, in the current folder."""
+    if any(":" in name for name in names) and (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
 
 
 def say(line: object) -> None:
@@ -159,15 +166,11 @@ def to_stderr(line: object) -> None:
 
 def check_join(join: bool, **options: object) -> None:
     """Refuse options that have no meaning where every process trains one run at a time; values by name."""
-    from rwalk.errors import InputError
-
     given = [f"--{name}" for name, value in options.items() if value not in (None, "", "local")]
     if join and given:
         raise InputError(f"--join trains one run at a time per process: drop {' and '.join(given)}")
 
 
 def check_seeds(seeds: int | None) -> None:
-    from rwalk.errors import InputError
-
     if seeds is not None and seeds < 1:
         raise InputError(f"--seeds must be at least 1, not {seeds}")

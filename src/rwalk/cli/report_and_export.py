@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rwalk.cli.command_options import say
+from rwalk.cli.command_options import let_import, say
 from rwalk.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,12 +40,11 @@ def export(
     to: Annotated[str, typer.Option(help="comma-separated: tensorboard, mlflow, wandb, or package.module:Name")],
 ) -> None:
     """Show a study's finished runs in a tracker; those that are already there are not added again."""
-    from rwalk.cli import trust
     from rwalk.studies.losses_and_costs import Curves
     from rwalk.studies.study_folder import Store
     from rwalk.studies.trackers import export as export_to
 
-    trust.let_import(to.split(","))
+    let_import(to.split(","))
     store = Store(folder)
     rows, curves = store.rows(), Curves(folder)
     for tracker in named(to, folder, store.study()):

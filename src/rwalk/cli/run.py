@@ -1,4 +1,4 @@
-"""`rwalk run`: a study of methods, hyper-parameters and seeds."""
+"""`rwalk run`: a study of methods, hyper-parameters and seeds; `rwalk resume`: one that was interrupted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rwalk.cli import run_study, trust
+from rwalk.atomic_files import at_home
 from rwalk.cli.command_options import (
     AsJson,
     CheckpointEvery,
@@ -24,9 +24,11 @@ from rwalk.cli.command_options import (
     check_seeds,
     chosen_device,
     how,
+    let_import,
     says_what_to_learn,
     with_label,
 )
+from rwalk.errors import InputError
 
 if TYPE_CHECKING:
     from rwalk.data.memory import MemorySpec
@@ -80,11 +82,9 @@ def run(
     option that chooses the data or the methods, a study; by default digits in five tasks of two classes each, five
     methods and five seeds.
     """
-    from rwalk.atomic_files import at_home
-    from rwalk.cli import sweep
+    from rwalk.cli import run_study, sweep
     from rwalk.data.datasets import Reading, is_folder
     from rwalk.data.memory import MemorySpec
-    from rwalk.errors import InputError
     from rwalk.studies import Study
     from rwalk.studies.specs import NETWORK, RunSpec, StreamSpec
     from rwalk.training import Training
@@ -95,7 +95,7 @@ def run(
     stream, memory, training = given[StreamSpec], given[MemorySpec], given[Training]
     dataset, replay, beside = stream["dataset"], memory.get("replay"), memory.get("beside")
     own: dict[str, Any] = {"network": NETWORK.get(dataset, "mlp")} | given[RunSpec]
-    trust.let_import([own["network"], memory["sampler"], training["augment"], *names])
+    let_import([own["network"], memory["sampler"], training["augment"], *names])
     if "steps" in training and "epochs" in training:
         raise InputError("give --epochs or --steps, not both")
     if online and training.keys() & {"epochs", "steps", "batch"}:
@@ -146,3 +146,43 @@ def _memory(given: dict[str, Any]) -> MemorySpec | None:
     usual = {"per_class": 1 if absent else None, "replay": USUAL_REPLAY.get(given["sampler"], "balanced")}
     spec = MemorySpec(**usual | given)
     return None if absent else spec  # made in any case, to refuse a wrong sampler even without a memory
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="the study folder of an interrupted `rwalk run`")],
+    data: Data = None,
+    trusted: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trust", "--network", help="confirm that the study may import your package.module:name; repeatable"
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="the device to resume on (default: where it began)")] = "",
+    workers: Workers = None,
+    checkpoint_every: CheckpointEvery = None,
+    keep: Keep = "",
+    executor: ExecutorName = "local",
+    track: Track = "",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Resume an interrupted study, exactly where it stopped."""
+    from rwalk.cli import run_study
+    from rwalk.studies import Study
+    from rwalk.studies.study_folder import Store
+
+    store = Store(folder)
+    record = store.study()
+    # Before the study is made: that imports the parts it names.
+    run_study.check_trusted(folder, record.runs, trusted or ())
+    let_import(trusted or ())
+    where = device or (record.environment or {}).get("device", "auto")
+    study = Study.of(
+        record,
+        data=data,
+        device=chosen_device(where),
+        workers=workers,
+        checkpoint_every=checkpoint_every,
+        executor=executor,
+    )
+    run_study.run_and_show(study, store, quiet, as_json, track, run_study.remarks_on(study, keep), keep)

@@ -5,21 +5,30 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rwalk.cli import report_and_export, trust
+from rich.console import Console
+
+from rwalk.cli import report_and_export
 from rwalk.cli.command_options import say, to_stderr
-from rwalk.cli.print_rows import show
+from rwalk.errors import InputError
+from rwalk.report.progress_display import Lines, Live
+from rwalk.studies import Study
+from rwalk.studies.losses_and_costs import Costs, Curves, note_command
+from rwalk.studies.provenance import strangers
+from rwalk.studies.rows import Row, Rows
+from rwalk.studies.specs import RunSpec, steps_of
+from rwalk.studies.study_events import Event
+from rwalk.studies.study_folder import SharedStore, Store
+from rwalk.studies.trackers import Tracking
+from rwalk.studies.worker_pool import Interrupts, WorkerDied
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # with all of scikit-learn
     from rwalk.models import Keeper
-    from rwalk.studies import Study
-    from rwalk.studies.rows import Row, Rows
-    from rwalk.studies.study_folder import Store
-
 
 SAME_COMMAND = "the same command"
 
@@ -29,8 +38,6 @@ def placed(study: Study, folder: Path, join: bool, shared: Path | None = None) -
 
     Who joins finds reference models in `shared`, by default in the folder: other machines have other caches.
     """
-    from rwalk.studies.study_folder import SharedStore, Store
-
     if not join:
         return study, Store(folder)
     return replace(study, executor="join", cache=shared or folder), SharedStore(folder)
@@ -49,7 +56,7 @@ def run_and_show(
     """Train the missing runs, and print all rows as tables or as JSON; `keep` names the models that stay."""
     keeper = None
     if keep or (store.folder / "models").exists():
-        from rwalk.models import Keeper  # with all of scikit-learn
+        from rwalk.models import Keeper
 
         keeper = Keeper.of(store.folder, keep)
     study = replace(study, keep=keeper)
@@ -61,9 +68,15 @@ def run_and_show(
         said |= {"models": [str(path) for path in models]} if keeper else {}
         print(json.dumps(said, default=list))
         return
+    from rwalk.cli.print_results import show
+
     show(rows, store.folder)
     if keeper:
         say(f"{keeper.folder}: {len(models)} kept, for rwalk predict or rwalk.IncrementalClassifier.load")
+
+
+def _public(row: Row) -> dict[str, object]:
+    return {key: value for key, value in row.to_json().items() if key not in ("hash", "spec")}
 
 
 def remarks_on(study: Study, keep: str) -> list[str]:
@@ -72,12 +85,12 @@ def remarks_on(study: Study, keep: str) -> list[str]:
     if any(len(study.stream(stream)) == 1 for stream in {run.stream for run in study.runs}):
         said.append("there is only one task, so nothing can be forgotten: see --classes-per-task, --tasks")
     if keep:
-        from rwalk.errors import InputError
         from rwalk.models.kept_by_studies import refusal
 
-        reasons = dict.fromkeys(why for run in study.runs if (why := refusal(run)))
-        if all(refusal(run) for run in study.runs):
-            raise InputError(f"--keep {keep}: none of these models can be kept: {next(iter(reasons))}")
+        refusals = [refusal(run) for run in study.runs]
+        reasons = list(dict.fromkeys(filter(None, refusals)))
+        if all(refusals):
+            raise InputError(f"--keep {keep}: none of these models can be kept: {reasons[0]}")
         said += [f"not all models are kept: {why}" for why in reasons]
         if keep == "best" and any(run.stream.validation is None for run in study.runs):
             said.append("--keep best chooses by test accuracy: with --validation 0.1 it chooses by held-out data")
@@ -99,18 +112,6 @@ def execute(
     `go_on` names the command that resumes after an interruption, if it is not `rwalk resume`; `track` names
     trackers; `remarks` are printed once nothing is wrong with the study.
     """
-    from contextlib import ExitStack
-
-    from rich.console import Console
-
-    from rwalk.report.progress_display import Lines, Live
-    from rwalk.studies.losses_and_costs import Costs, Curves, note_command
-    from rwalk.studies.provenance import strangers
-    from rwalk.studies.specs import steps_of
-    from rwalk.studies.study_events import Event
-    from rwalk.studies.trackers import Tracking
-    from rwalk.studies.worker_pool import Interrupts, WorkerDied
-
     study.prepare()  # its errors come before the first write
     for line in remarks if show else ():
         to_stderr(line)
@@ -180,8 +181,24 @@ def resume_command(study: Study, store: Store) -> str:
     words = ["rwalk", "resume", str(store.folder)]
     words += [] if study.data is None else ["--data", str(study.data)]
     words += [] if study.executor == "local" else ["--executor", study.executor]
-    return shlex.join([*words, *trust.options(trust.named_by(study.runs))])
+    return shlex.join([*words, *trusting(own_code(study.runs))])
 
 
-def _public(row: Row) -> dict[str, object]:
-    return {key: value for key, value in row.to_json().items() if key not in ("hash", "spec")}
+# ── the user's own code, `package.module:name`: a file may name it, but only the user may have it imported ──────
+
+
+def own_code(runs: Iterable[RunSpec]) -> list[str]:
+    """The names of all user code that these runs would import, without repeats."""
+    return list(dict.fromkeys(name for run in runs for name in run.own_code()))
+
+
+def check_trusted(folder: Path, runs: Iterable[RunSpec], trusted: Collection[str]) -> None:
+    """Refuse a study that imports code which the user has not confirmed."""
+    unconfirmed = [name for name in own_code(runs) if name not in trusted]
+    if unconfirmed:
+        raise InputError(f"{folder} imports code: add {' '.join(trusting(unconfirmed))} if you trust it")
+
+
+def trusting(names: Iterable[str]) -> list[str]:
+    """The options of `rwalk resume` that confirm these names."""
+    return [word for name in names for word in ("--trust", name)]

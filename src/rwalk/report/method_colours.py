@@ -28,7 +28,6 @@ PALETTE = (
     ("#007f8c", "#4fd0dc"),
 )
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star", "hexagon")
-MARKERS = "osD^vPX*h"  # the same for matplotlib
 OWNERS = (
     "vanilla", "ewc", "ewc++", "pi", "rwalk", "icarl", "icarl-hb1", "gem", "a-gem",
     "ridge", "er", "der++", "joint", "lwf",
@@ -58,8 +57,3 @@ def symbol(place: int) -> int:
 def colour(method: str) -> str:
     """The colour of a method on white."""
     return PALETTE[OWNERS.index(method) if method in OWNERS else UNKNOWN][0]
-
-
-def marker(method: str) -> str:
-    """The marker of a method in a figure of matplotlib."""
-    return MARKERS[symbol(OWNERS.index(method) if method in OWNERS else UNKNOWN)]
