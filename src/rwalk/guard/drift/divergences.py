@@ -3,15 +3,21 @@
 A divergence compares old outputs with new ones, prediction by prediction. `keep` reduces old outputs to the
 tensors that have to be stored; `between` compares new outputs with them. Both are pure functions, so a new
 divergence is one entry in `DIVERGENCES`, or a function of old and new outputs given by the user.
+
+Some families of models have a class that stands for everything else: the background of a segmenter, "outside" of
+a tagger, the blank of CTC, DETR's "no object". The old model put there what is a new class now. So the new
+classes are counted together with it: what was background may become a new class, and an old class may not.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rwalk.errors import InputError, unknown
@@ -32,12 +38,20 @@ class Divergence(NamedTuple):
         keep: from old outputs to the tensors that are stored.
         between: from these tensors and new outputs to one number per prediction, or one for all.
         rows: whether outputs are flattened to [predictions, numbers] first, without padding.
+        pixels: whether classes are in dimension 1 of images and volumes, as in torch's losses.
+        masks: inputs that tell predictions from padding: 0, and -100 in labels.
+        picks: from a model's output to the tensor that is compared, if logits or the output itself are not enough.
+        compare: the function of old and new outputs that is behind it, if it has settings.
     """
 
     name: str
     keep: Callable[[Tensor], Kept]
     between: Callable[[Kept, Tensor], Tensor]
     rows: bool = True
+    pixels: bool = False
+    masks: tuple[str, ...] = ("attention_mask",)
+    picks: Callable[[Any], Tensor] | None = None
+    compare: Callable[..., Tensor] | None = None
 
 
 # ── predictions of classes ───────────────────────────────────────────────────────────────────────────────────
@@ -85,11 +99,204 @@ def binary_kl(old: Kept, logits: Tensor) -> Tensor:
     0.0
     """
     then = old["outputs"]
-    now = wide(_old_columns(logits, then.shape[-1]))
+    return _binary_kl(then, wide(_old_columns(logits, then.shape[-1]))).sum(-1)
+
+
+def _binary_kl(then: Tensor, now: Tensor) -> Tensor:
     share = then.sigmoid()
-    yes = share * (torch.nn.functional.logsigmoid(then) - torch.nn.functional.logsigmoid(now))
-    no = (1 - share) * (torch.nn.functional.logsigmoid(-then) - torch.nn.functional.logsigmoid(-now))
-    return (yes + no).sum(-1)
+    yes = share * (F.logsigmoid(then) - F.logsigmoid(now))
+    no = (1 - share) * (F.logsigmoid(-then) - F.logsigmoid(-now))
+    return yes + no
+
+
+# ── classes beside a background ──────────────────────────────────────────────────────────────────────────────
+
+LEAST = 0.05  # share of predictions that counts as foreground at least, where there is hardly any
+
+
+def segmentation(old: Tensor, new: Tensor, background: int = 0) -> Tensor:
+    """KL(old ‖ new) of each pixel, in nats per pixel of the old foreground; background may become a new class.
+
+    Args:
+        old: logits [pixels, classes].
+        new: logits [pixels, classes], with columns of new classes after those of the old ones.
+        background: the class of everything else; -1 if it is the last one, also after new classes came.
+
+    >>> old = torch.tensor([[9.0, 0.0], [0.0, 9.0]])  # background, and a thing
+    >>> grown = torch.tensor([[0.0, 0.0, 9.0], [0.0, 0.0, 9.0]])
+    >>> segmentation(old, grown) > 0.01
+    tensor([False,  True])
+    """
+    then = wide(old).log_softmax(-1)
+    now = _with_background(new, then.shape[-1], background)
+    foreground = (1 - then[..., background].exp()).mean().clamp(min=LEAST)
+    return (then.exp() * (then - now)).sum(-1) / foreground
+
+
+def tagging(old: Tensor, new: Tensor, outside: int = 0) -> Tensor:
+    """KL(old ‖ new) of each token's tag, in nats per token that has one; "outside" may become a new tag.
+
+    Args:
+        old: logits [tokens, tags].
+        new: logits [tokens, tags], with columns of new tags after those of the old ones.
+        outside: the tag of tokens that have none; -1 if it is the last one.
+
+    >>> old = torch.randn(5, 3)
+    >>> float(tagging(old, torch.cat([old, torch.full((5, 2), -50.0)], 1)).abs().max()) < 1e-5
+    True
+    """
+    return segmentation(old, new, outside)
+
+
+def ctc(old: Tensor, new: Tensor, blank: int = 0) -> Tensor:
+    """KL(old ‖ new) of each frame, in nats per frame that is no blank; blanks may become new symbols.
+
+    Args:
+        old: logits [frames, symbols].
+        new: logits [frames, symbols], with columns of new symbols after those of the old ones.
+        blank: CTC's blank; -1 if it is the last one.
+
+    >>> old = torch.randn(5, 3)
+    >>> float(ctc(old, old + 2).abs().max()) < 1e-5
+    True
+    """
+    return segmentation(old, new, blank)
+
+
+def _with_background(logits: Tensor, columns: int, background: int) -> Tensor:
+    """Log-probabilities of the old classes; those of new classes are counted as background.
+
+    >>> _with_background(torch.zeros(1, 4), 2, background=-1).exp()  # a class, two new ones, no object
+    tensor([[0.2500, 0.7500]])
+    """
+    _old_columns(logits, columns)
+    logs = wide(logits).log_softmax(-1)
+    if logs.shape[-1] == columns:
+        return logs
+    if background == -1:
+        return torch.cat([logs[..., : columns - 1], logs[..., columns - 1 :].logsumexp(-1, keepdim=True)], -1)
+    others = torch.cat([logs[..., [background]], logs[..., columns:]], -1).logsumexp(-1, keepdim=True)
+    return torch.cat([logs[..., :background], others, logs[..., background + 1 : columns]], -1)
+
+
+# ── boxes ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+BOXES = 100  # per image, the most confident ones; more are background
+SLACK = 0.1  # of a box's size: below it, the change of a box counts by its square
+
+
+def detection(old: Tensor, new: Tensor, background: int | None = None) -> Tensor:
+    """How far the detections in each image have moved: classes in nats, and boxes, per object that was seen.
+
+    Detections are a set. Each of the old ones is compared with the new one that is most like it, and each of the
+    new ones with the old one that is most like it, because queries and anchors of many models change places. Only
+    the most confident ones count, each class by the larger of the two scores, and boxes by the square of the old
+    score. So background is free for new objects, but old classes may not appear there. A box has moved by the
+    change of its sides in units of its size, plus 1 − GIoU.
+
+    Args:
+        old: [images, detections, 4 + classes], a box (centre x, centre y, width, height) and logits.
+        new: the same; columns of new classes follow those of the old ones.
+        background: None if each class is a yes or no (YOLO, RT-DETR, D-FINE); otherwise the class of no object,
+            -1 if it is the last one (DETR, YOLOS), also after new classes came.
+
+    >>> box, sure, unsure = [0.5, 0.5, 0.2, 0.2], [8.0, -8.0], [-8.0, -8.0]
+    >>> old = torch.tensor([[box + sure, box + unsure]])
+    >>> float(detection(old, old.flip(1)))
+    0.0
+    >>> float(detection(old, torch.tensor([[box + unsure, box + unsure]]))) > 2
+    True
+    """
+    if old.ndim != 3 or old.shape[-1] < 5 or old.shape[:1] != new.shape[:1] or new.ndim != 3:
+        raise InputError(
+            "detections are [images, detections, 4 + classes], a box and logits; got shapes "
+            f"{tuple(old.shape)} before and {tuple(new.shape)} now"
+        )
+    then, now = _Detections.of(wide(old), old, background), _Detections.of(wide(new), old, background)
+    seen = then.confidence.square().sum(-1).clamp(min=1)
+    forth = _apart(then.most_confident(), now, swapped=False)
+    back = _apart(now.most_confident(), then, swapped=True)
+    return (forth + back) / 2 / seen
+
+
+class _Detections(NamedTuple):
+    """Boxes [images, detections, 4], log-probabilities [images, detections, classes], and scores of objects."""
+
+    boxes: Tensor
+    logs: Tensor  # of yes and no for every class; or of the old classes, new ones counted as no object
+    scores: Tensor
+
+    @classmethod
+    def of(cls, packed: Tensor, old: Tensor, background: int | None) -> _Detections:
+        columns, logits = old.shape[-1] - 4, packed[..., 4:]
+        if background is None:
+            logits = _old_columns(logits, columns)
+            return cls(packed[..., :4], logits, logits.sigmoid())
+        logs = _with_background(logits, columns, background)
+        objects = [each for each in range(columns) if each != background % columns]
+        return cls(packed[..., :4], logs, logs[..., objects].exp())
+
+    @property
+    def confidence(self) -> Tensor:
+        return self.scores.amax(-1)
+
+    def rows(self, chosen: Tensor) -> _Detections:
+        return _Detections(*(each.gather(1, chosen[..., None].expand(-1, -1, each.shape[-1])) for each in self))
+
+    def most_confident(self) -> _Detections:
+        return self.rows(self.confidence.topk(min(BOXES, self.scores.shape[1]), -1).indices)
+
+
+def _apart(some: _Detections, others: _Detections, swapped: bool) -> Tensor:
+    """Σ over some detections of how far each is from the one most like it; swapped: these are the new ones."""
+    with torch.no_grad():
+        size = some.boxes[..., 2:].abs().sum(-1, keepdim=True).clamp(min=1e-6)
+        unlike = torch.cdist(some.boxes, others.boxes, p=1) / size + torch.cdist(some.scores, others.scores, p=1)
+        nearest = unlike.argmin(-1)
+    like = others.rows(nearest)
+    then, now = (like, some) if swapped else (some, like)
+    weight = torch.maximum(then.scores, now.scores)
+    if then.logs.shape == then.scores.shape:
+        classes = (weight * _binary_kl(then.logs, now.logs)).sum(-1)
+    else:
+        classes = weight.amax(-1) * (then.logs.exp() * (then.logs - now.logs)).sum(-1)
+    size = then.boxes[..., 2:].abs().clamp(min=1e-6)
+    sides = (now.boxes - then.boxes) / torch.cat([size, size], -1)
+    sides = F.smooth_l1_loss(sides, torch.zeros_like(sides), beta=SLACK, reduction="none").mean(-1)
+    return (classes + then.confidence.square() * (sides + 1 - _giou(then.boxes, now.boxes))).sum(-1)
+
+
+def _giou(first: Tensor, second: Tensor) -> Tensor:
+    """The generalised intersection over union of boxes, row by row: 1 if equal, towards -1 if far apart.
+
+    >>> _giou(torch.tensor([0.0, 0.0, 2.0, 2.0]), torch.tensor([1.0, 0.0, 2.0, 2.0]))
+    tensor(0.3333)
+    """
+    size, other = (boxes[..., 2:].clamp(min=1e-6) for boxes in (first, second))
+    away = second[..., :2] - first[..., :2]  # seen from the first one's centre, so that equal boxes give 1
+    inner = (torch.minimum(size, 2 * away + other) + torch.minimum(size, other - 2 * away)).clamp(min=0) / 2
+    hull = (torch.maximum(size, 2 * away + other) + torch.maximum(size, other - 2 * away)) / 2
+    shared, whole = inner.prod(-1), hull.prod(-1)
+    union = size.prod(-1) + other.prod(-1) - shared
+    return shared / union - (whole - union) / whole
+
+
+def boxes_and_logits(output: Any) -> Tensor:
+    """The fields `pred_boxes` and `logits` side by side, as transformers' detectors return them.
+
+    >>> boxes_and_logits({"logits": torch.zeros(2, 9, 3), "pred_boxes": torch.zeros(2, 9, 4)}).shape
+    torch.Size([2, 9, 7])
+    """
+    if isinstance(output, Tensor):
+        return output
+    boxes, logits = (_field(output, name) for name in ("pred_boxes", "logits"))
+    if not (isinstance(boxes, Tensor) and isinstance(logits, Tensor)):
+        raise InputError(
+            f"the model returns a {type(output).__name__} without pred_boxes and logits: give outputs=, a "
+            "function from it to [images, detections, 4 + classes], boxes (centre x, centre y, width, height) and "
+            "logits"
+        )
+    return torch.cat([wide(boxes), wide(logits)], -1)
 
 
 # ── numbers and directions ───────────────────────────────────────────────────────────────────────────────────
@@ -165,17 +372,32 @@ def _same_columns(outputs: Tensor, old: Tensor) -> Tensor:
     return wide(outputs)
 
 
+def _on_outputs(name: str, compare: Callable[..., Tensor], **options: Any) -> Divergence:
+    return Divergence(
+        name, keep_outputs, lambda kept, new: compare(kept["outputs"], new), compare=compare, **options
+    )
+
+
 DIVERGENCES: dict[str, Divergence] = {
-    "kl": Divergence("kl", keep_logs, kl),
-    "binary_kl": Divergence("binary_kl", keep_outputs, binary_kl),
-    "mse": Divergence("mse", keep_scaled, mse),
-    "cosine": Divergence("cosine", keep_outputs, cosine),
-    "similarity": Divergence("similarity", keep_outputs, similarity),
+    each.name: each
+    for each in (
+        Divergence("kl", keep_logs, kl, pixels=True),
+        Divergence("binary_kl", keep_outputs, binary_kl, pixels=True),
+        Divergence("mse", keep_scaled, mse),
+        Divergence("cosine", keep_outputs, cosine),
+        Divergence("similarity", keep_outputs, similarity),
+        Divergence("seq2seq", keep_logs, kl, masks=("decoder_attention_mask", "labels")),
+        _on_outputs("tagging", tagging, masks=("attention_mask", "labels")),
+        _on_outputs("segmentation", segmentation, pixels=True),
+        _on_outputs("ctc", ctc),
+        _on_outputs("detection", detection, rows=False, picks=boxes_and_logits),
+        _on_outputs("detr", partial(detection, background=-1), rows=False, picks=boxes_and_logits),
+    )
 }
 
 
 def named(divergence: Any) -> Divergence:
-    """A divergence by its name, or the user's own function of old and new outputs."""
+    """A divergence by its name, one of ours with other settings, or the user's function of old and new outputs."""
     if isinstance(divergence, Divergence):
         return divergence
     if isinstance(divergence, str):
@@ -188,7 +410,13 @@ def named(divergence: Any) -> Divergence:
             f"not {divergence!r}"
         )
     own: Callable[[Tensor, Tensor], Tensor] = divergence
-    name = f"{getattr(own, '__module__', '')}:{getattr(own, '__qualname__', type(own).__name__)}"
+    function = divergence.func if isinstance(divergence, partial) else divergence
+    name = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__name__)}"
+    if isinstance(divergence, partial):
+        name += f"{divergence.args or ''}{divergence.keywords or ''}"
+    for ours in DIVERGENCES.values():
+        if ours.compare is function:
+            return ours._replace(name=name, between=lambda kept, new: own(kept["outputs"], new))
     return Divergence(name, lambda old: {"old": old}, lambda kept, new: own(kept["old"], new), rows=False)
 
 
@@ -228,6 +456,15 @@ def picked(output: Any, outputs: Any) -> dict[str, Tensor]:
                 "output, or a function of the output"
             )
     return found
+
+
+def check_no_boxes(output: Any) -> None:
+    """Outputs with boxes are compared by a divergence that the user names: logits alone would not hold them."""
+    if not isinstance(output, Tensor) and isinstance(_field(output, "pred_boxes"), Tensor):
+        raise InputError(
+            "the model returns boxes: give divergence='detr' if its last class is \"no object\" (DETR, YOLOS), "
+            "otherwise 'detection' (RT-DETR, D-FINE, Deformable DETR)"
+        )
 
 
 def _field(output: Any, name: str) -> Any:
@@ -279,7 +516,7 @@ def evidence(output: Tensor, gradient: Tensor) -> Tensor:
     >>> (evidence(logits.detach(), logits.grad) < ZERO).tolist()
     [True, False, False]
     """
-    out, slope = (flattened(each.float(), None) for each in (output, gradient))
+    out, slope = (flattened(each.float()) for each in (output, gradient))
     shift = slope.sum(-1).abs().sum() / slope.abs().sum()
     labels = out.sigmoid() - (slope < 0).float()
     length = (slope * out).sum(-1).abs().sum() / (slope.norm(dim=-1) * out.norm(dim=-1)).sum()
@@ -316,16 +553,27 @@ def _are_unit(vectors: Tensor) -> bool:
     return bool((lengths - 1).abs().max() < 1e-3)
 
 
-def flattened(output: Tensor, mask: Any, divergence: str = "") -> Tensor:
+def flattened(output: Tensor, mask: Any = None, pixels: bool = False) -> Tensor:
     """[predictions, numbers] without padding; classes per pixel are in dimension 1, as in torch's losses.
 
-    >>> flattened(torch.zeros(2, 5, 4, 4), None, "kl").shape
+    >>> flattened(torch.zeros(2, 5, 4, 4), pixels=True).shape
     torch.Size([32, 5])
     """
     if output.ndim == 1:
         return output[:, None]
-    if output.ndim == 4 and divergence in ("kl", "binary_kl"):
+    if output.ndim >= 4 and pixels:
         output = output.movedim(1, -1)
     if isinstance(mask, Tensor) and mask.shape == output.shape[:-1]:
         return output[mask.bool()]
     return output.flatten(0, -2)
+
+
+def mask_of(batch: Any, kind: Divergence, output: Tensor) -> Tensor | None:
+    """Which predictions are none of padding, by the inputs that have one number for each of them."""
+    found = None
+    for name in kind.masks:
+        each = batch.get(name) if isinstance(batch, Mapping) else None
+        if isinstance(each, Tensor) and each.shape == output.shape[:-1]:
+            here = each != -100 if name == "labels" else each.bool()
+            found = here if found is None else found & here
+    return found

@@ -26,8 +26,9 @@ class Probes:
         inputs: a tensor, a dict of keywords, a tuple of arguments, a list of such batches, a DataLoader, a
             dataset, texts (with a tokenizer), or "own-samples" for a language model's own.
         divergence: "kl" (classes, tokens), "binary_kl" (yes-or-no labels), "mse" (numbers, in units of their
-            variance), "cosine" or "similarity" (embeddings), a function of old and new outputs, or a dict of
-            these by output. Chosen by the outputs where they leave no doubt.
+            variance), "cosine" or "similarity" (embeddings), "detection" or "detr" (boxes), "segmentation",
+            "tagging", "seq2seq", "ctc", a function of old and new outputs, or a dict of these by output. Chosen
+            by the outputs where they leave no doubt.
         outputs: the name of a field of the model's output, several names, or a function that picks a tensor or a
             dict of tensors. By default logits, embeddings or the tensor itself.
         call: a function of the model and a batch, if calling the model is not enough.
@@ -167,7 +168,7 @@ class Probes:
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         """Logits [predictions, classes] of any batch, for measures that need class probabilities."""
-        found = divergences.picked(self._call(model, batch), self.outputs)
+        found = self._picked(self._call(model, batch))
         if len(found) != 1:
             raise InputError("importance is measured from the logits of one output: pick it by outputs=")
         ((name, output),) = found.items()
@@ -177,18 +178,29 @@ class Probes:
                 f"importance is measured from class probabilities, and outputs are compared by {kind.name!r}: "
                 "use method='anchor', or guard.begin(losses=…)"
             )
-        return divergences.flattened(output, _mask_of(batch), kind.name)
+        return divergences.flattened(output, divergences.mask_of(batch, kind, output), kind.pixels)
 
     def _outputs(self, model: nn.Module, number: int) -> dict[str, Tensor]:
         batch = self.batches[number] = batches.to(self.batches[number], device_of(model))
-        found = divergences.picked(self._call(model, batch), self.outputs)
+        found = self._picked(self._call(model, batch))
         flat = {}
         for name, output in found.items():
             if name not in self.divergences:
                 self.divergences[name] = self._kind(name, output, batch)
             kind = self.divergences[name]
-            flat[name] = divergences.flattened(output, _mask_of(batch), kind.name) if kind.rows else output
+            mask = divergences.mask_of(batch, kind, output)
+            flat[name] = divergences.flattened(output, mask, kind.pixels) if kind.rows else output
         return flat
+
+    def _picked(self, output: Any) -> dict[str, Tensor]:
+        """The outputs that are compared, by name."""
+        if self.outputs is None and self.divergence is not None and not isinstance(self.divergence, Mapping):
+            kind = divergences.named(self.divergence)
+            if kind.picks is not None:
+                return divergences.picked(output, kind.picks)
+        if self.outputs is None and self.divergence is None:
+            divergences.check_no_boxes(output)
+        return divergences.picked(output, self.outputs)
 
     def _first_outputs(self, model: nn.Module, number: int) -> dict[str, Tensor]:
         """The outputs of a batch; if the model refuses the batch, the batch's form beside the model's message."""
@@ -280,10 +292,6 @@ def _squared_error(found: Iterable[Tensor]) -> float:
     """The squared standard error of the mean of one output's divergences."""
     predictions = torch.cat([each.detach().double().flatten() for each in found])
     return float(predictions.var() / len(predictions)) if len(predictions) > 1 else 0.0
-
-
-def _mask_of(batch: Batch) -> Any:
-    return batch.get("attention_mask") if isinstance(batch, Mapping) else None
 
 
 def _loss_in(output: Any) -> Tensor | None:
