@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.meter import meter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -599,6 +600,62 @@ def test_modules_that_do_more_in_train_than_set_a_flag_come_back() -> None:
     assert probes.drift(model) < 1e-6 and not model.merged
     model(task(0)[0]).sum().backward()
     assert model.adapter.grad is not None
+
+
+def test_parameters_that_are_added_to_each_other_are_pulled_once_each() -> None:
+    """Autograd gives both biases one and the same gradient tensor."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.shift = nn.Linear(8, 4), nn.Parameter(torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.linear.weight) + (self.linear.bias + self.shift)
+
+    torch.manual_seed(0)
+    model = Two()
+    x, y = task(1)
+    old = model(x).log_softmax(-1).detach()
+    optimizer = AdamW(model.parameters(), 0.05)
+    guard = Guard(model, optimizer, Anchor(weight=0.5, every=1, batch=192), probes=x)
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append([each.grad.clone() for each in model.parameters()]))  # type: ignore[union-attr]
+    for _ in range(5):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        now = model(x).log_softmax(-1)
+        drift = (old.exp() * (old - now)).sum(-1).mean()
+        expected = [
+            each.grad + 0.5 * slope  # type: ignore[operator]
+            for each, slope in zip(
+                model.parameters(), torch.autograd.grad(drift, list(model.parameters())), strict=True
+            )
+        ]
+        optimizer.step()
+    torch.testing.assert_close(seen[-1], expected)
+    guard.detach()
+
+
+def test_a_pull_needs_one_vector_of_memory() -> None:
+    peaks = []
+    for probes in (None, torch.randn(8, 256)):
+        with meter("cpu") as readings:
+            torch.manual_seed(0)
+            model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
+            optimizer = AdamW(model.parameters(), foreach=False)
+            guard = None if probes is None else Guard(model, optimizer, Anchor(every=2), probes=probes)
+            for _ in range(4):
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = model(torch.ones(1, 256)).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            readings.mark("all")
+        peaks.append(readings.readings["all"].peak)
+        size = sum(each.nbytes for each in model.parameters())
+        del model, optimizer, guard
+    assert peaks[1] - peaks[0] < 1.3 * size
 
 
 def test_pulls_use_the_autocast_of_training_passes() -> None:

@@ -239,8 +239,8 @@ class Guard:
 
     def _pull(self, anchor: Anchor) -> Pull:
         number = self.steps // anchor.interval(self.steps, self.optimizer)
-        with self._first_pass.context(self.model):
-            pull = Pull.of(self.model, self._parameters, self._sets, number)
+        autocast = self._first_pass.context(self.model)
+        pull = Pull.of(self.model, self._parameters, self._sets, number, autocast)
         self._readings.add(self.tasks, self.steps, pull.drift)
         return pull
 

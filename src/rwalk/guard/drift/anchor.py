@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -126,15 +127,17 @@ class Pull(NamedTuple):
         parameters: Sequence[nn.Parameter],
         sets: Sequence[Probes],
         number: int,
+        forward: AbstractContextManager[Any],
     ) -> Pull:
-        """A forward and a backward pass. All arithmetic stays on the device: the host waits for nothing.
+        """A forward pass in this context, and a backward pass.
 
-        The number of the pull says which batch of probes it takes.
+        All arithmetic stays on the device: the host waits for nothing. The number of the pull says which batch of
+        probes it takes.
         """
         group, ranks = replicas(model)
         turn = number * ranks + (dist.get_rank(group) if ranks > 1 else 0)
         pulled = [(probes, batch) for probes in sets for batch in probes.pulled]
-        return cls(*_averaged(model, *_slopes(model, parameters, *pulled[turn % len(pulled)])))
+        return cls(*_averaged(model, *_slopes(model, parameters, *pulled[turn % len(pulled)], forward)))
 
 
 def added(anchor: Anchor, pull: Pull) -> Pulls:
@@ -270,17 +273,23 @@ def _holds_tensors(value: Any, depth: int = 3) -> bool:
 
 
 def _slopes(
-    model: nn.Module, parameters: Sequence[nn.Parameter], probes: Probes, number: int
+    model: nn.Module,
+    parameters: Sequence[nn.Parameter],
+    probes: Probes,
+    number: int,
+    forward: AbstractContextManager[Any],
 ) -> tuple[Tensor, dict[nn.Parameter, Tensor]]:
     """The drift of a batch and its gradient with respect to the parameters.
 
     `torch.autograd.grad` leaves `.grad` alone, and with it the buckets of DistributedDataParallel. Only sharded
-    parameters, and checkpointing that is re-entrant, need an ordinary backward pass.
+    parameters, and checkpointing that is re-entrant, need an ordinary backward pass. The backward pass comes after
+    autocast, which keeps a copy of all weights until it ends.
     """
     inner = unwrapped(model)
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     with eval_mode(model), torch.enable_grad():
-        drift = probes.of_batch(inner, number)
+        with forward:
+            drift = probes.of_batch(inner, number)
         if not drift.requires_grad:
             return drift, {}
         if any(map(is_sharded, trained)):
@@ -289,6 +298,11 @@ def _slopes(
         else:
             found = torch.autograd.grad(drift, trained, allow_unused=True)
     slopes = {p: local(slope).detach() for p, slope in zip(trained, found, strict=True) if slope is not None}
+    seen: set[int] = set()
+    for parameter, slope in slopes.items():  # they are changed in place, and a sum's terms may have one in common
+        if slope.data_ptr() in seen:
+            slopes[parameter] = slope.clone()
+        seen.add(slope.data_ptr())
     return drift.detach().float(), slopes
 
 

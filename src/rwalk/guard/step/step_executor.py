@@ -277,13 +277,16 @@ class Batch:
         return True
 
     def _added(self, gradients: Sequence[Tensor], pulls: Pulls) -> list[Tensor]:
-        """These gradients, with the pulls from elsewhere added to those that have one."""
+        """These gradients, with the pulls from elsewhere added to those that have one; in the pulls' memory."""
         found = list(gradients)
         which = [i for i, parameter in enumerate(self._parameters) if parameter in pulls]
         if which:
-            more = [pulls[self._parameters[i]][0].to(gradients[i].dtype) for i in which]
-            some, add = [gradients[i] for i in which], private_torch.foreach("add")
-            summed = list(map(torch.add, some, more)) if add is None else add(some, more)
+            summed = [pulls[self._parameters[i]][0].to(gradients[i].dtype) for i in which]
+            some, add = [gradients[i] for i in which], private_torch.foreach("add_")
+            if add is None:
+                list(map(Tensor.add_, summed, some))
+            else:
+                add(summed, some)
             for i, each in zip(which, summed, strict=True):
                 found[i] = each
         return found
