@@ -18,11 +18,10 @@ from rwalk.closed_form.calibration import Certainty, Familiar
 from rwalk.closed_form.examples import Examples, Sample, joined, without
 from rwalk.closed_form.feature_sums import ROWS, SEVERAL, Counted, check_inputs, outside, range_of
 from rwalk.closed_form.features import LOOKED_AT, FeatureMap, Recipe, fingerprint
-from rwalk.closed_form.solution import Fit, Rule
+from rwalk.closed_form.solution import MEASURED, Fit, Rule
 from rwalk.closed_form.solve import Solution, Updates
 from rwalk.errors import InputError
 
-STORED = "solution", "certainty", "familiar"  # what a file has of a fit
 FEW = 32  # examples of a call that update a solution one by one
 STILL_KNOWN = (
     "these examples were removed, but the feature map was made from the first examples and stays as it is: if "
@@ -228,7 +227,7 @@ class Model:
         if self.counted is None and not fit.counted.statistics.counts.any():  # a file has no sums of held examples
             counted = self._empty(fit.counted.map)
             counted.learn(joined(self.held))
-            found = {name: each for name, each in fit.__dict__.items() if name in STORED and each is not None}
+            found = {name: each for name, each in fit.__dict__.items() if name in MEASURED and each is not None}
             fit = Fit(counted, fit.rule)
             fit.__dict__ |= found
             self._fit = counted, fit
@@ -290,7 +289,7 @@ class Model:
             counted = self._empty(features)
             counted.shift = shift
         fit = Fit(counted, rule)
-        fit.__dict__ |= dict(zip(STORED, (solution, *measured), strict=True))
+        fit.__dict__ |= dict(zip(MEASURED, (solution, *measured), strict=True))
         self._fit = counted, fit
 
     def _now(self) -> tuple[Counted, Fit]:

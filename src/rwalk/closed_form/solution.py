@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,10 @@ from rwalk.errors import InputError
 
 SOLVERS = ("ridge", "lda")
 MOST_CLASSES = 1000
+GIVEN, MEASURED = (
+    ("counted", "rule", "earlier"),
+    ("solution", "certainty", "familiar"),
+)  # of a fit, when it is stored
 MOST_LEVERAGE = 0.95  # beyond it, an approximation by the mean has no meaning
 
 
@@ -62,6 +67,10 @@ class Fit:
         self.counted = counted
         self.rule = rule
         self.earlier = earlier  # measures, from before the sample was dropped
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without matrices that the sums give again: they are larger than the sums."""
+        return {name: each for name, each in self.__dict__.items() if name in (*GIVEN, *MEASURED)}
 
     @cached_property
     def centred(self) -> Centred:
