@@ -6,6 +6,7 @@ import inspect
 import pickle
 import re
 import warnings
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +258,23 @@ def test_inputs_that_would_be_lost_are_refused(x: Any, y: Any, weight: Any, mess
 def test_targets_that_are_texts_are_refused_in_one_line() -> None:
     with pytest.raises(InputError, match="could not convert string to float"):
         IncrementalRegressor().fit(np.ones((2, 2)), np.array(["a", "b"]))
+
+
+def test_labels_of_two_kinds_in_one_list_are_refused() -> None:
+    with pytest.raises(InputError, match="numbers and strings: give labels of one type"):
+        IncrementalClassifier(size=20).fit([[0.0], [1.0]], [1, "a"])
+
+
+def test_one_image_is_no_list_of_images() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (20, 1, 8, 8), dtype=np.uint8)
+    clf = IncrementalClassifier(size=20).fit(images, np.arange(20) % 2)
+    with pytest.raises(InputError, match="X is one input of shape .1, 8, 8.: give a list"):
+        clf.predict(images[0])
+
+
+def test_html_links_to_the_documentation_that_the_package_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = Message()
+    named["Project-URL"] = "Documentation, https://docs.example/rwalk"
+    monkeypatch.setattr("rwalk.classifier.base.metadata", lambda package: named)
+    assert 'href="https://docs.example/rwalk"' in IncrementalClassifier()._repr_html_()
+    assert 'href="https://docs.example/rwalk"' in IncrementalRegressor()._repr_html_()

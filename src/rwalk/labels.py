@@ -92,8 +92,15 @@ def whole(number: Any) -> Any:
     return int(number) if isinstance(number, Integral) and not isinstance(number, bool) else number
 
 
+def check_kind(y: Any) -> None:
+    """Refuse a list of strings and numbers: NumPy would turn 1 into "1"."""
+    if isinstance(y, list | tuple) and len({isinstance(label, str) for label in y if label is not None}) > 1:
+        raise InputError("labels are numbers and strings: give labels of one type")
+
+
 def labels_of(y: Any) -> NDArray[Any]:
     """Labels that can name classes."""
+    check_kind(y)
     labels = np.asarray(array(y))
     if labels.ndim != 1:
         raise InputError(f"labels have shape {list(labels.shape)}: give one per example, as [n]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from importlib.metadata import metadata
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self, cast
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from rwalk.data.datasets.images import ImageForm, pixels_of, read_image, unit_pixels
 from rwalk.errors import InputError, first_line
-from rwalk.labels import array, inputs, labels_of, merged, one_line
+from rwalk.labels import array, check_kind, inputs, labels_of, merged, one_line
 
 TORCH_READS = (np.float32, np.float64, np.float16, np.uint8, np.int16, np.int32, np.int64, np.bool_)
 CHANNELS = (1, 3, 4)  # of images whose channels come last
@@ -32,6 +33,14 @@ class ArrayEstimator(BaseEstimator):  # type: ignore[misc]
     random_state: int | np.random.RandomState | None
     input_shape_: tuple[int, ...]
     _dtype: Any = "numeric"  # inputs keep their type
+
+    _doc_link_module = "rwalk"
+
+    @property
+    def _doc_link_template(self) -> str:
+        """The link of the HTML representation: the documentation's address, where the package names one."""
+        addresses = dict(each.split(", ", 1) for each in metadata("rwalk").get_all("Project-URL", []))
+        return addresses.get("Documentation", "")
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -53,8 +62,11 @@ class ArrayEstimator(BaseEstimator):  # type: ignore[misc]
         return int(self.random_state) if isinstance(self.random_state, Integral) else int(state.randint(2**31 - 1))
 
     def _inputs(self, X: Any) -> Tensor:
+        dense = self._dense(X)
+        if len(self.input_shape_) > 1 and np.shape(dense) == self.input_shape_:
+            raise InputError(f"X is one input of shape {list(self.input_shape_)}: give a list of inputs")
         with one_line():
-            x = validate_data(self, self._dense(X), reset=False, dtype=self._dtype, allow_nd=True)
+            x = validate_data(self, dense, reset=False, dtype=self._dtype, allow_nd=True)
         return self._of_known_shape(_tensor(x))
 
     def _examples(
@@ -62,6 +74,7 @@ class ArrayEstimator(BaseEstimator):  # type: ignore[misc]
     ) -> tuple[Tensor, Any, Tensor]:
         """Inputs, labels or targets, and weights; examples of weight 0 are left out."""
         checks = {"dtype": self._dtype, "allow_nd": True, **checks}
+        check_kind(y)
         with one_line():
             x, y = validate_data(self, self._dense(X, afresh), array(y), reset=afresh, **checks)
         weight, some = checked_weights(sample_weight, x)
