@@ -39,7 +39,7 @@ def clock(what: str) -> Iterator[None]:
 def accuracy(name: str, data: str | None, seeds: int, validation: bool, **params: Any) -> None:
     """Final accuracy after classes came in calls, in an order drawn by the seed; and with all in one call.
 
-    With `validation`, every tenth training example is predicted instead of learned, and no test data are looked at.
+    With `validation`, every tenth training example is predicted instead of learned, and no test data are used.
     """
     name = NAMES.get(name, name)
     finals, differences = [], []

@@ -268,7 +268,7 @@ def test_labels_of_two_kinds_in_one_list_are_refused() -> None:
 def test_one_image_is_no_list_of_images() -> None:
     images = np.random.default_rng(0).integers(0, 256, (20, 1, 8, 8), dtype=np.uint8)
     clf = IncrementalClassifier(size=20).fit(images, np.arange(20) % 2)
-    with pytest.raises(InputError, match="X is one input of shape .1, 8, 8.: give a list"):
+    with pytest.raises(InputError, match=r"X is one input of shape \[1, 8, 8\]: give a list"):
         clf.predict(images[0])
 
 

@@ -33,7 +33,7 @@ THRESHOLD = 0.25
 LOOKED_AT, LOOKED_WITH, FEWEST = 600, 100, 50  # images, patches, and images at least, to see whether to mirror
 TOLD_APART = 0.65  # of the images, from their mirror images: writing is, photographs are not
 FLOOR = 1e-3  # added before the root, whose slope would otherwise magnify rounding
-# Numbers in the largest intermediate result: caches are small, and large blocks of memory are mapped anew each time.
+# Numbers in the largest intermediate result: caches are small, and large blocks of memory are mapped each time.
 AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 28}
 
 
