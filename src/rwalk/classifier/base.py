@@ -40,7 +40,7 @@ class ArrayEstimator(BaseEstimator):  # type: ignore[misc]
     def _doc_link_template(self) -> str:
         """The link of the HTML representation: the documentation's address, where the package names one."""
         addresses = dict(each.split(", ", 1) for each in metadata("rwalk").get_all("Project-URL", []))
-        return addresses.get("Documentation", "")
+        return str(addresses.get("Documentation", ""))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
