@@ -278,3 +278,31 @@ def test_html_links_to_the_documentation_that_the_package_names(monkeypatch: pyt
     monkeypatch.setattr("rwalk.classifier.base.metadata", lambda package: named)
     assert 'href="https://docs.example/rwalk"' in IncrementalClassifier()._repr_html_()
     assert 'href="https://docs.example/rwalk"' in IncrementalRegressor()._repr_html_()
+
+
+@pytest.mark.parametrize("case", ["forget", "regressor", "predict", "learn", "unused", "table", "network"])
+def test_warnings_point_to_the_line_that_called(case: str) -> None:
+    import pandas
+
+    x, y = rows(120)
+    clf = IncrementalClassifier(size=20).fit(x, y)
+    regressor = IncrementalRegressor(size=20).fit(x, y)
+    table = pandas.DataFrame(
+        {"id": range(1000, 1120), "a": x[:, 0], "city": np.where(x[:, 1] > 0, "Rome", "Oslo")}
+    )
+    with pytest.warns(UserWarning) as caught:
+        if case == "forget":
+            clf.forget(x[:5], y[:5])
+        elif case == "regressor":
+            regressor.forget(x[:5], y[:5])
+        elif case == "predict":
+            clf.predict(x + 1e6)
+        elif case == "learn":
+            regressor.partial_fit(x + 1e6, y)
+        elif case == "unused":
+            IncrementalClassifier(memory=3).fit(x, y)
+        elif case == "table":
+            IncrementalClassifier(size=20).fit(table, y)
+        else:
+            IncrementalClassifier(method="ewc", epochs=1).partial_fit(x, y)
+    assert {warning.filename for warning in caught} == {__file__}

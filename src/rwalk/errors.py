@@ -1,11 +1,18 @@
-"""Errors that the user can correct: one line with the fault and the cure."""
+"""Errors and warnings about what the user can correct: one line with the fault and the cure."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
+from types import FrameType
 
 from rwalk.escaping import shown
+
+INSIDE = str(Path(__file__).parent), contextlib.__file__
 
 
 class InputError(ValueError):
@@ -15,6 +22,14 @@ class InputError(ValueError):
 def first_line(error: BaseException) -> str:
     """The first line of its message, or its type's name if it has none."""
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def warn_caller(message: str) -> None:
+    """Warn about the line outside this package that called it."""
+    level, frame = 1, sys._getframe()
+    while frame.f_code.co_filename.startswith(INSIDE) and isinstance(frame.f_back, FrameType):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:

@@ -398,7 +398,7 @@ class IncrementalRegressor(ClosedFormParameters, RegressorMixin, ClosedForm):  #
             return self._learn(X, y, sample_weight, afresh=not self.__sklearn_is_fitted__())
 
     def _learn(self, X: Any, y: Any, sample_weight: Any, afresh: bool) -> Self:
-        form, X = form_of_table(X, self.encoder, depth=4) if afresh else (self.form_, X)
+        form, X = form_of_table(X, self.encoder) if afresh else (self.form_, X)
         x, targets, weight, flat = self._with_targets(X, y, sample_weight, afresh)
         model = self._made(tuple(x.shape[1:]), targets.shape[1]) if afresh else copy.copy(self._ready())
         self._learned(model, x, targets, weight, afresh, targets.tolist())

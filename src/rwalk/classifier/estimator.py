@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -39,7 +38,7 @@ from rwalk.classifier.parameters import (
 from rwalk.classifier.texts import TextClassifier, is_sparse
 from rwalk.data import samplers
 from rwalk.data.streams import Form
-from rwalk.errors import InputError, unknown
+from rwalk.errors import InputError, unknown, warn_caller
 from rwalk.labels import array
 from rwalk.option_fields import described
 from rwalk.threads import usual_torch
@@ -330,7 +329,7 @@ def _made(estimator: IncrementalClassifier, X: Any) -> Family:
             what, other = "learning texts", "leave it out"
         elif kind is ClosedFormClassifier:
             other = "method='rwalk' does"
-        warnings.warn(f"{what} does not use {', '.join(unused)}: {other}", stacklevel=3)
+        warn_caller(f"{what} does not use {', '.join(unused)}: {other}")
     return kind(**_params_of(estimator, kind))
 
 

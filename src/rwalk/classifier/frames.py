@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from rwalk.classifier.encoders import texts_of
 from rwalk.data.datasets import TableEncoder
 from rwalk.data.datasets.columns import IDENTIFIER
 from rwalk.data.streams import Form
-from rwalk.errors import InputError
+from rwalk.errors import InputError, warn_caller
 
 
 def is_frame(X: Any) -> bool:
@@ -19,11 +18,10 @@ def is_frame(X: Any) -> bool:
     return hasattr(X, "columns") and hasattr(X, "iloc")
 
 
-def form_of_table(X: Any, encoder: Any, depth: int = 3) -> tuple[TableEncoder | None, Any]:
+def form_of_table(X: Any, encoder: Any) -> tuple[TableEncoder | None, Any]:
     """How rows of a DataFrame become inputs, and these inputs; None for plain numbers, and for texts to encode.
 
-    Columns of text and columns that number the rows are read as `rwalk fit` reads those of a file. Warnings point
-    to the caller `depth` calls above.
+    Columns of text and columns that number the rows are read as `rwalk fit` reads those of a file.
     """
     if encoder is not None or not is_frame(X) or not len(X) or texts_of(X) is not None:
         return None, X
@@ -36,7 +34,7 @@ def form_of_table(X: Any, encoder: Any, depth: int = 3) -> tuple[TableEncoder | 
     if form.id is None and all(column.values is None for column in form.columns):
         return None, X
     if form.id is not None:
-        warnings.warn(f"column {form.id!r} is not learned: it numbers or names the rows", stacklevel=depth)
+        warn_caller(f"column {form.id!r} is not learned: it numbers or names the rows")
     return form, form.transform(X)
 
 

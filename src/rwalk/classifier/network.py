@@ -7,7 +7,6 @@ parameters, the method's vectors and the exemplars that the last call left.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Self
@@ -39,7 +38,7 @@ from rwalk.decision_rules import Classifier
 from rwalk.engine import architectures
 from rwalk.engine.architectures import Factory
 from rwalk.engine.parameter_matrix import Layout, Networks
-from rwalk.errors import InputError
+from rwalk.errors import InputError, warn_caller
 from rwalk.labels import columns_of, labels_of, merged, whole
 from rwalk.learners import LAMS, Learner, learner, with_lam
 from rwalk.methods import Method
@@ -99,7 +98,7 @@ class NetworkClassifier(NetworkParameters, Stored, ArrayClassifier):
     def fit(self, X: ArrayLike | Tensor, y: ArrayLike | Tensor) -> Self:
         """Forget everything, then learn this as the first task."""
         if self.lam is not None:
-            warnings.warn(NOTHING_TO_HOLD, stacklevel=3)
+            warn_caller(NOTHING_TO_HOLD)
         return self._learn(X, y, None, afresh=True)
 
     def partial_fit(
@@ -111,7 +110,7 @@ class NetworkClassifier(NetworkParameters, Stored, ArrayClassifier):
         """
         if learner_of(self).memory is None and not self._warned:
             self._warned = True
-            warnings.warn(WITHOUT_MEMORY, stacklevel=2)
+            warn_caller(WITHOUT_MEMORY)
         return self._learn(X, y, classes, afresh=not hasattr(self, "classes_"))
 
     @few_threads()

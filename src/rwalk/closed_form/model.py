@@ -7,7 +7,6 @@ are counted in, and from there on only sums are kept.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -20,7 +19,7 @@ from rwalk.closed_form.feature_sums import ROWS, SEVERAL, Counted, check_inputs,
 from rwalk.closed_form.features import LOOKED_AT, FeatureMap, Recipe, fingerprint
 from rwalk.closed_form.solution import MEASURED, Fit, Rule
 from rwalk.closed_form.solve import Solution, Updates
-from rwalk.errors import InputError
+from rwalk.errors import InputError, warn_caller
 
 FEW = 32  # examples of a call that update a solution one by one
 STILL_KNOWN = (
@@ -116,7 +115,7 @@ class Model:
         self._fit, self.measured = None, measured
         if self.recipe.needs_data(self.shape) and not self._warned:
             self._warned = True
-            warnings.warn(STILL_KNOWN, stacklevel=4)
+            warn_caller(STILL_KNOWN)
 
     def merge(self, other: Model) -> None:
         """Learn all that another has learned, of the same columns."""
@@ -179,11 +178,10 @@ class Model:
         now = [float(end[column]) for end in range_of(x, self.dtype)]
         name = repr(names[column]) if len(names) > column else str(column)
         kind = "channel" if x.ndim > 2 else "column"
-        warnings.warn(
+        warn_caller(
             f"{kind} {name} was between {known[0]:g} and {known[1]:g} so far and now is between {now[0]:g} and "
             f"{now[1]:g}: if its unit has changed, convert it; if the data have moved, fit again with examples of "
-            "both, because the features are made for the first range",
-            stacklevel=5 if y is not None else 6,
+            "both, because the features are made for the first range"
         )
 
     def _outside(self, x: Tensor, y: Tensor | None) -> tuple[int | None, tuple[Tensor, Tensor] | None]:

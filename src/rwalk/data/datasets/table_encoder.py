@@ -7,7 +7,6 @@ The first pass over all rows collects the values; a new value in later rows coun
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from rwalk.data.datasets.columns import (
 from rwalk.data.datasets.tables import Chunk, Table, as_table
 from rwalk.data.file_options import MISSING, Reading
 from rwalk.data.streams import Dataset
-from rwalk.errors import InputError, unknown
+from rwalk.errors import InputError, unknown, warn_caller
 
 CELLS = 1 << 18  # that are held at a time
 USUAL_LABELS = ("label", "target", "class")
@@ -169,10 +168,9 @@ class TableEncoder:
             place = {value: index for index, value in enumerate(column.values)}
             known = np.array([-1 if text is None else place.get(text, -2) for text in texts])
             if (known == -2).any():
-                warnings.warn(
+                warn_caller(
                     f"column {column.name!r} holds {texts[known == -2][0][:40]!r}, which was not among its values "
-                    "at first: it counts as none of them",
-                    stacklevel=2,
+                    "at first: it counts as none of them"
                 )
             shown: NDArray[np.float64] = (known[:, None] == np.arange(len(place))).astype(np.float64)
             if self.missing == "drop":

@@ -6,7 +6,6 @@ import codecs
 import csv
 import gzip
 import re
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from rwalk.data.arrays import EXACT
 from rwalk.data.datasets.npz import check_unpacked, optional
-from rwalk.errors import InputError
+from rwalk.errors import InputError, warn_caller
 
 DELIMITED = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 PARQUET = (".parquet", ".pq")
@@ -259,10 +258,9 @@ class _Lines:
                 line = UNDECODED.sub(_western, line)
                 if not warned:
                     warned = True
-                    warnings.warn(
+                    warn_caller(
                         f"{str(self.path)!r} is not in UTF-8: it is read as Windows-1252 (Western European); if "
-                        "names look wrong, save it as “CSV UTF-8”",
-                        stacklevel=2,
+                        "names look wrong, save it as “CSV UTF-8”"
                     )
             yield line
 
