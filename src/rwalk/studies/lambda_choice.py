@@ -65,22 +65,12 @@ def choose(run: RunSpec, trials: Sequence[RunSpec], judged: Mapping[str, Referen
     return Choice(best, {f"{lam:g}": accuracy for lam, accuracy in found.items()})
 
 
-def trials_for(runs: Iterable[RunSpec], stream_of: Streams) -> list[RunSpec]:
-    """The trials of those runs that seek their λ, each once; their data are built."""
-    found = {
-        trial.hash(): trial for run in runs if run.seeks_lam for trial in trials_of(run, stream_of(run.stream))
-    }
-    for trial in found.values():
-        stream_of(trial.stream)
-    return list(found.values())
-
-
-def chosen(
-    runs: Iterable[RunSpec], stream_of: Streams, judged: Mapping[str, ReferenceOutcome]
-) -> dict[str, Choice]:
-    """The choice of every run that seeks its λ, by the run's hash."""
-    seeking = [run for run in runs if run.seeks_lam]
-    return {run.hash(): choose(run, trials_of(run, stream_of(run.stream)), judged) for run in seeking}
+def trials_for(runs: Iterable[RunSpec], stream_of: Streams) -> dict[str, list[RunSpec]]:
+    """The trials of those runs that seek their λ, by the runs' hashes; their data are built."""
+    found = {run.hash(): trials_of(run, stream_of(run.stream)) for run in runs if run.seeks_lam}
+    for trials in found.values():
+        stream_of(trials[0].stream)
+    return found
 
 
 def ready(

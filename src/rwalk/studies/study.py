@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from rwalk.data.streams import Stream
 from rwalk.engine.choose_execution import lacked
 from rwalk.errors import InputError, unknown
 from rwalk.studies import lambda_choice, provenance
-from rwalk.studies.executors import DTYPES, Context, Executor, Keep, Outcomes, fleet_of
+from rwalk.studies.executors import DTYPES, Context, Executor, Keep, Outcomes, Result, fleet_of
 from rwalk.studies.executors import find as find_executor
 from rwalk.studies.json_records import content_hash
 from rwalk.studies.provenance import environment
@@ -164,11 +163,34 @@ class Study:
             The rows that exist now, in the order of the runs.
         """
         done = self.current(store.rows() if store else [], tell=logger.warning)
-        missing = self.missing(done)
-        with closing(self._trained(missing, store, watch, stop)) as trained:
-            for row in trained:
-                done[row.hash] = row
-                watch(RowDone(row))
+        if missing := self.missing(done):
+            references, trials = self.references(missing), lambda_choice.trials_for(missing, self.stream)
+            cache = ReferenceCache(self._context(None), self.cache)  # once the data of trials are built
+            tried = {trial.hash(): trial for each in trials.values() for trial in each}
+            known, judged = cache.recall_all(references), cache.recall_all(tried.values())
+            untrained = [spec for spec in references if spec.hash() not in known]
+            untried = [spec for spec in tried.values() if spec.hash() not in judged]
+            watch(Started((*untrained, *untried, *missing), len(self.runs)))
+            with self._executor(len(untrained) + len(untried) + len(missing), store, stop) as executor:
+                for job, outcomes in executor.train(untried, watch):
+                    for trial, outcome in zip(job, outcomes, strict=True):
+                        judged[trial.hash()] = lambda_choice.judged_by(outcome)  # type: ignore[arg-type]
+                        cache.remember(trial, judged[trial.hash()])
+                    executor.forget(job)
+                seeking = [run for run in missing if run.seeks_lam]
+                choices = {run.hash(): lambda_choice.choose(run, trials[run.hash()], judged) for run in seeking}
+                ready, owners = lambda_choice.ready(missing, choices)
+                # References and runs together, so that no worker waits for the last reference.
+                finished = executor.train([*untrained, *ready], lambda_choice.renamed(watch, owners))
+                for job, outcomes in self._with_references(finished, untrained, known, cache, executor):
+                    pairs = zip(job, outcomes, strict=True)
+                    new = [self._row(run, o, known, choices) for spec, o in pairs for run in owners[spec.hash()]]
+                    if store:
+                        store.add(*new)
+                    executor.forget(job)
+                    for row in new:
+                        done[row.hash] = row
+                        watch(RowDone(row))
         rows = Rows(done[known] for known in (run.hash() for run in self.runs) if known in done)
         without = sum(bool(lacked(row.made.execution or "")) for row in rows)
         if missing and 0 < without < len(rows):
@@ -181,39 +203,16 @@ class Study:
             store.settle(rows, stop)
         return rows
 
-    def _trained(
-        self, missing: Sequence[RunSpec], store: Store | None, watch: Watch, stop: Stop
-    ) -> Generator[Row]:
-        """The rows of these runs, once they are stored; references and trials are trained where necessary."""
-        if not missing:
-            return
-        trials = lambda_choice.trials_for(missing, self.stream)
-        references, cache = self.references(missing), ReferenceCache(self._context(None), self.cache)
-        known, judged = cache.recall_all(references), cache.recall_all(trials)
-        untrained = [spec for spec in references if spec.hash() not in known]
-        untried = [spec for spec in trials if spec.hash() not in judged]
-        watch(Started((*untrained, *untried, *missing), len(self.runs)))
-        with self._executor(len(untrained) + len(untried) + len(missing), store, stop) as executor:
-            for job, outcomes in executor.train(untried, watch):
-                for trial, outcome in zip(job, outcomes, strict=True):
-                    judged[trial.hash()] = lambda_choice.judged_by(outcome)  # type: ignore[arg-type]
-                    cache.remember(trial, judged[trial.hash()])
-                executor.forget(job)
-            choices = lambda_choice.chosen(missing, self.stream, judged)
-            ready, owners = lambda_choice.ready(missing, choices)
-            # References and runs together, so that no worker waits for the last reference.
-            finished = executor.train([*untrained, *ready], lambda_choice.renamed(watch, owners))
-            for job, outcomes in self._with_references(finished, untrained, known, cache, executor):
-                rows = []
-                for spec, outcome in zip(job, outcomes, strict=True):
-                    for run in owners[spec.hash()]:
-                        # Only the references that it needs: other runs may need more of the same models.
-                        own = {each.hash(): known.get(each.hash()) for each in self.references([run])}
-                        rows.append(Row.of(run, outcome, own, *choices.get(run.hash(), ())))  # type: ignore[arg-type]
-                if store:
-                    store.add(*rows)
-                executor.forget(job)
-                yield from rows
+    def _row(
+        self,
+        run: RunSpec,
+        outcome: Result,
+        known: Mapping[str, ReferenceOutcome],
+        choices: Mapping[str, lambda_choice.Choice],
+    ) -> Row:
+        """The row of a run, with the references that it needs: other runs may need more of the same models."""
+        own = {each.hash(): known.get(each.hash()) for each in self.references([run])}
+        return Row.of(run, outcome, own, *choices.get(run.hash(), ()))  # type: ignore[arg-type]
 
     def _with_references(
         self,
@@ -229,8 +228,8 @@ class Study:
             if job[0].reference is None:
                 held.append((job, outcomes))
             else:
+                awaited -= {spec.hash() for spec in job}
                 for spec, outcome in zip(job, outcomes, strict=True):
-                    awaited.discard(spec.hash())
                     if outcome.stopped:
                         logger.warning("%s has no reference, so I is unknown: %s", _named(spec), outcome.stopped)
                     else:
