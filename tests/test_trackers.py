@@ -328,7 +328,7 @@ def test_a_missing_package_is_named_before_anything_runs(
 ) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(
-        f"rwalk.studies.trackers.{name}.find_spec", lambda module: None if module == name else real(module)
+        "rwalk.studies.trackers.tracker.find_spec", lambda module: None if module == name else real(module)
     )
     code, _, err = rwalk("run", *OPTIONS, f"--track={name}")
     assert code == 2 and f"pip install 'rwalk[{name}]'" in err and err.count("\n") == 1

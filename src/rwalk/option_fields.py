@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import Field, dataclass, field, fields, is_dataclass
+from inspect import cleandoc
 from textwrap import wrap
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
+
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,25 @@ def setting(default: Any, help: str) -> Any:
 
 def described(*records: type[Any], but: Collection[str] = (), width: int = 110, indent: int = 4) -> str:
     """The fields of records with their help, in two columns: a part of a docstring, which is indented so far."""
-    texts = {each.name: each.metadata for record in records for each in fields(record) if each.name not in but}
-    helps = {name: meta.get("help") or meta["option"].help for name, meta in texts.items()}
+    helps = {each.name: _help(each) for record in records for each in fields(record) if each.name not in but}
     margin = 15
     lines = []
     for name, text in helps.items():
         first, *more = wrap(text, width - margin - indent)
         lines += [f"{name:<{margin}}{first}", *(" " * margin + line for line in more)]
     return f"\n{' ' * indent}".join(lines)
+
+
+def documented(record: type[Record]) -> type[Record]:
+    """Add an Args section to a record's docstring: its fields with their help."""
+    helps = {each.name: _help(each) for each in fields(record)}  # type: ignore[arg-type]
+    listed = [f"    {name}: {text}" for name, text in helps.items() if text]
+    record.__doc__ = "\n".join([cleandoc(record.__doc__ or ""), "", "Args:", *listed])
+    return record
+
+
+def _help(each: Field[Any]) -> str:
+    return str(each.metadata.get("help") or (each.metadata["option"].help if "option" in each.metadata else ""))
 
 
 def options_of(record: type[Any]) -> Iterator[tuple[type[Any], Field[Any], Any]]:

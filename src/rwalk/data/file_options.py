@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral
 
 from rwalk.errors import InputError, unknown
-from rwalk.option_fields import option
+from rwalk.option_fields import documented, option
 
 MISSING = ("refuse", "fill", "drop")
 LARGEST_SIDE = 4096
@@ -14,18 +14,10 @@ OF_TABLES = ("label", "task_column", "drop", "missing")
 OF_IMAGES = ("size",)
 
 
+@documented
 @dataclass(frozen=True)
 class Reading:
-    """How a file or folder of the user is read.
-
-    Args:
-        label: The table's column of classes; by default one called label, target or class, else the last.
-        task_column: The table's column of tasks: in which one an example arrives.
-        drop: Columns of the table to leave out.
-        missing: What happens to a row of a table without a value: "refuse", "fill" (with the column's mean; text
-            gets none of its values) or "drop".
-        size: Images are resized and cropped to squares of this many pixels.
-    """
+    """How a file or folder of the user is read."""
 
     label: str | None = option(
         None, "of a table: the column of classes (default: label, target or class, or the last)"

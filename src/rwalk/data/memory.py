@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from rwalk.errors import InputError, unknown
-from rwalk.option_fields import option
+from rwalk.option_fields import documented, option
 
 if TYPE_CHECKING:  # `rwalk run --help` reads the record, and must not wait for torch
     from torch import Tensor
@@ -24,18 +24,13 @@ REPLAYS = {
 }
 
 
+@documented
 @dataclass(frozen=True)
 class MemorySpec:
-    """How many exemplars are kept, and how they are used.
+    """How many exemplars are kept, per class or in total, and how they are used.
 
-    Args:
-        per_class: m exemplars per class; or
-        total: A fixed budget shared by all classes seen. By iCaRL's rule every class shrinks as classes arrive.
-        sampler: How examples are chosen at their task's end: uniform, plane, entropy, mof, … With "reservoir" any
-            of the examples seen is kept as it passes, and replayed beside the others from the next step on.
-        replay: How batches mix them in: balanced, concat, half, beside, alone, none.
-        beside: Number of exemplars in a step, if they stand beside the task's own examples, or constrain them
-            (A-GEM); by default as many as the task's own.
+    A total budget is shared by the classes seen: each shrinks as others arrive. A sampler chooses exemplars at
+    their task's end; a reservoir keeps examples as they pass, and replays them from the next step on.
     """
 
     per_class: int | None = option(None, "exemplars kept per class", name="memory")

@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,17 +33,14 @@ from rwalk.studies.user_code import source_digest
 
 def made(run: RunSpec, device: str, data: str, execution: str, commit: str | None) -> Made:
     """The provenance of a row trained here and now; `commit` is that of when the study began to train."""
-    around = environment(device)
-    irrelevant = () if device == "cpu" else ("processor", "instructions")
-    return Made(
-        around["rwalk"],
-        commit,
-        numerics_history.number_of(run),
-        code_of(run),
-        data[:16],
-        execution,
-        **{name: around[name] for name in MACHINE if name in around and name not in irrelevant},
-    )
+    numerics, code = numerics_history.number_of(run), code_of(run)
+    return Made(rwalk.__version__, commit, numerics, code, data[:16], execution, **_machine(device))
+
+
+def _machine(device: str) -> dict[str, Any]:
+    """What decides how this machine rounds, as a row names it: on a GPU the processor does not."""
+    around, irrelevant = environment(device), () if device == "cpu" else ("processor", "instructions")
+    return {name: around[name] for name in MACHINE if name in around and name not in irrelevant}
 
 
 def outdated(row_made: Made, run: RunSpec, data: str | None, device: str) -> list[str]:
@@ -96,16 +94,7 @@ def strangers(rows: Iterable[Row], device: str) -> list[str]:
 
 def machine_here(device: str) -> str:
     """This machine, as `machine_of` names it for a row trained here and now."""
-    around = environment(device)
-    of_cpu = device == "cpu"
-    return machine_of(
-        Made(
-            gpu=around.get("gpu"),
-            processor=around["processor"] if of_cpu else None,
-            instructions=around["instructions"] if of_cpu else None,
-            torch=around["torch"],
-        )
-    )
+    return machine_of(Made(**_machine(device)))
 
 
 def machine_of(row_made: Made) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rwalk.data.file_options import Reading
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError, first_line
-from rwalk.option_fields import option
+from rwalk.option_fields import documented, option, setting
 from rwalk.registry import full_name
 from rwalk.studies.json_records import UNREADABLE, content_hash, flat, from_json, to_json
 from rwalk.training import Training
@@ -44,24 +44,13 @@ class Trial:
     most: int | None = None
 
 
+@documented
 @dataclass(frozen=True)
 class StreamSpec:
     """Which data, and how it is divided into tasks.
 
-    dataset           a name, a folder of images, a table (.csv, .parquet …), or a .npz file.
-    classes_per_task  the number of classes per task; the default is the paper's split.
-    tasks             or explicit lists of labels.
-    order_seed        shuffles the classes before they are divided.
-    permuted          the number of tasks of permuted pixels, instead of a split.
-    validation        the fraction of the training data to test on; the real test set is not used.
-    reading           how a folder or a table is read; None for the defaults.
-    scenario          task-, domain- or class-incremental (`splits.SCENARIOS`); by default, as the paper trains.
-    rotated           the number of tasks of rotated images, instead of a split.
-    blurry            the fraction of every task's training examples that its neighbours teach.
-    trial             the part of the training data that chooses a hyper-parameter; None for a run that counts.
-
     Data that say themselves in which task an example arrives (folders of folders, a column of a table) are divided
-    accordingly, unless a split is given.
+    accordingly, unless a split is given. In Python `tasks` are tuples of labels.
     """
 
     dataset: str = option(
@@ -78,7 +67,7 @@ class StreamSpec:
     order_seed: int | None = option(None, "shuffle the classes (or draw the permutations) with this seed")
     permuted: int | None = option(None, "number of permuted-pixels tasks, instead of a split")
     validation: float | None = option(None, "test on this fraction of the training data instead")
-    reading: Reading | None = None
+    reading: Reading | None = setting(None, "how a folder or a table is read; None for the defaults")
     scenario: str | None = option(
         None,
         "which classes compete in training: task (those of a task), domain (all tasks have the same labels) or "
@@ -86,7 +75,7 @@ class StreamSpec:
     )
     rotated: int | None = option(None, "number of rotated-images tasks, instead of a split")
     blurry: float | None = option(None, "this fraction of every task's examples is taught by its neighbours")
-    trial: Trial | None = None
+    trial: Trial | None = setting(None, "the part of the training data that chooses λ; None for a run that counts")
 
     def __post_init__(self) -> None:
         if self.reading == Reading():
@@ -139,27 +128,25 @@ class StreamSpec:
         return splits.split(dataset, size, self.tasks, self.order_seed, self.scenario)
 
 
+@documented
 @dataclass(frozen=True)
 class RunSpec:
     """One run: everything its result depends on.
 
-    method         a learner's name; `numbers` are its hyper-parameters (lam, alpha, dt …), the rest defaults;
-                   lam="auto" has the study choose λ for every run, by trials on its training data.
-    reference      k: not an incremental run, but the reference model a*_k on the union of tasks 0..k.
-    measure_every  measure accuracies within tasks too, every so many steps.
-    calibration    measure calibration errors along with the accuracies.
+    `numbers` are hyper-parameters of the method (lam, alpha, dt …), the rest defaults. With lam="auto" the study
+    chooses λ for every run, by trials on its training data.
     """
 
     stream: StreamSpec = field(default_factory=StreamSpec)
     network: str = option("mlp", "mlp, cnn, resnet18, resnet18-full, or package.module:factory", depends=True)
-    method: str = "vanilla"
+    method: str = setting("vanilla", "a learner's name, or package.module:Name")
     numbers: Mapping[str, Any] = field(default_factory=dict)
     memory: MemorySpec | None = None
     training: Training = field(default_factory=Training)
     seed: int = 0
     dtype: str = "float32"
     autocast: bool = option(False, "bfloat16 autocast", name="bf16")
-    reference: int | None = None
+    reference: int | None = setting(None, "k, for the reference model a*_k on all data of tasks 0..k at once")
     measure_every: int | None = option(
         None, "measure accuracy within tasks too, every N steps: shows the stability gap"
     )

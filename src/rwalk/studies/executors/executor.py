@@ -30,14 +30,14 @@ from rwalk.studies.json_records import content_hash
 from rwalk.studies.rows import Outcome, ReferenceOutcome
 from rwalk.studies.specs import RunSpec, StreamSpec, learned_by, passes_of, steps_of
 from rwalk.studies.study_events import Spent, Stepped, TaskMeasured, Trained, Watch
-from rwalk.studies.worker_pool import Stop, Work
+from rwalk.studies.worker_pool import Report, Stop, Work
 from rwalk.threads import available_cores, few_threads, usual_torch
 
 Job = tuple[RunSpec, ...]  # the runs of one fleet
 Result = Outcome | ReferenceOutcome
 Outcomes = tuple[Job, list[Result]]  # and a result for each of them
 News = Progress | Measured | Cost | str
-Report = Callable[[Job, News], None]  # takes the news of a job in progress
+JobReport = Callable[[Job, News], None]  # takes the news of a job in progress
 Keep = Callable[[Sequence[RunSpec], Fleet], None]
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -193,9 +193,7 @@ class Executor:
         self.stop = stop
         self._until_end = ExitStack()
 
-    def map(
-        self, work: Work, jobs: Sequence[Any], report: Callable[[int, Any], None]
-    ) -> Iterator[tuple[int, Any]]:
+    def map(self, work: Work, jobs: Sequence[Any], report: Report) -> Iterator[tuple[int, Any]]:
         """Do jobs of any kind.
 
         Args:
@@ -215,8 +213,16 @@ class Executor:
 
     @classmethod
     def check_device(cls, device: str) -> None:
-        """Refuse a device that runs cannot be trained on."""
-        check_device(device)
+        """Refuse a device that runs cannot be trained on: here, one that this machine does not have."""
+        try:
+            found = torch.device(device)
+            # Before CUDA is called: its message about a missing device depends on earlier calls.
+            if found.type == "cuda" and (found.index or 0) >= (count := torch.cuda.device_count()):
+                raise RuntimeError(f"this machine has {count or 'no'} CUDA device{'s' * (count != 1)}")
+            torch.zeros(1, device=found).item()
+        except (RuntimeError, AssertionError) as error:
+            why = first_line(error)
+            raise InputError(f"device {device!r} cannot be used ({why}): give cpu, or auto") from None
 
     @property
     def context(self) -> Context:
@@ -276,7 +282,7 @@ class Executor:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def reporter(watch: Watch) -> Report:
+def reporter(watch: Watch) -> JobReport:
     """Turns the news of jobs into events."""
 
     def report(job: Job, news: News) -> None:
@@ -365,20 +371,3 @@ def fleet_of(device: str, stream: Stream, job: Sequence[RunSpec], fuse: bool | N
         fuse=fuse,
         measures=evaluation.Measures(first.measure_every, first.calibration),
     )
-
-
-def check_device(name: str) -> None:
-    """Refuse a device that this machine does not have."""
-    try:
-        device = torch.device(name)
-        if device.type == "cuda":
-            check_ordinal(device, torch.cuda.device_count())
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {name!r} cannot be used ({first_line(error)}): give cpu, or auto") from None
-
-
-def check_ordinal(device: torch.device, count: int) -> None:
-    """Before CUDA is called: its message about a missing device depends on earlier calls."""
-    if (device.index or 0) >= count:
-        raise RuntimeError(f"this machine has {count or 'no'} CUDA device{'s' * (count != 1)}")

@@ -10,7 +10,7 @@ import torch
 
 from rwalk.errors import InputError
 from rwalk.studies.executors.executor import Context, Executor
-from rwalk.studies.worker_pool import Pool, Stop, Work
+from rwalk.studies.worker_pool import Pool, Report, Stop, Work
 
 
 class Here(Executor):
@@ -19,9 +19,7 @@ class Here(Executor):
     name: ClassVar[str] = "here"
     summary: ClassVar[str] = "the current process, one run or fleet after the other: for debuggers and notebooks"
 
-    def map(
-        self, work: Work, jobs: Sequence[Any], report: Callable[[int, Any], None]
-    ) -> Iterator[tuple[int, Any]]:
+    def map(self, work: Work, jobs: Sequence[Any], report: Report) -> Iterator[tuple[int, Any]]:
         for number, job in enumerate(jobs):
             yield number, work(self.shared, job, partial(report, number), self.stop)
 
@@ -33,9 +31,7 @@ class Local(Here):
     summary: ClassVar[str] = "the processes of this machine, or its device"
     _pool: Pool | None = None
 
-    def map(
-        self, work: Work, jobs: Sequence[Any], report: Callable[[int, Any], None]
-    ) -> Iterator[tuple[int, Any]]:
+    def map(self, work: Work, jobs: Sequence[Any], report: Report) -> Iterator[tuple[int, Any]]:
         if self.workers == 1:
             return super().map(work, jobs, report)
         if self._pool is None:
@@ -55,9 +51,7 @@ class Gpus(Executor):
         """The devices to use."""
         return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
 
-    def map(
-        self, work: Work, jobs: Sequence[Any], report: Callable[[int, Any], None]
-    ) -> Iterator[tuple[int, Any]]:
+    def map(self, work: Work, jobs: Sequence[Any], report: Report) -> Iterator[tuple[int, Any]]:
         if self._pool is None:
             shares = [(device, self.shared) for device in self.devices()[: self.workers]]
             if not shares or not isinstance(self.shared, Context):

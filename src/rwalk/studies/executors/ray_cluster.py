@@ -39,7 +39,7 @@ from rwalk.errors import InputError, first_line
 from rwalk.studies import user_code
 from rwalk.studies.executors.executor import Context, Executor, Job, train_fleet
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.worker_pool import GRACE, Interrupts, Stop, Work, WorkerDied
+from rwalk.studies.worker_pool import GRACE, Interrupts, Report, Stop, Work, WorkerDied
 from rwalk.threads import available_cores
 
 LIVES = 20  # Workers that a task may lose before it counts as the cause.
@@ -99,9 +99,7 @@ class Ray(Executor):
             self.workers = self.places()
         return super().jobs_of(specs)
 
-    def map(
-        self, work: Work, jobs: Sequence[Any], report: Callable[[int, Any], None]
-    ) -> Iterator[tuple[int, Any]]:
+    def map(self, work: Work, jobs: Sequence[Any], report: Report) -> Iterator[tuple[int, Any]]:
         self._connect()
         waiting = list(enumerate(jobs))[::-1]
         room, looked = 0, float("-inf")

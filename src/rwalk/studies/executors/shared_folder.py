@@ -24,14 +24,14 @@ from rwalk.studies.executors.executor import (
     Context,
     Executor,
     Job,
+    JobReport,
     Outcomes,
-    Report,
     Result,
     TooWide,
     reporter,
     train_fleet,
 )
-from rwalk.studies.json_records import from_json, to_json
+from rwalk.studies.json_records import UNREADABLE, from_json, to_json
 from rwalk.studies.rows import Outcome, ReferenceOutcome
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.study_events import Trained, Watch
@@ -98,7 +98,7 @@ class Join(Executor):
             return [key for name in names if (key := name.removesuffix(".json")) in waiting]
         return []
 
-    def _work(self, waiting: dict[str, Job], report: Report) -> tuple[str, list[Result]] | None:
+    def _work(self, waiting: dict[str, Job], report: JobReport) -> tuple[str, list[Result]] | None:
         """Train the first job without a living claim, unless another process just has; None if all are claimed."""
         check_is_there(self._folder)
         held = self._claims.held() if waiting else {}
@@ -140,31 +140,15 @@ class Join(Executor):
 
 def read_outcomes(path: Path, job: Job) -> list[Result] | None:
     """The outcomes of a job; None if there are none yet, or if the file is damaged."""
+    kind: type[Result] = Outcome if job[0].reference is None else ReferenceOutcome
     try:
-        return _checked(path.read_bytes(), job)
-    except OSError:
+        record, _ = checked_json(path.read_bytes())
+        runs, outcomes = record.pop("runs"), record.pop("outcomes")
+        if record or runs != [run.hash() for run in job] or len(outcomes) != len(job):
+            return None
+        return [from_json(kind, each, "an outcome") for each in outcomes]
+    except (OSError, *UNREADABLE):
         return None
-
-
-def _checked(content: bytes, job: Job) -> list[Result] | None:
-    try:
-        record, _ = checked_json(content)
-        runs, outcomes = (record[name] for name in ("runs", "outcomes"))
-        if (
-            record.keys() == {"runs", "outcomes"}
-            and runs == [run.hash() for run in job]
-            and len(outcomes) == len(job)
-        ):
-            return [_result(job[0], each) for each in outcomes]
-    except (ValueError, LookupError, TypeError, AttributeError, InputError):
-        pass
-    return None
-
-
-def _result(run: RunSpec, record: Any) -> Result:
-    if run.reference is None:
-        return from_json(Outcome, record, "an outcome")
-    return from_json(ReferenceOutcome, record, "an outcome")
 
 
 def _as_json(result: Result) -> Any:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from rwalk.errors import InputError
 from rwalk.escaping import shown
 from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec
@@ -26,11 +24,10 @@ class MLflow(Tracker):
 
     name: ClassVar[str] = "mlflow"
     summary: ClassVar[str] = "nested runs in MLflow: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME"
+    package: ClassVar[str] = "mlflow"
 
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject)
-        if find_spec("mlflow") is None:
-            raise InputError("MLflow is not installed: pip install 'rwalk[mlflow]'")
         self._ids: dict[str, str] = {}  # hash of a row → id of its run
 
     def __enter__(self) -> Self:

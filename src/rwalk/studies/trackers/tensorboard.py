@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
 from rwalk.atomic_files import write_atomically
-from rwalk.errors import InputError
 from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.trackers.tracker import Subject, Tracker, digest, measures, settings, title
@@ -22,11 +20,10 @@ class TensorBoard(Tracker):
 
     name: ClassVar[str] = "tensorboard"
     summary: ClassVar[str] = "event files in the study's folder, for `tensorboard --logdir`"
+    package: ClassVar[str] = "tensorboard"
 
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject)
-        if find_spec("tensorboard") is None:
-            raise InputError("TensorBoard is not installed: pip install 'rwalk[tensorboard]'")
         self._folder = subject.folder / "tensorboard"
         self._writers: dict[str, Any] = {}
 

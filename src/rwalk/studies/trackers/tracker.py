@@ -15,11 +15,12 @@ import re
 import shlex
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ClassVar, NamedTuple, Self
 
-from rwalk.errors import first_line
+from rwalk.errors import InputError, first_line
 from rwalk.escaping import all_shown, shown
 from rwalk.metrics import HEADS
 from rwalk.parts import defaults
@@ -60,10 +61,13 @@ class Tracker:
 
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""
+    package: ClassVar[str] = ""  # what it needs installed: an extra of rwalk has its name
 
     def __init__(self, subject: Subject) -> None:
         """Raise InputError for mistakes of the user, such as a missing package. Contact no server yet."""
         self.subject = subject
+        if self.package and find_spec(self.package) is None:
+            raise InputError(f"{self.package} is not installed: pip install 'rwalk[{self.package}]'")
 
     def __enter__(self) -> Self:
         """Contact the tool."""

@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -30,11 +29,10 @@ class WandB(Tracker):
 
     name: ClassVar[str] = "wandb"
     summary: ClassVar[str] = "runs of one group in Weights & Biases: WANDB_PROJECT, WANDB_MODE=offline"
+    package: ClassVar[str] = "wandb"
 
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject)
-        if find_spec("wandb") is None:
-            raise InputError("Weights & Biases is not installed: pip install 'rwalk[wandb]'")
         self._project = os.environ.get("WANDB_PROJECT") or "rwalk"
         self._mode = os.environ.get("WANDB_MODE") or "online"
         if self._mode == "online":
