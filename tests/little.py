@@ -125,6 +125,11 @@ def work(shared: Any, job: str, report: Callable[[Any], None], stop: Callable[[]
         os.kill(os.getpid(), signal.SIGKILL)
     if job == "is refused":
         raise InputError("one clear line")
+    if job == "is told to stop twice":  # by its process group and by its pool
+        for _ in range(2):
+            signal.raise_signal(signal.SIGTERM)
+        report("saved" if stop() else "never told")
+        raise KeyboardInterrupt
     report("under way")
     return job
 

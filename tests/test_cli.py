@@ -466,6 +466,7 @@ REFUSED = {
     "--memory=0": "at least 1 exemplar",
     "--memory=1 --memory-total=1": "not both",
     "--sampler=mop": "did you mean 'mof'",
+    "--sampler=entropy": "--sampler chooses exemplars: give --memory or --memory-total too",
     "--memory=1 --sampler=little:TESTS": "cannot be imported",
     "--memory=1 --sampler=little:Network": "is not an rwalk.Sampler",
     "--augment=blur": "unknown augmentation 'blur'",

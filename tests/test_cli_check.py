@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,20 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     assert rwalk(monkeypatch, *words) == 2
     said = capsys.readouterr().err.strip()
     assert reason in said and "\n" not in said
+
+
+def test_hostile_names_of_files_are_escaped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["before\x1b]0;owned\x07.safetensors", "after\x9b31m.safetensors"]
+    for old, new in zip(WEIGHTS[1:3], names, strict=True):
+        Path(old).rename(new)
+    words = [*names, WEIGHTS[3], "--probes=probes.npy"]
+    assert rwalk(monkeypatch, "check", *words, "--max-drift=9", "--json=found.json") == 0
+    assert [json.loads(Path("found.json").read_text())[each] for each in ("before", "after")] == names
+    assert rwalk(monkeypatch, "rewind", *words, "--max-drift=0.01", "--out=out\x1b.safetensors") == 0
+    said = capsys.readouterr().out
+    assert r"\x1b]0;owned\x07" in said and all(line.isprintable() for line in said.splitlines())
 
 
 def test_folders_of_hugging_face_are_compared_by_their_own_samples(

@@ -404,6 +404,9 @@ REFUSED = {
     "predict clf.safetensors missing.png": "there is no file or folder",
     "predict clf.safetensors other.csv --out=x": "has no column",
     "predict clf.safetensors broken.csv --out=x": "row 2 of 'broken.csv' has 'much' in column 'alcohol'",
+    "predict clf.safetensors a.csv --out=a.csv": "would overwrite what is read",
+    "predict clf.safetensors a.csv --out=./clf.safetensors": "would overwrite what is read",
+    "predict clf.safetensors a.csv --out=pipe": "cannot write pipe: it is a device or a pipe",
     "forget clf.safetensors other.csv": "has no column",
 }
 
@@ -422,6 +425,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trained = models.Trained.begun(known.form)
     assert models.learn(trained, known).examples == 110
     trained.save(folder / "clf.safetensors")
+    os.mkfifo(folder / "pipe")
     return folder
 
 

@@ -336,6 +336,20 @@ def test_two_who_begin_different_studies_in_one_folder_end_with_one(tmp_path: Pa
     assert Store(tmp_path / "study").study().hash == large.hash
 
 
+def test_write_atomically_keeps_links_and_refuses_devices(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("file")
+    for content in ("first", "second"):
+        write_atomically(tmp_path / "link", content)
+        assert (tmp_path / "file").read_text() == content
+    assert (tmp_path / "link").is_symlink()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "null").symlink_to(os.devnull)
+    for name in ("pipe", "null"):
+        with pytest.raises(OSError, match="a device or a pipe"):
+            write_atomically(tmp_path / name, "lost")
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "link", "pipe", "null"}
+
+
 def test_a_temporary_file_that_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
     path = tmp_path / "model"
     left, young, other = (tmp_path / name for name in (".model.12.0123abcd", ".model.13.0123abcd", ".mine.1"))

@@ -403,6 +403,13 @@ def test_workers_answer_report_refuse_and_are_missed_when_they_die() -> None:
     assert not any(process.is_alive() for process in pool.processes)
 
 
+def test_a_worker_that_is_told_to_stop_twice_still_saves() -> None:
+    told: list[Any] = []
+    with Pool(little.work, [None]) as pool, pytest.raises(WorkerDied):
+        list(pool.run(["is told to stop twice"], lambda *news: told.append(news), never))
+    assert told == [(0, "saved")]
+
+
 LEAVES_MANY_JOBS = """
 import threading
 import time

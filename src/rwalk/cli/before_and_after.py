@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rwalk.atomic_files import replacing, write_atomically
-from rwalk.cli.command_options import Device, chosen_device, let_import
+from rwalk.cli.command_options import Device, chosen_device, let_import, say
 from rwalk.errors import InputError
 
 if TYPE_CHECKING:
@@ -83,11 +83,11 @@ def check(
         within &= not report.lost
         found |= report.to_dict()
         print(report)
-        print(f"lost: {', '.join(report.lost)}" if report.lost else "no skill is lost")
+        say(f"lost: {', '.join(report.lost)}" if report.lost else "no skill is lost")
         if page is not None:
             write_atomically(page, report.page(f"Skills of {after.name} beside {before.name}"))
     if json_file is not None:
-        write_atomically(json_file, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+        write_atomically(json_file, json.dumps(found, indent=1) + "\n")
     if not within:
         raise typer.Exit(1)
 
@@ -119,7 +119,7 @@ def rewind(
     inputs = Probes(read_probes(probes, old, before, tokens))
     result = rewound(old, new, inputs, max_drift)
     write_like(new, after, out)
-    print(
+    say(
         f"drift {result.drift_before:.4f} → {result.drift:.4f} nats on {inputs.examples} probes; "
         f"{result.left:.0%} of the way from {before} to {after} is left; written to {out}"
     )
@@ -146,7 +146,7 @@ def probes(
     drawn = own_samples(read_model(model).to(chosen_device(device)), None, n, tokens, seed)
     with replacing(out) as beside:
         save_file({"input_ids": drawn["input_ids"].cpu()}, beside)
-    print(f"{n} own samples of {tokens} tokens, written to {out}")
+    say(f"{n} own samples of {tokens} tokens, written to {out}")
 
 
 def _check_limit(max_drift: float) -> None:

@@ -125,6 +125,10 @@ def predict(
     network: Network = None,
 ) -> None:
     """Predict the class of every row or image, with its probability."""
+    from rwalk.errors import InputError
+
+    if out and out.exists() and any(each.exists() and out.samefile(each) for each in (model, *data)):
+        raise InputError(f"--out {out} would overwrite what is read: give another name")
     with _working(f"reading {_names(data)}"), _told_warnings():
         from rwalk.models import predictions  # torch takes seconds to import
 

@@ -111,6 +111,8 @@ def run(
     )
     if replay and base.memory is None:
         raise InputError("--replay needs exemplars: give --memory or --memory-total too")
+    if base.memory is None and memory["sampler"] != MemorySpec.sampler:
+        raise InputError("--sampler chooses exemplars: give --memory or --memory-total too")
     if beside and base.memory is None:
         raise InputError("--beside counts the exemplars added to a batch: give --memory or --memory-total too")
     runs = sweep.runs(base, names, seeds, lam, penalty, settings or ())

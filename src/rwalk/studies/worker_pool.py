@@ -44,11 +44,14 @@ class Interrupts:
     """SIGINT and SIGTERM as a condition: the first signal sets it, a second one ends the process at once.
 
     Training checks it after every step. Where it is set, the caller saves its work and raises KeyboardInterrupt.
+    A worker names its own signal. It may come twice, from the parent and from a signal to the whole process group,
+    so that a second one changes nothing; the parent ends a worker that takes too long.
     """
 
-    def __init__(self, *signals: signal.Signals) -> None:
+    def __init__(self, *of_worker: signal.Signals) -> None:
         self.caught: int | None = None
-        self._signals = signals or (signal.SIGINT, signal.SIGTERM)
+        self._signals = of_worker or (signal.SIGINT, signal.SIGTERM)
+        self._is_worker = bool(of_worker)
         self._before: dict[int, Any] = {}
 
     def __call__(self) -> bool:
@@ -64,7 +67,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.caught is not None:
+        if self.caught is not None and not self._is_worker:
             raise KeyboardInterrupt
         self.caught = number
 
