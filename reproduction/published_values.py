@@ -1,22 +1,18 @@
 """Values that others publish, from the .csv files beside this one.
 
 `paper_values.csv` has the paper's tables: A in percent, F and I as fractions; by EWC the paper means EWC++
-throughout. Figures are published as pictures only: their curves cannot be compared. `yardstick_values.csv` has the
-final average accuracies of other papers, in percent, with their standard errors, or with the standard deviation of
-ten runs (mammoth-mnist).
+throughout. Figures are published as pictures only: their curves cannot be compared. `yardstick_values.csv` has
+final average accuracies of others, in percent, with standard errors; docs/yardsticks.md names their sources.
 """
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 BETTER = {"A": "higher", "F": "lower", "I": "lower"}
-OPENED = ("permuted-mnist", "permuted-mnist-avalanche")  # the others are quoted from memory, and marked in tables
-RUNS = {"mammoth-mnist": 10}  # behind a standard deviation
 
 
 class Published(NamedTuple):
@@ -28,13 +24,11 @@ class Published(NamedTuple):
     lam: float | None = None
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """A published mean, in percent, with its standard error where that is known."""
 
     mean: float
     error: float | None
-    checked: bool = True  # against its source, which docs/yardsticks.md names
 
 
 def _rows(name: str) -> Iterator[dict[str, str]]:
@@ -61,9 +55,8 @@ def yardstick(table: str) -> dict[str, dict[str, Value]]:
     found: dict[str, dict[str, Value]] = {}
     for row in _rows("yardstick_values.csv"):
         if row["table"] == table:
-            error = _number(row["error"])
-            error = None if error is None else error / RUNS.get(table, 1) ** 0.5
-            found.setdefault(row["block"], {})[row["method"]] = Value(float(row["mean"]), error, table in OPENED)
+            value = Value(float(row["mean"]), _number(row["error"]))
+            found.setdefault(row["block"], {})[row["method"]] = value
     return found
 
 

@@ -88,42 +88,35 @@ def _section(experiment: Experiment, results: Sequence[Result], rows: dict[str, 
         yield f"Not run yet: `python -m reproduction {experiment.name}`."
         return
     others = list(dict.fromkeys(name for each in results for name, _ in each.cell.others))
-    head = ("block", "method", "published", "source", *others, "ours", "Δ", "within 1.5?", "seeds")
-    yield from table((*head, "hyper-parameters", "tuned"), (_cells(each, others) for each in results))
+    compared = any(each.cell.theirs for each in results)
+    published = ("published", *others) if compared else ()
+    held = ("Δ", "within 1.5?") if compared else ()
+    head = ("block", "method", *published, "ours", *held, "seeds", "hyper-parameters", "tuned")
+    yield from table(head, (_cells(each, others, compared) for each in results))
     yield ""
     yield from _counts(results)
     yield provenance.mixture(made_here) or "".join(f"Trained by {each}." for each in provenance.makers(made_here))
 
 
-def _cells(each: Result, others: Sequence[str]) -> Iterator[str]:
-    cell, gap = each.cell, each.difference
-    yield from (cell.block, cell.label, _value(cell.theirs))
-    yield "" if cell.theirs is None else "opened" if cell.theirs.checked else "from memory"
-    theirs = dict(cell.others)
-    yield from (_value(theirs.get(name)) for name in others)
+def _cells(each: Result, others: Sequence[str], compared: bool) -> Iterator[str]:
+    cell, gap, theirs = each.cell, each.difference, dict(each.cell.others)
+    yield from (cell.block, cell.label)
+    yield from (_value(value) for value in (cell.theirs, *map(theirs.get, others)) if compared)
     mean, deviation = mean_and_deviation(np.array(each.means))
     spread = "" if np.isnan(deviation) else f" ± {deviation:.1f}"
     yield "–" if not each.means else f"{mean:.1f}{spread}"
-    yield "" if gap is None else f"{gap.value:+.1f}"
-    yield each.held
+    if compared:
+        yield from ("" if gap is None else f"{gap.value:+.1f}", each.held)
     yield str(each.seeds) if each.seeds else "–"
     yield ", ".join(f"{name} {_short(value)}" for name, value in cell.run.numbers.items()) or "–"
     yield cell.tuned
 
 
 def _counts(results: Sequence[Result]) -> Iterator[str]:
-    """Three numbers for values whose source was opened, and three for those quoted from memory."""
-    for checked, said in (
-        (True, "Published values whose source was opened"),
-        (False, "Values quoted from memory"),
-    ):
-        compared = [
-            each for each in results if each.held and each.cell.theirs and each.cell.theirs.checked == checked
-        ]
-        held = [each.held for each in compared]
-        if held:
-            numbers = ", ".join(f"{held.count(each)} {name}" for name, each in VERDICTS.items())
-            yield from (f"{said}: {len(held)} cells, {numbers}.", "")
+    held = [each.held for each in results if each.held]
+    if held:
+        numbers = ", ".join(f"{held.count(each)} {name}" for name, each in VERDICTS.items())
+        yield from (f"{len(held)} cells are compared: {numbers}.", "")
 
 
 def _value(value: Value | None) -> str:
