@@ -73,6 +73,16 @@ def questions(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("skill", [{}, {"skill": "two\nlines"}], ids=["no skill", "named"])
+def test_prompts_reach_the_model_as_they_are_written(skill: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "skills.jsonl"
+    path.write_text(json.dumps({**skill, "prompt": "a\n\tb", "choices": ["\nc", "\n"], "answer": 0}))
+    (question,) = Skills.read(path, tokenizer()).questions
+    assert (question.prompt, question.answer) == ("a\n\tb", "\nc")
+    assert [len(each.tokens) for each in question.choices] == [7, 6]
+    assert question.skill == ("two\\nlines" if skill else "all")
+
+
 def log_probability(model: Any, text: str, start: int, begin: bool = True) -> tuple[float, bool, int]:
     """One text at a time, one token at a time; the first `start` letters are the prompt."""
     ids = ([0] if begin else []) + [3 + LETTERS.index(letter) for letter in text]

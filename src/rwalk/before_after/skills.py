@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rwalk.atomic_files import checked_json, with_checksum, write_atomically
 from rwalk.errors import InputError, first_line
-from rwalk.escaping import all_shown, shown
+from rwalk.escaping import shown
 from rwalk.guard import own_samples
 from rwalk.guard.drift.batches import TOKENS, device_of
 from rwalk.guard.drift.eval_mode import eval_mode
@@ -379,7 +379,6 @@ def _question(line: Any, tokenizer: Any) -> Question:
         raise InputError(EXPECTED)
     if unknown := sorted(line.keys() - set(FIELDS)):
         raise InputError(f"there is no field {shown(unknown[0])!r}: {', '.join(FIELDS)}")
-    line = all_shown(line) if line.get("skill") is None else {**line, "skill": shown(line["skill"])}
     answer, choices = line["answer"], line.get("choices")
     expected = 0
     if choices is not None:
@@ -394,7 +393,7 @@ def _question(line: Any, tokenizer: Any) -> Question:
         raise InputError('"answer" must be a text')
     prompt = _prompt(line["prompt"], tokenizer)
     answers = tuple(_tokens(prompt, each, tokenizer) for each in choices or [answer])
-    return Question(str(line.get("skill") or "all"), prompt, answer, answers, expected)
+    return Question(shown(line.get("skill") or "all"), prompt, answer, answers, expected)
 
 
 def _prompt(given: Any, tokenizer: Any) -> str:
