@@ -276,13 +276,16 @@ def test_a_file_with_a_solution_goes_on_exactly_and_takes_another_ridge(tmp_path
 
 
 @pytest.mark.parametrize("name", ["sums", "held"])
-def test_files_of_version_0_2_0_open_and_go_on(name: str) -> None:
+def test_files_of_version_0_2_0_open_and_go_on(name: str, tmp_path: Path) -> None:
     folder = Path(__file__).parent / "files"
     expected = np.load(folder / f"closed_form-0.2.0-{name}.npz")
     clf = IncrementalClassifier.load(folder / f"closed_form-0.2.0-{name}.safetensors")
     np.testing.assert_allclose(clf.decision_function(expected["x"]), expected["scores"], atol=1e-9)
     clf.partial_fit(expected["x"], expected["y"])
     assert clf.score(expected["x"], expected["y"]) > 0.9
+    clf.save(tmp_path / "again")
+    again = IncrementalClassifier.load(tmp_path / "again")
+    np.testing.assert_array_equal(again.predict_proba(expected["x"]), clf.predict_proba(expected["x"]))
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (1, 8, 8), (2, 4, 8), (4, 2, 2, 4)])

@@ -205,7 +205,7 @@ def _restore_sums(
     expect(bool((sums["counts"] >= 0).all()) and float(sums["weight"]) >= 0, "the counts")
     counted.statistics = Statistics.of(sums, counted.device)
     _check_moments(counted.statistics.symmetric().cpu(), sums["total"], float(sums["weight"]))
-    squared = left.pop("sums.squared", sums["weight"])
+    squared = left.pop("sums.squared", sums["weight"].clone())  # two sums, which grow apart
     check_tensors({"squared": squared}, {"squared": ""}, {})
     counted.squared = squared.to(counted.device)
     if "range.low" in left:
