@@ -119,6 +119,29 @@ def anchored(wrap: Wrapper, rank: int, folder: Path) -> Outcome:
     return {"theta": torch.cat([p.flatten() for p in whole(model)]), "drift": torch.tensor(drift)}
 
 
+def reloaded(wrap: Wrapper, rank: int, folder: Path) -> Outcome:
+    """Whether an anchor's old weights and last pull are the same on this rank after a file."""
+    probes = batches(9, 0, 1)[0][0]
+    model = wrap(network(outputs=3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    guard = Guard(model, optimizer, Anchor(every=2), probes=probes)
+    for x, y in batches(0, rank, 2):
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    guard.save(folder / "reloaded.safetensors")
+    held = local_parts(guard)
+    guard.detach()
+    loaded = Guard.load(folder / "reloaded.safetensors", model, optimizer, probes=probes)
+    return {"same": torch.tensor([len(held) == 12, *map(torch.equal, held, local_parts(loaded))])}
+
+
+def local_parts(guard: Guard) -> list[Tensor]:
+    assert guard._reference is not None
+    old = guard._reference.tensors
+    return [*(old[name] for name in sorted(old)), *(guard._pull_added[p] for p in guard.model.parameters())]
+
+
 def alone(rank: int) -> Outcome:
     """Each rank has a model of its own, and nothing is averaged."""
     torch.manual_seed(rank)
@@ -206,6 +229,7 @@ def work(rank: int, folder: Path) -> None:
     torch.save(communication(), folder / f"communication-{rank}")
     for wrapper, wrap in WRAPPERS.items():
         torch.save(anchored(wrap, rank, folder), folder / f"anchored-{wrapper}-{rank}")
+        torch.save(reloaded(wrap, rank, folder), folder / f"reloaded-{wrapper}-{rank}")
     torch.save(with_batch_norm(rank), folder / f"batch-norm-{rank}")
     torch.save(alone(rank), folder / f"alone-{rank}")
     torch.save({**other_probes(rank), **bucket_views()}, folder / f"replicas-{rank}")
@@ -245,6 +269,12 @@ def test_replicas_with_an_anchor_and_a_budget_stay_the_same(wrapper: str, outcom
     one, other = (torch.load(outcomes / f"anchored-{wrapper}-{rank}") for rank in range(2))
     assert torch.equal(one["theta"], other["theta"]) and bool(one["theta"].isfinite().all())
     assert 0 < one["drift"] <= 0.001
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_an_anchors_file_gives_every_rank_its_own_part(wrapper: str, outcomes: Path) -> None:
+    for rank in range(2):
+        assert bool(torch.load(outcomes / f"reloaded-{wrapper}-{rank}")["same"].all())
 
 
 def test_replicas_with_batch_norm_are_rewound_alike(outcomes: Path) -> None:

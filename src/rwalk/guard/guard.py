@@ -120,6 +120,7 @@ class Guard:
         self._frozen: set[str] = set()
         self._first_pass = TrainingPass()
         self._step_back: StepBack | None = None  # in the step in progress
+        self._pull_added: dict[nn.Parameter, Tensor] = {}  # the last one, which fades
         self._hooks: OptimizerHooks | None = None
         self._warned = self._guessed = False
         self.attach(optimizer)
@@ -159,7 +160,8 @@ class Guard:
         kept = [each for probes in self._sets for batch in probes.kept for each in batch.values()]
         predictions = sum(tensor.nbytes for each in kept for tensor in each.values())
         reference = 0 if self._reference is None else self._reference.nbytes
-        return sum(each.nbytes for each in self._state.guarded) + predictions + reference
+        pulled = sum(each.nbytes for each in self._pull_added.values())
+        return sum(each.nbytes for each in self._state.guarded) + predictions + reference + pulled
 
     # ── the optimizer ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -204,6 +206,7 @@ class Guard:
     def detach(self) -> None:
         """Stop guarding and remove every hook; `attach` continues."""
         self._first_pass.release()
+        self._pull_added = {}
         if self._hooks is not None:
             self._hooks.end()
 
@@ -231,11 +234,13 @@ class Guard:
                     probes.settle(self._inner, self._first_pass.evidence, always=True)
         interval = self._anchor.interval(self.steps, self.optimizer)
         if self.steps % interval != interval - 1:  # not in the first step, because drift is zero there
-            return {}
+            return anchors.faded(self._pull_added)
+        self._pull_added = {}
         if anchors.grows(self.optimizer):
             self._step_back = StepBack(self.optimizer, self._parameters)
-            return {}
-        return anchors.added(self._anchor, self._pull(self._anchor))
+        else:
+            self._pull_added = anchors.added(self._anchor, self._pull(self._anchor))
+        return self._pull_added
 
     def _pull(self, anchor: Anchor) -> Pull:
         number = self.steps // anchor.interval(self.steps, self.optimizer)
@@ -379,6 +384,7 @@ class Guard:
     def _hold(self) -> None:
         """Measure drift from here on."""
         self._note_frozen()
+        self._pull_added = {}
         if self._sets:
             self._reference = Reference.of(self.model, self._moving)
             for probes in self._sets:
@@ -457,6 +463,7 @@ class Guard:
 
     def _rewind(self, budget: float) -> float:
         assert self._reference is not None
+        self._pull_added = {}
         with self._state.moved():
             left = self._reference.rewind(self.model, lambda: self._worst_drift() <= budget)
         if left is None:
@@ -532,7 +539,12 @@ class Guard:
         record["options"] = options.saved(self._given, list(select.selected(self.model, self._given.params)))
         if self._sets:
             assert self._reference is not None
-            record["drift"] = guard_file.drift_state(self._sets, self._reference, self._readings, probes)
+            parameters = {each.name: each.parameter for each in self._state.guarded}
+            pulls = {name: self._pull_added[each] for name, each in parameters.items() if each in self._pull_added}
+            drift = guard_file.drift_state(self._sets, self._readings, probes)
+            for kind, tensors in (("reference", self._reference.tensors), ("pull", pulls)):
+                drift["tensors"] |= guard_file.whole(kind, tensors, parameters)
+            record["drift"] = drift
         return record
 
     @torch.no_grad()
@@ -550,12 +562,14 @@ class Guard:
         vectors = guard_file.checked(record, self._anchor or self._state.method, parameters)
         restored = None
         if "drift" in record:
-            restored = guard_file.restored(record["drift"], self._sets, self._probes, self._inner)
+            restored = guard_file.restored(record["drift"], self._sets, self._probes, self._inner, parameters)
         elif self._anchor is not None:
             raise InputError("it holds no old outputs, so an anchor could hold nothing: make a new Guard")
         self._state.load(record, vectors)
         if restored is not None:
-            self._sets, self._reference, self._readings = restored
+            self._sets, self._readings, old, pulls = restored
+            self._reference = Reference(old)
+            self._pull_added = {parameters[name].parameter: pull for name, pull in pulls.items()}
         self._note_frozen()
         if self._hooks is not None:
             self._hooks.abandon(at_once=False)

@@ -19,9 +19,9 @@ from rwalk.guard.drift.anchor import Anchor, Readings
 from rwalk.guard.drift.batches import Batch
 from rwalk.guard.drift.divergences import DIVERGENCES, Kept
 from rwalk.guard.drift.probes import Probes
-from rwalk.guard.drift.reference import Reference
 from rwalk.guard.select import some
 from rwalk.guard.state.parameter import ParameterState, check_fits
+from rwalk.guard.state.sharded import fitted, gathered, is_sharded
 from rwalk.methods import METHODS, Method
 from rwalk.model_file import expect, is_whole
 
@@ -248,11 +248,9 @@ PLAIN = (str, int, float, bool, type(None))
 ToProbes = Callable[[Any], Probes]
 
 
-def drift_state(
-    sets: Sequence[Probes], reference: Reference, readings: Readings, with_inputs: bool
-) -> dict[str, Any]:
-    """Old outputs, old weights and readings; a model's own samples, and other inputs if `with_inputs`."""
-    tensors = {f"reference/{name}": tensor for name, tensor in reference.tensors.items()}
+def drift_state(sets: Sequence[Probes], readings: Readings, with_inputs: bool) -> dict[str, Any]:
+    """Old outputs and readings; a model's own samples, and other inputs if `with_inputs`."""
+    tensors: dict[str, Tensor] = {}
     found = []
     for number, probes in enumerate(sets):
         for index, kept in enumerate(probes.kept):
@@ -278,14 +276,27 @@ def drift_state(
     return {"readings": [list(reading) for reading in readings.history], "sets": found, "tensors": tensors}
 
 
+def whole(kind: str, tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Tensors by name as a file holds them; those of sharded parameters from all ranks."""
+    return {
+        f"{kind}/{name}": gathered(tensor, parameters[name]).clone() if name in parameters else tensor.clone()
+        for name, tensor in tensors.items()
+    }
+
+
 def restored(
-    state: Any, given: Sequence[Probes], to_probes: ToProbes, model: nn.Module
-) -> tuple[list[Probes], Reference, Readings]:
-    """Probes with their old outputs, the reference and readings, all checked.
+    state: Any,
+    given: Sequence[Probes],
+    to_probes: ToProbes,
+    model: nn.Module,
+    parameters: Mapping[str, ParameterState],
+) -> tuple[list[Probes], Readings, dict[str, Tensor], dict[str, Tensor]]:
+    """Probes with their old outputs, readings, the reference's tensors and the last pull, all checked.
 
     Args:
         given: probes whose inputs a state may have left out.
         to_probes: makes probes of inputs, with the guard's own options.
+        parameters: those guarded.
     """
     expect(isinstance(state, Mapping) and state.keys() == {"readings", "sets", "tensors"}, "its drift")
     tensors = state["tensors"]
@@ -298,11 +309,23 @@ def restored(
         _restored_set(tensors, number, record, given, to_probes, model)
         for number, record in enumerate(state["sets"])
     ]
-    old = {
-        name.removeprefix("reference/"): each for name, each in tensors.items() if name.startswith("reference/")
-    }
-    expect(all(bool(tensor.isfinite().all()) for tensor in old.values()), "the old weights")
-    return sets, Reference(old), readings
+    old = _by_name(tensors, "reference/")
+    for name, tensor in old.items():
+        if name in parameters and is_sharded(parameters[name].parameter):
+            old[name] = fitted(tensor, parameters[name].parameter).cpu()
+    pulls = _by_name(tensors, "pull/")
+    expect(pulls.keys() <= parameters.keys(), "its pull")
+    for name, tensor in pulls.items():
+        parameter = parameters[name].parameter
+        check_fits(name, {"pull": tensor}, parameter)
+        pulls[name] = fitted(tensor.to(parameter.dtype), parameter).to(parameter.device, copy=True)
+    return sets, readings, old, pulls
+
+
+def _by_name(tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+    found = {name.removeprefix(kind): each for name, each in tensors.items() if name.startswith(kind)}
+    expect(all(bool(tensor.isfinite().all()) for tensor in found.values()), "the old weights or the last pull")
+    return found
 
 
 def _restored_set(

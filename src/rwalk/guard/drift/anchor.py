@@ -28,18 +28,19 @@ from rwalk.methods.method import require
 from rwalk.model_file import expect
 
 LONGEST = 4.0  # a pull is at most this many times as long as the task's gradient
-FAR = 0.05  # drift beyond which pulls may be longer, up to `every` times: short ones did not hold the model
-EARLY, OFTEN = 64, 2  # SGD's first steps of a task move a model furthest: in these, a pull after every other step
+FADED = 0.8  # what is left of a pull in each later step, because the model has moved since
+EARLY, OFTEN = 64, 4  # the first steps of a task move a model furthest: in these, a pull in every fourth one
+OFTEN_SGD = 2
 HISTORY = 2048  # readings that are remembered; then every other one of the older half is dropped
 
 
 @dataclass(frozen=True)
 class Anchor:
-    """Penalty: weight · drift on a batch of probes, added to the gradient every few steps.
+    """Penalty: weight · drift on a batch of probes, whose gradient is measured every few steps.
 
     Args:
         weight: its strength.
-        every: steps from one pull to the next. Each pull stands for that many steps and is as much stronger.
+        every: steps from one pull to the next; a task's first 64 steps have more of them.
         batch: probes per pull; by default 64, or as many as have about two thousand tokens.
 
     A pull costs a forward and a backward pass of one batch.
@@ -59,7 +60,8 @@ class Anchor:
 
     def interval(self, step: int, optimizer: Optimizer) -> int:
         """Steps from one pull to the next at this step of a task, counted from 0."""
-        return min(OFTEN, self.every) if step < EARLY and grows(optimizer) else self.every
+        often = OFTEN_SGD if grows(optimizer) else OFTEN
+        return min(often, self.every) if step < EARLY else self.every
 
 
 # ── readings ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -140,20 +142,34 @@ class Pull(NamedTuple):
         return cls(*_averaged(model, *_slopes(model, parameters, *pulled[turn % len(pulled)], forward)))
 
 
-def added(anchor: Anchor, pull: Pull) -> Pulls:
-    """What to add to the gradients before a step that does not grow with them, [1, *shape] for each parameter.
+def added(anchor: Anchor, pull: Pull) -> dict[nn.Parameter, Tensor]:
+    """What to add to the gradients before steps that do not grow with them; see `faded`.
 
-    It is no longer than `LONGEST` times the task's gradient, and up to `every` times longer where drift is large.
+    It is no longer than `LONGEST` times the task's gradient.
     """
     slopes = pull.slopes
-    if not slopes:
-        return {}
-    gradients = [local(parameter.grad) for parameter in slopes if parameter.grad is not None]
-    squares = torch.stack([_square(slopes.values()), _square(gradients or slopes.values())])
-    length, pushed = _over_shards(squares, slopes).sqrt()
-    bound = LONGEST * pushed / length.clamp(min=1e-30) * (pull.drift / FAR).clamp(1.0, anchor.every)
-    weight = bound.clamp(max=anchor.weight * anchor.every)
-    return {parameter: slope.mul_(weight.to(slope.dtype))[None] for parameter, slope in slopes.items()}
+    if slopes:
+        gradients = [local(parameter.grad) for parameter in slopes if parameter.grad is not None]
+        squares = torch.stack([_square(slopes.values()), _square(gradients or slopes.values())])
+        length, pushed = _over_shards(squares, slopes).sqrt()
+        weight = (LONGEST * pushed / length.clamp(min=1e-30)).clamp(max=anchor.weight)
+        for slope in slopes.values():
+            slope.mul_(weight.to(slope.dtype))
+    return slopes
+
+
+def faded(pulls: dict[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
+    """The last pull again, and weaker: an optimizer such as Adam would take a rare, strong one for noise.
+
+    It divides its steps by the size of recent gradients, so the task would be learned in smaller ones.
+    """
+    found, kernel = list(pulls.values()), private_torch.foreach("mul_")
+    if found and kernel is not None:
+        kernel(found, FADED)
+    else:
+        for each in found:
+            each.mul_(FADED)
+    return pulls
 
 
 class StepBack:

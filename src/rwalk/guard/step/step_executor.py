@@ -132,7 +132,7 @@ class Batch:
         Args:
             lr: the learning rate.
             size: see `penalty.step_size`.
-            pulls: gradients from elsewhere to add, shaped [1, *shape].
+            pulls: gradients from elsewhere to add.
             copies: whether the optimizer needs gradients of its own, because it may change them.
         """
         if self._stiffest is None or self._stiffest[0] is not method:
@@ -277,16 +277,13 @@ class Batch:
         return True
 
     def _added(self, gradients: Sequence[Tensor], pulls: Pulls) -> list[Tensor]:
-        """These gradients, with the pulls from elsewhere added to those that have one; in the pulls' memory."""
+        """These gradients, with the pulls from elsewhere added to those that have one."""
         found = list(gradients)
         which = [i for i, parameter in enumerate(self._parameters) if parameter in pulls]
         if which:
-            summed = [pulls[self._parameters[i]][0].to(gradients[i].dtype) for i in which]
-            some, add = [gradients[i] for i in which], private_torch.foreach("add_")
-            if add is None:
-                list(map(Tensor.add_, summed, some))
-            else:
-                add(summed, some)
+            more = [pulls[self._parameters[i]].to(gradients[i].dtype) for i in which]
+            some, add = [gradients[i] for i in which], private_torch.foreach("add")
+            summed = list(map(torch.add, some, more)) if add is None else add(some, more)
             for i, each in zip(which, summed, strict=True):
                 found[i] = each
         return found
