@@ -270,28 +270,6 @@ def test_broken_features_do_not_move_the_mean() -> None:
     assert mean_of_features(broken, 21)[:, -1].tolist() == [20, 20]
 
 
-def test_classes_of_unequal_size_share_a_call() -> None:
-    sizes = [[5, 12, 9], [12, 1, 0]]
-    features = torch.rand(2, 3, 12, 6, generator=torch.Generator().manual_seed(0))
-    valid = torch.arange(12) < torch.tensor(sizes)[..., None]
-    features[~valid] = torch.nan
-    kept = mean_of_features(features, 8, valid)
-    assert kept.shape == (2, 3, 8)
-    for run in range(2):
-        for c, size in enumerate(sizes[run]):
-            expected = literal_herding(features[run, c, :size], min(8, size)) if size else []
-            assert kept[run, c].tolist() == expected + [-1] * (8 - len(expected))
-
-
-def test_padding_may_lie_anywhere() -> None:
-    features = torch.rand(12, 6, generator=torch.Generator().manual_seed(0))
-    valid = torch.arange(12) % 3 != 0
-    inside = valid.nonzero()[:, 0]
-    assert torch.equal(mean_of_features(features, 5, valid), inside[mean_of_features(features[valid], 5)])
-
-
 def test_herding_refuses_what_does_not_fit() -> None:
     with pytest.raises(InputError, match="herding needs features"):
         mean_of_features(torch.ones(3), 1)
-    with pytest.raises(InputError, match="valid has shape"):
-        mean_of_features(torch.ones(2, 3, 4), 1, torch.ones(2, 4, dtype=torch.bool))

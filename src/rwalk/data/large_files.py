@@ -132,19 +132,26 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Tables(Source):
-    """Rows of tables, in their order; their places have the values of column `id` too, if there is one."""
+class Files(Source):
+    """Files read one after the other; places are a file, a row, and the value of column `id`, if there is one."""
 
     paths: tuple[Path, ...]
-    form: TableEncoder
+    form: Any
     id: str | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def places(self) -> tuple[str, ...]:  # type: ignore[override]
-        if self.id is None:
-            return PLACES
-        return (*PLACES, "id" if self.id in RESERVED else self.id)
+        return PLACES if self.id is None else (*PLACES, "id" if self.id in RESERVED else self.id)
+
+    def parts(self) -> list[Source]:
+        return [replace(self, paths=(path.absolute(),)) for path in self.paths]
+
+
+class Tables(Files):
+    """Rows of tables, in their order."""
+
+    form: TableEncoder
 
     def portions(self, labelled: bool = True, mixed: bool = False) -> Iterator[Portion]:
         beside = [] if self.id is None else [self.id]
@@ -158,22 +165,11 @@ class Tables(Source):
                     places = [(*place, each or "") for place, each in zip(places, ids, strict=True)]
                 yield Portion(rows.x, rows.y, places)
 
-    def parts(self) -> list[Source]:
-        return [replace(self, paths=(path.absolute(),)) for path in self.paths]
 
-
-@dataclass(frozen=True)
-class Texts(Source):
+class Texts(Files):
     """The texts in a column of tables, in the order of rows."""
 
-    paths: tuple[Path, ...]
     form: TextForm
-    id: str | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def places(self) -> tuple[str, ...]:  # type: ignore[override]
-        return PLACES if self.id is None else (*PLACES, "id" if self.id in RESERVED else self.id)
 
     def portions(self, labelled: bool = True, mixed: bool = False) -> Iterator[Portion]:
         beside = [] if self.id is None else [self.id]
@@ -199,9 +195,6 @@ class Texts(Source):
                 extra = ([each or "" for each in cells[name]] for name in beside)
                 places = [*zip([str(path)] * len(chunk), map(str, rows), *extra, strict=True)]
                 yield Portion(cells[self.form.text], y, places)
-
-    def parts(self) -> list[Source]:
-        return [replace(self, paths=(path.absolute(),)) for path in self.paths]
 
 
 def _whole(labels: NDArray[Any], table: str) -> NDArray[np.int64]:
@@ -249,13 +242,10 @@ class Pictures(Source):
         return max(16, BYTES // (4 * int(np.prod(self.form.shape))))
 
 
-@dataclass(frozen=True)
-class Arrays(Source):
+class Arrays(Files):
     """Arrays x and y out of .npz files."""
 
-    paths: tuple[Path, ...]
     form: ArrayForm
-    places = PLACES
 
     def portions(self, labelled: bool = True, mixed: bool = False) -> Iterator[Portion]:
         for path in self.paths:
@@ -274,9 +264,6 @@ class Arrays(Source):
                 part = slice(start, start + rows)
                 places: list[tuple[str, ...]] = [(str(path), str(row + 1)) for row in range(len(x))[part]]
                 yield Portion(x[part], None if y is None else y[part], places)
-
-    def parts(self) -> list[Source]:
-        return [replace(self, paths=(path.absolute(),)) for path in self.paths]
 
 
 def source(

@@ -72,15 +72,12 @@ def entropy(logits: Tensor, m: int, generators: Sequence[Generator] | None = Non
     return _race(log_weight, m, None if top else _given(generators))
 
 
-def mean_of_features(features: Tensor, m: int, valid: Tensor | None = None, *, unit: bool = True) -> Tensor:
+def mean_of_features(features: Tensor, m: int, *, unit: bool = True) -> Tensor:
     """The m examples whose mean follows the class mean of features[..., n, f] most closely: greedy herding.
 
     iCaRL's Algorithm 4 on L2-normalised features (with `unit` off, on features as they are), without repeats:
     the k-th exemplar minimises ‖μ − (S + φ)/k‖, where S is the sum of those before it. Averages are not
     normalised again.
-
-    Classes of unequal size can share a call, with `valid[..., n]` False for padding; the indices of a class with
-    fewer than m examples end in −1.
 
     >>> mean_of_features(torch.tensor([[[1.0, 0.0], [2.0, 1.0], [0.0, 3.0]]]), 2).tolist()
     [[1, 2]]
@@ -88,17 +85,12 @@ def mean_of_features(features: Tensor, m: int, valid: Tensor | None = None, *, u
     if features.ndim < 2:
         raise InputError(f"herding needs features[..., n, f], not shape {tuple(features.shape)}")
     *runs, n, f = features.shape
-    if valid is None:
-        valid = torch.ones(*runs, n, dtype=torch.bool, device=features.device)
-    if valid.shape != features.shape[:-1]:
-        raise InputError(f"valid has shape {tuple(valid.shape)}, features {tuple(features.shape)}")
     m = _affordable(m, n)
     # Only CUDA and the CPU have float64. A GPU herds all runs at once; a CPU one by one, each from its cache.
     if features.is_cuda:
-        kept = _herd(features.reshape(-1, n, f), m, valid.reshape(-1, n), unit)
+        kept = _herd(features.reshape(-1, n, f), m, unit)
     else:
-        alone = zip(features.cpu().reshape(-1, 1, n, f), valid.cpu().reshape(-1, 1, n), strict=True)
-        kept = torch.cat([_herd(run, m, examples, unit) for run, examples in alone])
+        kept = torch.cat([_herd(run, m, unit) for run in features.cpu().reshape(-1, 1, n, f)])
     return kept.reshape(*runs, m).to(features.device)
 
 
@@ -224,7 +216,7 @@ def _gumbel(n: int, generator: Generator) -> Tensor:
     return -(-torch.rand(n, dtype=torch.float64, generator=generator).log()).log()
 
 
-def _herd(features: Tensor, m: int, valid: Tensor, unit: bool) -> Tensor:
+def _herd(features: Tensor, m: int, unit: bool) -> Tensor:
     """Algorithm 4 on features[B, n, f], with one matrix–vector product for each exemplar.
 
     k²‖μ − (S + φ)/k‖² = ‖kμ − S‖² − 2 φ·(kμ − S) + ‖φ‖², and its first term is the same for every candidate.
@@ -232,16 +224,16 @@ def _herd(features: Tensor, m: int, valid: Tensor, unit: bool) -> Tensor:
     """
     phi = features.detach().to(torch.float64, copy=True)
     length = torch.linalg.vector_norm(phi, dim=-1)
-    sound = valid & length.isfinite()
+    sound = length.isfinite()
     # One scale for a whole class changes nothing but the size of the scores, which rounding is measured against.
     scale = length if unit else length.where(sound, 0).amax(1, keepdim=True)
     scale = scale.where(scale > 0, 1)
     phi.div_(scale[..., None]).masked_fill_(~sound[..., None], 0)
     mean = phi.sum(1) / sound.sum(1, keepdim=True).clamp(min=1)
 
-    # A candidate starts from −½‖φ‖², from far below as a last resort, from −inf as padding or once kept.
+    # A candidate starts from −½‖φ‖², from far below as a last resort, from −inf once it is kept.
     handicap = -0.5 * (length / scale).square()
-    handicap = handicap.where(sound, torch.finfo(torch.float32).min).where(valid, -torch.inf)
+    handicap = handicap.where(sound, torch.finfo(torch.float32).min)
 
     coarse = phi.float()
     kept = torch.empty(len(phi), m, dtype=torch.long, device=phi.device)
@@ -256,7 +248,7 @@ def _herd(features: Tensor, m: int, valid: Tensor, unit: bool) -> Tensor:
         closeness[run, contender] = (phi[run, contender] * missing[run]).sum(1) + handicap[run, contender]
         best = closeness.amax(1, keepdim=True)
         pick = (closeness >= best - ROUNDING).byte().argmax(1)  # the first of equals
-        kept[:, k] = pick.where(best[:, 0] > -torch.inf, -1)
+        kept[:, k] = pick
         missing -= phi[every, pick]
         handicap[every, pick] = -torch.inf
     return kept

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from rwalk.engine import teachers
 from rwalk.engine.architectures import Factory
-from rwalk.engine.fleet import Fleet
 from rwalk.learners import Learner, learner
 from rwalk.testing.check_tools import Check, claim, draws, listed
 from rwalk.testing.fleet_checks import FLEET_CHECKS, Trial, stream_of
@@ -20,24 +19,16 @@ from rwalk.training import Training
 GENTLE = Training(steps=5, batch=8, optimizer="sgd", lr=0.01)
 
 
-@dataclass(frozen=True)
-class Built:
-    trial: Trial
-
-    def fleet(self) -> Fleet:
-        return self.trial.fleet()
-
-
-def a_seed_decides_how_it_begins(built: Built) -> None:
-    one, same = built.fleet(), built.fleet()
+def a_seed_decides_how_it_begins(trial: Trial) -> None:
+    one, same = trial.fleet(), trial.fleet()
     claim(one.theta.equal(same.theta), "the same seeds begin with other parameters the second time")
     claim(not one.theta[0].equal(one.theta[1]), "other seeds begin with the same parameters")
 
 
-def an_example_is_judged_by_itself_once_it_is_trained(built: Built) -> None:
+def an_example_is_judged_by_itself_once_it_is_trained(trial: Trial) -> None:
     """In evaluation mode, outputs do not depend on the rest of the batch."""
-    fleet = built.trial.trained([0])
-    x = draws(1, 4, *built.trial.stream.shape, seed=3)
+    fleet = trial.trained([0])
+    x = draws(1, 4, *trial.stream.shape, seed=3)
     with torch.no_grad():
         together = fleet.net.forward(x, train=False)
         alone = torch.cat([fleet.net.forward(x[:, i : i + 1], train=False) for i in range(4)], dim=1)
@@ -45,11 +36,11 @@ def an_example_is_judged_by_itself_once_it_is_trained(built: Built) -> None:
     claim(apart < 1e-9, "in evaluation mode, an example's outputs depend on the others in its batch")
 
 
-def a_teacher_says_the_same_while_its_student_learns(built: Built) -> None:
+def a_teacher_says_the_same_while_its_student_learns(trial: Trial) -> None:
     """Batch norm's running statistics belong to a network, as its parameters do: a teacher keeps its own."""
-    trial = replace(built.trial, learners=[learner("lwf")] * 2)
+    taught = replace(trial, learners=[learner("lwf")] * 2)
     for runs in ([0], None):
-        fleet = trial.fleet(runs)
+        fleet = taught.fleet(runs)
         fleet.begin_task()
         fleet.train_task()
         fleet.end_task()
@@ -79,5 +70,4 @@ def checks_of_network(given: str | Factory, shape: tuple[int, ...] = (1, 8, 8)) 
     name = given if isinstance(given, str) else getattr(given, "__name__", repr(given))
     learners: tuple[Learner, ...] = (learner("rwalk", lam=1.0), learner("rwalk", lam=2.0))
     trial = Trial(learners, given, stream_of(shape), GENTLE)
-    yield from listed(trial, name, *FLEET_CHECKS)
-    yield from listed(Built(trial), name, *NETWORK_CHECKS)
+    yield from listed(trial, name, *FLEET_CHECKS, *NETWORK_CHECKS)

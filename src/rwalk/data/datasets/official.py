@@ -282,11 +282,8 @@ def _data_folders(source: Official, data: Path | str | None) -> list[Path]:
     return [root / folder for folder in (*source.folders, ".")]
 
 
-def _found(name: str, checksum: str, folders: Sequence[Path], replaceable: bool = False) -> bytes | None:
-    """The content of a file in the first folder that has it as it was published.
-
-    A damaged file is refused or, where a download can replace it, counts as absent.
-    """
+def _found(name: str, checksum: str, folders: Sequence[Path]) -> bytes | None:
+    """The content of a file in the first folder that has it as it was published; a damaged file is refused."""
     for path in (folder / name for folder in folders):
         if not path.is_file():
             continue
@@ -298,7 +295,7 @@ def _found(name: str, checksum: str, folders: Sequence[Path], replaceable: bool 
             return content
         # An intact file of the other dataset is neither ours nor damaged.
         siblings = (official.files[name] for official in OFFICIAL.values() if name in official.files)
-        if not replaceable and not any(_has(content, each) for each in siblings):
+        if not any(_has(content, each) for each in siblings):
             raise InputError(
                 f"{str(path)!r} is truncated or altered (its content is not that of the published file): "
                 "delete it or move it away, and download it again"
@@ -308,14 +305,11 @@ def _found(name: str, checksum: str, folders: Sequence[Path], replaceable: bool 
 
 def _obtained(source: Official, name: str, checksum: str, folders: Sequence[Path], download: bool) -> bytes:
     """The verified content of a file, downloaded into the cache if it is not found."""
-    content = _found(name, checksum, folders)
-    if content is not None:
-        return content
     cache = cache_folder() / source.name
-    content = _found(name, checksum, [cache], replaceable=download)
+    content = _found(name, checksum, folders if download else [*folders, cache])
     if content is None and download:
-        download_file(source, name, checksum, cache, f" is not in {str(folders[-1])!r}, and" if folders else "")
-        content = _found(name, checksum, [cache])
+        because = f" is not in {str(folders[-1])!r}, and" if folders else ""
+        return download_file(source, name, checksum, cache, because).read_bytes()
     if content is None:
         raise InputError(
             f"{source.name}: no {name} in the data folder or in {str(cache)!r}: allow the download, or put "
@@ -328,15 +322,14 @@ def cache_folder() -> Path:
     return Path(optional("pooch", "pooch").os_cache("rwalk"))
 
 
-def download_file(source: Official, name: str, checksum: str, folder: Path, because: str) -> None:
-    """Download the file into the folder from the first mirror whose copy has the right checksum."""
+def download_file(source: Official, name: str, checksum: str, folder: Path, because: str) -> Path:
+    """The file in the folder; if it is not there, from the first mirror whose copy has the right checksum."""
     pooch = optional("pooch", "pooch")
     failures = []
     for mirror in source.mirrors:
         fetch = pooch.HTTPDownloader(chunk_size=1 << 16, timeout=30)
         try:
-            pooch.retrieve(mirror + name, checksum, fname=name, path=folder, downloader=fetch)
-            return
+            return Path(pooch.retrieve(mirror + name, checksum, fname=name, path=folder, downloader=fetch))
         except (OSError, ValueError) as error:
             failures.append(f"{mirror}: {_reason(error)}")
     raise InputError(
