@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,19 @@ def test_rare_class_gets_its_share_of_probability(rare: Arrays) -> None:
     assert clf.predict_proba(x[4000:])[:, 1].mean() == pytest.approx(y[4000:].mean(), rel=0.35)
     logistic = LogisticRegression(max_iter=500).fit(x[:4000], y[:4000])
     assert f1_score(y[4000:], clf.predict(x[4000:])) >= f1_score(y[4000:], logistic.predict(x[4000:]))
+
+
+@pytest.mark.filterwarnings("ignore:these examples were removed")
+def test_rare_class_keeps_its_share_after_a_file_and_after_forgetting(rare: Arrays, tmp_path: Path) -> None:
+    x, y = rare
+    clf = IncrementalClassifier(size=200).fit(x[:4000], y[:4000])
+    before = clf.predict(x[4000:]).sum()
+    forgotten = copy.deepcopy(clf).forget(x[:20], y[:20])
+    clf.save(tmp_path / "clf")
+    loaded = IncrementalClassifier.load(tmp_path / "clf").partial_fit(x[4000:4020], y[4000:4020])
+    for each in (clf.partial_fit(x[4000:4020], y[4000:4020]), loaded, forgotten):
+        assert each.predict(x[4000:]).sum() == pytest.approx(before, rel=0.1)
+    assert np.isfinite(loaded.set_params(ridge=10.0).predict_proba(x[:9])).all()  # scores of another scale
 
 
 def test_class_weight_multiplies_probabilities(rare: Arrays) -> None:

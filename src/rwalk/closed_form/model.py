@@ -13,11 +13,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rwalk.closed_form.calibration import Certainty, Familiar
 from rwalk.closed_form.examples import Examples, Sample, joined, without
 from rwalk.closed_form.feature_sums import ROWS, SEVERAL, Counted, check_inputs, outside, range_of
 from rwalk.closed_form.features import LOOKED_AT, FeatureMap, Recipe, fingerprint
-from rwalk.closed_form.solution import MEASURED, Fit, Rule
+from rwalk.closed_form.solution import MEASURED, Fit, Measures, Rule
 from rwalk.closed_form.solve import Solution, Updates
 from rwalk.errors import InputError, warn_caller
 
@@ -59,7 +58,7 @@ class Model:
         self._fit: tuple[Counted, Fit] | None = None
         self._warned = False
         self._updates: tuple[Fit, Updates] | None = None
-        self.measured: tuple[Certainty, Familiar | None] | None = None  # when the sample was last dropped
+        self.measured: Measures = (None, None)  # when the sample was last dropped
 
     # ── learning ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -144,6 +143,7 @@ class Model:
         self.settle()
         twin = copy.copy(self)
         twin.columns, twin.held, twin._fit, twin._warned = columns, [], None, False
+        twin.measured = (None, None)
         twin.counted = None if self.counted is None else self.counted.fresh(columns)
         return twin
 
@@ -234,7 +234,7 @@ class Model:
     def use_ridge(self, ridge: float | None) -> None:
         if ridge != self.rule.ridge:
             self.rule = replace(self.rule, ridge=ridge)
-            self._fit = None
+            self._fit, self.measured = None, (None, self.measured[1])
 
     def use_half_life(self, half_life: float | None) -> None:
         """Fade by another half-life from now on."""
@@ -276,11 +276,12 @@ class Model:
         shift: Tensor | None,
         rule: Rule,
         solution: Solution,
-        measured: tuple[Certainty, Familiar | None],
+        measured: Measures,
     ) -> None:
         """Predict by a file's solution, as long as nothing changes."""
         self.measured = measured
         if rule != self.rule:
+            self.measured = None, measured[1]  # scores are others
             return
         counted = self.counted
         if counted is None:

@@ -44,6 +44,9 @@ GIVEN, MEASURED = (
 MOST_LEVERAGE = 0.95  # beyond it, an approximation by the mean has no meaning
 
 
+Measures = tuple[Certainty | None, Familiar | None]
+
+
 @dataclass(frozen=True)
 class Rule:
     """How weights follow from sums.
@@ -61,9 +64,7 @@ class Rule:
 class Fit:
     """The solution of these sums by this rule, as long as no more examples are learned."""
 
-    def __init__(
-        self, counted: Counted, rule: Rule, earlier: tuple[Certainty, Familiar | None] | None = None
-    ) -> None:
+    def __init__(self, counted: Counted, rule: Rule, earlier: Measures = (None, None)) -> None:
         self.counted = counted
         self.rule = rule
         self.earlier = earlier  # measures, from before the sample was dropped
@@ -128,9 +129,11 @@ class Fit:
 
     @cached_property
     def certainty(self) -> Certainty:
-        """How scores become probabilities: measured on a sample, or reckoned from the sums if there is none."""
-        if self._left_out is None or self.rule.solver != "ridge":
+        """How scores become probabilities: measured on a sample, now or before, or reckoned from the sums."""
+        if self.rule.solver != "ridge":
             return Certainty(self._reckoned_sharpness())
+        if self._left_out is None:
+            return self.earlier[0] or Certainty(self._reckoned_sharpness())
         _, weights, seen = self.classes
         return certainty(*self._left_out, weights[seen] / weights[seen].sum())
 
@@ -138,7 +141,7 @@ class Fit:
     def familiar(self) -> Familiar | None:
         """How novel known inputs look; None without a sample."""
         if self._left_out is None:
-            return None if self.earlier is None else self.earlier[1]
+            return self.earlier[1]
         sample, removed = self._sample
         distance = self.distances.left_out(sample.features[:, : self.used], sample.y, removed)
         return familiar(self._top(self._left_out[0]).cpu(), distance.cpu())
