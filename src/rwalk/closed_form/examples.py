@@ -54,12 +54,12 @@ def joined(parts: Sequence[Examples]) -> Examples:
 
 
 def without(held: list[Examples], gone: Examples) -> list[Examples]:
-    """The held examples, less one equal example for each of `gone`."""
+    """The held examples, less one equal example for each of `gone`, the latest: the map depends on their order."""
     together = joined([*held, gone.rows(slice(0))])
     left = list(range(len(together)))
     for index in range(len(gone)):
         x, y, weight = gone.x[index], gone.y[index], gone.weight[index]
-        for place in left:
+        for place in reversed(left):
             same = torch.equal(together.x[place], x) and torch.equal(together.y[place], y)
             if same and together.weight[place] == weight:
                 left.remove(place)
