@@ -175,7 +175,7 @@ def test_forgetting_one_of_two_equal_held_examples_keeps_the_order_of_the_others
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(6, 1, 16, 16)), np.array([0, 1, 0, 1, 0, 1])
     x[[1, 5]] = 0.0  # equal, with one label
-    clf = IncrementalClassifier(size=2, warm_up=20, ridge=1e-2).fit(x, y)
+    clf = ClosedFormClassifier(size=2, warm_up=20, ridge=1e-2).fit(x, y)
     before = clf.coef_
     clf.forget(x[5:], y[5:]).partial_fit(x[5:], y[5:])
     np.testing.assert_array_equal(clf.coef_, before)
