@@ -87,8 +87,8 @@ def test_a_gpus_cases_are_measured_on_any_device_and_judged_by_their_bars() -> N
 def test_guards_of_a_language_model_are_told_one_by_one() -> None:
     form = guard_gpu.Form(layers=1, width=16, heads=2, groups=1, inner=32, words=50, batch=2, length=4)
     told: list[dict[str, Any]] = []
-    found = guard_gpu.bench("cpu", form, rounds=1, steps=1, names=("RWalk", "EWC"), tell=told.append)
-    assert [{"RWalk", "EWC"} & set(each) for each in told] == [{"RWalk"}, {"EWC"}]
+    found = guard_gpu.bench("cpu", form, rounds=1, steps=1, names=("RWalk", "EWC", "Anchor"), tell=told.append)
+    assert [{"RWalk", "EWC", "Anchor"} & set(each) for each in told] == [{"RWalk"}, {"EWC"}, {"Anchor"}]
     assert "before" in found["RWalk"] and "before" not in found["EWC"]
     assert 7.5 < found["RWalk"]["vectors"] <= 8 + found["largest"]
     slow = {"before": 1.09, "after": 1.11, "plain_ms": 60.0, "vectors": 8.0}
