@@ -371,14 +371,29 @@ def optimizer_of(model: nn.Module, rate: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW(trained, rate, weight_decay=1e-4)
 
 
-def learn(model: nn.Module, task: Task, rate: float = 1.0, probes: Tensor | None = None) -> None:
+def learn(
+    model: nn.Module, task: Task, rate: float = 1.0, new: Tensor | None = None, old: Tensor | None = None
+) -> None:
+    """The new class, with a guard that has new or old images as probes.
+
+    With new images, the guard sees the model before its head grows: so the new class is free. Old images show
+    none of the new objects. There the new class is held too, and is not found in old objects.
+    """
+    guard = None if new is None else guarded(model, task, new)
+    grow(model)
     optimizer = optimizer_of(model, rate * task.rate)
-    guard = None
-    if probes is not None:
-        guard = rwalk.Guard(model, optimizer, probes=probes.to(_device(model)), divergence=task.divergence)
+    if guard is not None:
+        guard.attach(optimizer)
+    elif old is not None:
+        guard = rwalk.Guard(model, optimizer, probes=old.to(_device(model)), divergence=task.divergence)
     train(model, optimizer, task.new, task.steps, task.rows, task.limit)
     if guard is not None:
         guard.finish()
+
+
+def guarded(model: nn.Module, task: Task, probes: Tensor) -> rwalk.Guard:
+    optimizer = optimizer_of(model, task.rate)
+    return rwalk.Guard(model, optimizer, probes=probes.to(_device(model)), divergence=task.divergence)
 
 
 def frozen(model: nn.Module, task: Task) -> None:
@@ -393,12 +408,13 @@ def frozen(model: nn.Module, task: Task) -> None:
 
 def interpolated(model: nn.Module, task: Task) -> None:
     """Halfway back to the weights before, as WiSE-FT."""
-    before = copy.deepcopy(model.state_dict())
+    before = copy.deepcopy(model)
     learn(model, task)
+    grow(before)
     with torch.no_grad():
-        for name, each in model.state_dict().items():
+        for each, old in zip(model.state_dict().values(), before.state_dict().values(), strict=True):
             if each.is_floating_point():
-                each.lerp_(before[name], 0.5)
+                each.lerp_(old, 0.5)
 
 
 def everything(model: nn.Module, task: Task) -> None:
@@ -423,15 +439,15 @@ WAYS: dict[str, Way] = {
     "frozen backbone": frozen,
     "a tenth of the learning rate": lambda model, task: learn(model, task, rate=0.1),
     "interpolated halfway": interpolated,
-    "guard, new images": lambda model, task: learn(model, task, probes=task.new.images[:512]),
-    "guard, 64 old images": lambda model, task: learn(model, task, probes=task.old.images[:64]),
+    "guard, new images": lambda model, task: learn(model, task, new=task.new.images[:512]),
+    "guard, crops of new images": lambda model, task: learn(model, task, new=crops(task.new.images[:512])),
+    "guard, 64 old images": lambda model, task: learn(model, task, old=task.old.images[:64]),
     "all old images, with labels": everything,
 }
 OTHER_PROBES: dict[str, Way] = {
-    "guard, 64 new images": lambda model, task: learn(model, task, probes=task.new.images[:64]),
-    "guard, crops of new images": lambda model, task: learn(model, task, probes=crops(task.new.images[:512])),
-    "guard, 16 old images": lambda model, task: learn(model, task, probes=task.old.images[:16]),
-    "guard, 512 old images": lambda model, task: learn(model, task, probes=task.old.images[:512]),
+    "guard, 64 new images": lambda model, task: learn(model, task, new=task.new.images[:64]),
+    "guard, 16 old images": lambda model, task: learn(model, task, old=task.old.images[:16]),
+    "guard, 512 old images": lambda model, task: learn(model, task, old=task.old.images[:512]),
 }
 
 
@@ -443,19 +459,20 @@ def relative_step_time(model: nn.Module, task: Task, blocks: int = 12, steps: in
     """How long a step with a guard takes, as a multiple of one without: blocks of steps of both in turn."""
     times: dict[bool, list[float]] = {False: [], True: []}
     sides = []
-    for guarded in (False, True):
+    for held in (False, True):
         ours = copy.deepcopy(model)
+        guard = guarded(ours, task, task.new.images[:512]) if held else None
+        grow(ours)
         optimizer = optimizer_of(ours, task.rate)
-        if guarded:
-            probes = task.new.images[:512].to(_device(ours))
-            rwalk.Guard(ours, optimizer, probes=probes, divergence=task.divergence)
-        sides.append((guarded, ours, optimizer))
+        if guard is not None:
+            guard.attach(optimizer)
+        sides.append((held, ours, optimizer))
     for _ in range(blocks):
-        for guarded, ours, optimizer in sides:
+        for held, ours, optimizer in sides:
             begin = time.perf_counter()
             train(ours, optimizer, task.new, steps, task.rows)
             float(next(ours.parameters()).detach().sum())  # the device has finished
-            times[guarded].append(time.perf_counter() - begin)
+            times[held].append(time.perf_counter() - begin)
     ratios = [after / before for before, after in zip(times[False][2:], times[True][2:], strict=True)]
     return sorted(ratios)[len(ratios) // 2]
 
@@ -480,7 +497,6 @@ def compare(options: argparse.Namespace, seed: int, write: Callable[[dict[str, A
 
     train(model, optimizer_of(model, options.rate), old, options.first, options.rows, options.limit)
     note("before", model)
-    grow(model)
     rate, limit = options.rate * options.gentler, options.limit / 6
     task = Task(old, new, options.steps, options.rows, rate, "detr" if softmax else "detection", limit)
     for name in options.ways or WAYS:
