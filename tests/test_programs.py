@@ -102,9 +102,10 @@ def programs_of(fleet: Fleet) -> list[Any]:
     ("name", "runs"),
     [
         ("rwalk-S", 1),
-        ("rwalk-S", 3),
+        ("pi", 3),
         # One step of each is compared by the contract's tests.
         *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("vanilla", "ewc", "pi", "icarl")),
+        pytest.param("rwalk-S", 3, marks=pytest.mark.slow),
     ],
 )
 def test_compiled_runs_are_the_eager_ones(stream: Stream, name: str, runs: int) -> None:
