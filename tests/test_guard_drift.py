@@ -480,6 +480,21 @@ def test_parameters_unfrozen_later_are_held_and_rewound() -> None:
         torch.testing.assert_close(each.detach(), old, rtol=0, atol=1e-3)
 
 
+def test_parameters_frozen_and_unfrozen_around_a_file_keep_their_old_weights() -> None:
+    model, (x, y) = copy.deepcopy(trained(layers)), task(1)
+    old = model[0].weight.detach().clone()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, probes=task(0)[0])
+    train(model, optimizer, x, y, steps=8)
+    model[0].requires_grad_(False)
+    state = guard.state_dict()
+    guard.detach()
+    again = Guard.load(state, model, optimizer, probes=task(0)[0])
+    model[0].requires_grad_(True)
+    train(model, optimizer, x, y, steps=1)
+    assert torch.equal(again.state_dict()["drift"]["tensors"]["reference/0.weight"], old)
+
+
 def test_parameters_unfrozen_under_a_method_on_parameters_are_a_warning() -> None:
     model, (x, y) = copy.deepcopy(trained(layers)), task(1)
     model[0].requires_grad_(False)
@@ -962,6 +977,64 @@ def test_table_that_is_taken_for_logits_without_a_look_at_the_loss_is_a_warning(
     ) as found:
         optimizer.step()
     assert found[0].filename == __file__
+
+
+def one_step(model: nn.Module, optimizer: Any) -> None:
+    x, y = task(1)
+    F.mse_loss(model(x), F.one_hot(y, 4).float()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_loading_in_the_middle_of_a_task_keeps_the_old_outputs() -> None:
+    """Another kind of comparison could not be measured from them: the file's stays."""
+    model, x = layers(), task(0)[0]
+    optimizer = SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, probes=Probes(x, divergence="kl"))
+    for _ in range(8):
+        one_step(model, optimizer)
+    state = guard.state_dict()
+    guard.detach()
+    again = Guard(model, optimizer, probes=x)
+    again.load_state_dict(state)
+    one_step(model, optimizer)
+    after = again.state_dict()["drift"]
+    assert after["sets"] == state["drift"]["sets"]
+    assert all(torch.equal(each, after["tensors"][name]) for name, each in state["drift"]["tensors"].items())
+
+
+@pytest.mark.parametrize("probes", [True, False], ids=["with probes", "without probes"])
+def test_guess_of_a_guard_that_was_saved_before_its_first_step_is_settled_by_the_loss(probes: bool) -> None:
+    model, x = layers(), task(0)[0]
+    optimizer = SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, probes=x)
+    state = guard.state_dict(probes)
+    guard.detach()
+    again = Guard.load(state, model, optimizer, probes=None if probes else x)
+    one_step(model, optimizer)
+    assert again.state_dict()["drift"]["sets"][0]["divergences"] == {"output": "mse"}
+
+
+def test_guess_in_a_file_names_an_output() -> None:
+    model, x = layers(), task(0)[0]
+    guard = Guard(model, optimizer := SGD(model.parameters(), lr=0.1), probes=x)
+    state = guard.state_dict()
+    guard.detach()
+    for wrong in (["other"], [["output"]], "output", None):
+        state["drift"]["sets"][0]["guessed"] = wrong
+        with pytest.raises(InputError, match="its divergences"):
+            Guard.load(state, model, optimizer, probes=x)
+
+
+def test_probes_added_to_a_method_on_parameters_that_look_like_no_logits_are_a_warning() -> None:
+    model = layers()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, "rwalk")
+    one_step(model, optimizer)
+    with torch.no_grad():
+        model[4].weight.zero_()  # type: ignore[operator, union-attr]
+    with pytest.warns(UserWarning, match="taken for logits of 4 classes"):
+        guard.consolidate(probes=task(0)[0])
 
 
 @pytest.mark.parametrize(("scale", "offset"), [(0.0, 0.0), (9.0, 900.0)])

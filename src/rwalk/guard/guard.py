@@ -254,7 +254,7 @@ class Guard:
         state.start(self._state.method)
         if state.name not in self._frozen:
             return
-        if self._reference is not None:
+        if self._reference is not None and state.name not in self._reference.tensors:
             self._reference.add(state.name, state.parameter)
         if self._anchor is None:
             self._frozen.clear()  # one warning is enough
@@ -335,6 +335,8 @@ class Guard:
         added = [] if probes is None else [self._probes(probes)]
         for each in added:
             each.keep(self._inner)  # refused before anything has changed
+            if self._anchor is None:
+                each.settle(self._inner, None)
         if self._anchor is not None and not (self._sets or added):
             raise InputError("an anchor holds outputs on inputs: guard.consolidate(probes=…)")
         fishers = {} if self._anchor else importance.of_task(self._state, self.model, losses)
@@ -570,6 +572,7 @@ class Guard:
             self._sets, self._readings, old, pulls = restored
             self._reference = Reference(old)
             self._pull_added = {parameters[name].parameter: pull for name, pull in pulls.items()}
+            self._guessed = self._first_pass.wanted = any(each.guessed for each in self._sets)
         self._note_frozen()
         if self._hooks is not None:
             self._hooks.abandon(at_once=False)

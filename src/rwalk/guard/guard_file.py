@@ -271,6 +271,7 @@ def drift_state(sets: Sequence[Probes], readings: Readings, with_inputs: bool) -
                 "fingerprint": probes.fingerprint,
                 "divergences": {name: each.name for name, each in probes.divergences.items()},
                 "loss": probes.loss_before,
+                **({"guessed": sorted(probes.guessed)} if probes.guessed else {}),  # before the first step
             }
         )
     return {"readings": [list(reading) for reading in readings.history], "sets": found, "tensors": tensors}
@@ -337,7 +338,7 @@ def _restored_set(
     model: nn.Module,
 ) -> Probes:
     expect(isinstance(record, Mapping), "its probes")
-    expect(record.keys() == {"form", "own", "fingerprint", "divergences", "loss"}, "its probes")
+    expect(record.keys() - {"guessed"} == {"form", "own", "fingerprint", "divergences", "loss"}, "its probes")
     if record["form"] is not None:
         form = record["form"]
         expect(isinstance(form, list) and bool(form), "its probes")
@@ -365,6 +366,9 @@ def _restored_set(
         probes.divergences = {str(output): DIVERGENCES[each] for output, each in named.items()}
     if list(named) == ["logits"] and record["fingerprint"] is None:  # of 0.2, which knew one output
         _rename_output(probes, model)
+    guessed = record.get("guessed", [])
+    expect(isinstance(guessed, list) and all(each in [*probes.divergences] for each in guessed), "its divergences")
+    probes.guessed = set(guessed)
     loss = record["loss"]
     expect(loss is None or (type(loss) in (int, float) and math.isfinite(loss)), "the loss of its probes")
     probes.loss_before = loss
