@@ -85,7 +85,7 @@ WAYS = (
     "no guard", "Guard", "RWalk", "RWalk, 8 bit", "LoRA", "LoRA, Guard",
     "no guard, checkpointing", "Guard, checkpointing",
 )  # fmt: skip
-STATE = {"RWalk": (6.0, 2.0), "RWalk, 8 bit": (2.3, 1.1)}  # vectors that are kept, and those that live in a step
+STATE = {"Guard": (1.0, 1.0), "RWalk": (6.0, 2.0), "RWalk, 8 bit": (2.3, 1.1)}  # vectors: kept, and in a step
 
 
 # ── the formula ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -96,13 +96,14 @@ def predicted(shape: Shape, way: str) -> float:
 
     With P parameters, of which T are trained: weights 4P (frozen ones 2P) and AdamW 8T are always there,
     gradients 4T from the backward pass to the step. A forward pass adds rounded weights (2 bytes of each that is
-    float32) and activations, which shrink while gradients grow. A pull has a pass of its own while the task's
-    gradients wait, and then one vector, the gradient of the drift. It is never checkpointed, because transformers
-    does that in training mode alone. RWalk keeps 6 vectors and needs 2 more in a step; 2.3 and 1.1 in 8 bits.
+    float32) and activations, which shrink while gradients grow. An anchor keeps its last pull, 4T, and adds it to
+    a copy of the gradients, 4T. A pull has a pass of its own while the task's gradients wait. It is never
+    checkpointed, because transformers does that in training mode alone. RWalk keeps 6 vectors and needs 2 more in
+    a step; 2.3 and 1.1 in 8 bits.
     """
     adapted = way.startswith("LoRA")
     trained = shape.adapter if adapted else shape.parameters
-    kept, working = STATE.get(way, (0.0, 0.0))
+    kept, working = STATE.get(way.removesuffix(", checkpointing").removeprefix("LoRA, "), (0.0, 0.0))
     always = (2 + kept) * FLOAT * trained
     always += FLOAT * trained + NARROW * shape.parameters if adapted else FLOAT * shape.parameters
     rounded = NARROW * (shape.adapter if adapted else shape.linear + shape.words * shape.width)
@@ -111,7 +112,8 @@ def predicted(shape: Shape, way: str) -> float:
     most = max(in_training, gradients + working * FLOAT * trained)
     if "Guard" in way:
         always += PROBES * PROBE_TOKENS * KEPT
-        most = max(most, gradients + max(rounded + activations(shape, PULLED, adapted), FLOAT * trained))
+        in_pull = rounded + activations(shape, PULLED, adapted) - kept * FLOAT * trained  # the last one is gone
+        most = max(most, gradients + in_pull)
     return always + most
 
 
@@ -176,7 +178,7 @@ class Training:
             with narrow(device):
                 method = Anchor(every=EVERY)
                 self.guard = Guard(self.model, self.optimizer, method, probes={"input_ids": probes})
-        elif way in STATE:
+        elif "RWalk" in way:
             state = StateOptions(dtype="8bit") if "8 bit" in way else None
             self.guard = Guard(self.model, self.optimizer, RWalk(), state=state)
 
@@ -201,7 +203,7 @@ def narrow(device: str) -> AbstractContextManager[Any]:
 
 
 def measured(shape: Shape, way: str, device: str) -> dict[str, Any]:
-    """Milliseconds of a step, with and without a pull, and the most bytes of all steps after the first ones."""
+    """Milliseconds of a step, on average and without a pull, and the most bytes of all."""
     cuda = device == "cuda"
     spent: list[float] = []
     with meter(device) as readings:
@@ -222,19 +224,18 @@ def measured(shape: Shape, way: str, device: str) -> dict[str, Any]:
             training.guard.consolidate()
         spent += [timed(training.step) for _ in range(STEPS)]
         readings.mark("all")
-        alone = median(timed(training.probe_pass) for _ in range(3)) if way == "Guard" else None
+        alone = median(timed(training.probe_pass) for _ in range(3)) if "Guard" in way else None
     after = spent[WARM_UP:]
-    pulled = after[EVERY - 1 :: EVERY]
-    plain = [each for number, each in enumerate(after) if number % EVERY != EVERY - 1]
-    return {
-        "parameters": sum(each.numel() for each in training.model.parameters()),
-        "step_ms": mean(after),
-        "plain_ms": median(plain),
-        "pull_ms": mean(pulled) - median(plain) if "Guard" in way else None,
-        "first_pull_ms": spent[EVERY - 1] - median(plain) if "Guard" in way else None,
-        "pass_ms": alone,
-        "peak": readings.readings["all"].peak,
-    }
+    found: dict[str, Any] = {"parameters": sum(each.numel() for each in training.model.parameters())}
+    found |= {"peak": readings.readings["all"].peak, "step_ms": mean(after)}
+    if "Guard" in way:
+        often = Anchor(every=EVERY).interval(0, training.optimizer)  # a task's first steps have more pulls
+        pulls = [number % often == often - 1 for number in range(WARM_UP + STEPS)]
+        plain = median(each for each, pulled in zip(after, pulls[WARM_UP:], strict=True) if not pulled)
+        pull = median(each for each, pulled in zip(after, pulls[WARM_UP:], strict=True) if pulled) - plain
+        found |= {"plain_ms": plain, "pull_ms": pull, "first_pull_ms": spent[often - 1] - plain, "pass_ms": alone}
+        found["step_ms"] = plain + pull / EVERY
+    return found
 
 
 def rows(shapes: dict[str, Shape], device: str, room: float, end: float) -> Iterator[dict[str, Any]]:
@@ -262,9 +263,10 @@ def told(row: dict[str, Any]) -> str:
         return f"{text}: does not fit"
     text += f", measured {row['peak'] / GIB:6.1f} ({row['predicted'] / row['peak']:.3f} ×)"
     text += f", {row['step_ms']:7.1f} ms a step"
-    if row["pull_ms"] is not None:
-        text += f", a pull {row['pull_ms']:.0f} ms, the first {row['first_pull_ms']:.0f}"
-    return text + (f", its pass alone {row['pass_ms']:.0f}" if row["pass_ms"] else "")
+    if "pull_ms" in row:
+        text += f"; a pull {row['pull_ms']:.0f} ms, the first {row['first_pull_ms']:.0f}, its pass alone"
+        text += f" {row['pass_ms']:.0f}"
+    return text
 
 
 def planned(billions: float) -> str:
