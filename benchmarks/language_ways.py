@@ -102,6 +102,7 @@ class Sizes:
 
 
 FULL, TINY = Sizes(), Sizes(steps=3, batch=2, tokens=32, probe_tokens=16, test=2)
+BEFORE = "before training"
 POSTHOC = {"WiSE-FT": 0.5, "rewind": BUDGET}  # of the run without a guard, after training
 SEARCHED: tuple[tuple[str, float | None], ...] = (
     ("no guard", None), ("Guard", None), ("LoRA", 8), ("STM", MASKED_ABOVE), ("replay", 0.1)
@@ -124,7 +125,8 @@ class Plan:
 
     def cells(self) -> list[Cell]:
         first, *others = DOMAINS
-        found = [*self._grids(first), *self._penalties(first), *self._derived(first), *self._curve(first)]
+        found = [Cell(domain, BEFORE, None, SMALLER) for domain in DOMAINS]
+        found += [*self._grids(first), *self._penalties(first), *self._derived(first), *self._curve(first)]
         for domain in others:
             found += [*self._grids(domain), *self._derived(domain)]
         for seed in range(1, SEEDS):
@@ -454,7 +456,8 @@ class Run:
     def rows(self) -> list[dict[str, Any]]:
         """Train, measure, and measure what can be made of the trained weights."""
         lab, cell = self.lab, self.cell
-        self.train(lab.sizes.steps)
+        if cell.way != BEFORE:
+            self.train(lab.sizes.steps)
         left = 1.0
         if self.guard is not None:
             with lab.autocast():

@@ -90,6 +90,11 @@ def test_every_way_trains_and_is_measured(lab: Lab, way: str, value: float | Non
         )
 
 
+def test_a_model_before_training_is_measured_as_it_is(lab: Lab) -> None:
+    (found,) = Run(lab, Cell("perl", language_ways.BEFORE, None, 1e-2)).rows()
+    assert found["drift"] == pytest.approx(0, abs=1e-6)
+
+
 def test_penalties_pull_by_their_definition(lab: Lab) -> None:
     run = Run(lab, Cell("perl", "L2-SP", 0.5, 1e-2))
     old = [each.detach().clone() for each in run.trained]
