@@ -3,6 +3,7 @@
     python -m benchmarks.closed_form digits mnist cifar100 --data PATH      accuracy, class by class
     python -m benchmarks.closed_form cifar100 --data PATH --validation      a tenth of the training images held out
     python -m benchmarks.closed_form speed --threads 2                      seconds, on this machine as it is
+    python -m benchmarks.closed_form classes                                10,000 classes of five examples
     python -m benchmarks.closed_form precision                              ten million examples in float32
 
 Nothing is chosen here: every figure is of the defaults. Those were set on development data, and while the ridge's
@@ -15,6 +16,7 @@ import argparse
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import numpy as np
@@ -90,6 +92,32 @@ def speed() -> None:
             clf.partial_fit(narrow[rows], y[rows])
 
 
+def many_classes(classes: int = 10_000) -> None:
+    """Five examples of 256 numbers per class, all in one call, and class by class in a hundred calls."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(classes, 256)).astype(np.float32)
+
+    def draw(y: np.ndarray) -> np.ndarray:
+        return centres[y] + 0.8 * rng.normal(size=(len(y), 256)).astype(np.float32)
+
+    y = np.repeat(np.arange(classes), 5)
+    x, asked = draw(y), rng.integers(0, classes, 2000)
+    mixed = rng.permutation(len(y))
+    with clock(f"{len(y):,} × 256 of {classes:,} classes, learned in one call"):
+        clf = IncrementalClassifier().fit(x[mixed], y[mixed])
+    with clock("  and solved"):
+        _ = clf.coef_
+    with clock("  2,000 predicted"):
+        right = clf.score(draw(asked), asked)
+    with clock("  one more learned and predicted"):
+        clf.partial_fit(x[:1], y[:1]).predict(x[:1])
+    with clock("learned in a hundred calls of new classes"):
+        clf = IncrementalClassifier()
+        for rows in np.array_split(np.arange(len(y)), 100):
+            clf.partial_fit(x[rows], y[rows])
+    print(f"{100 * right:.1f} % right; peak memory {getrusage(RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB", flush=True)
+
+
 def precision(examples: int = 10_000_000, batch: int = 10_000) -> None:
     """The same ten million examples summed in float32 and in float64."""
     rng = np.random.default_rng(0)
@@ -111,7 +139,9 @@ def precision(examples: int = 10_000_000, batch: int = 10_000) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", choices=["digits", "mnist", "cifar100", "speed", "precision"])
+    parser.add_argument(
+        "what", nargs="+", choices=["digits", "mnist", "cifar100", "speed", "classes", "precision"]
+    )
     parser.add_argument("--data", default=None, help="folder of the official files")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
@@ -126,6 +156,8 @@ def main() -> None:
     for what in args.what:
         if what == "speed":
             speed()
+        elif what == "classes":
+            many_classes()
         elif what == "precision":
             precision()
         else:

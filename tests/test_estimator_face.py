@@ -306,3 +306,11 @@ def test_warnings_point_to_the_line_that_called(case: str) -> None:
         else:
             IncrementalClassifier(method="ewc", epochs=1).partial_fit(x, y)
     assert {warning.filename for warning in caught} == {__file__}
+
+
+def test_verbose_prints_a_line_per_call(capsys: pytest.CaptureFixture[str]) -> None:
+    x, y = rows(60)
+    IncrementalClassifier(size=20, verbose=True).partial_fit(x, y).partial_fit(x[:9], y[:9])
+    IncrementalRegressor(size=20, verbose=True).fit(x, y)
+    told = ["60 examples learned, 60 in all", "9 examples learned, 69 in all", "60 examples learned, 60 in all"]
+    assert capsys.readouterr().out.splitlines() == told

@@ -96,6 +96,8 @@ class ClosedForm(Summable, Stored, ArrayEstimator):
             self._ledger = Ledger() if self.ledger else None
         if self._ledger is not None:
             self._ledger.add(x, labels, weight)
+        if self.verbose:
+            print(f"{len(x):,} examples learned, {self.n_samples_seen_:,} in all")
 
     def _forgotten(self, x: Tensor, y: Tensor, weight: Tensor, labels: Any) -> None:
         ledger = None if self._ledger is None else self._ledger.without(x, labels, weight)
