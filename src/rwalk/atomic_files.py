@@ -16,6 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rwalk.errors import InputError
+
 LEFT = 3600.0  # seconds without a write after which a temporary file counts as left by a killed process
 LOOKED_AT = 1000  # names of a folder that are searched for such files
 _SEAL = re.compile(rb',\s*"sha256": "([0-9a-f]{64})"\s*\}\s*\Z')
@@ -54,6 +56,15 @@ def replacing(path: Path) -> Iterator[Path]:
         beside.unlink(missing_ok=True)
         raise
     _flush_folder(path.parent)
+
+
+@contextmanager
+def writing(what: object, cure: str = "") -> Iterator[None]:
+    """A file that cannot be written is one line: which, why, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot write {what}: {error.strerror or error}{cure}") from error
 
 
 @contextmanager

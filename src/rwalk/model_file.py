@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rwalk.atomic_files import folder_beside, parse_json, replacing
+from rwalk.atomic_files import folder_beside, parse_json, replacing, writing
 from rwalk.errors import InputError, first_line
 from rwalk.escaping import shown
 
@@ -81,17 +81,15 @@ def write(
 
 
 def _save(path: Path, tensors: Mapping[str, Tensor], about: dict[str, str]) -> None:
-    try:
-        with replacing(path) as beside:
-            rights = beside.stat().st_mode  # safetensors makes a file that only its owner may read
-            with folder_beside(beside) as folder:  # where safetensors leaves its own file if it is killed
+    with writing(path), replacing(path) as beside:
+        rights = beside.stat().st_mode  # safetensors makes a file that only its owner may read
+        with folder_beside(beside) as folder:  # where safetensors leaves its own file if it is killed
+            try:
                 save_file(dict(tensors), folder / path.name, about)
-                (folder / path.name).chmod(rights)
-                os.replace(folder / path.name, beside)
-    except SafetensorError as error:
-        raise InputError(f"cannot write {path}: {first_line(error)}") from error
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+            except SafetensorError as error:
+                raise InputError(f"cannot write {path}: {first_line(error)}") from error
+            (folder / path.name).chmod(rights)
+            os.replace(folder / path.name, beside)
 
 
 def metadata(kind: str, record: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rwalk.atomic_files import replacing
+from rwalk.atomic_files import replacing, writing
 from rwalk.cli.command_options import Given, Workers, let_import, to_stderr
 from rwalk.data.file_options import Reading
 from rwalk.errors import InputError
@@ -278,11 +278,8 @@ def _write(trained: Trained, target: Path) -> None:
     """Write a model; one that was there before is kept beside it."""
     if target.is_file():
         backup = target.with_name(f"{target.name}.before")
-        try:
-            with replacing(backup) as beside:
-                shutil.copyfile(target, beside)
-        except OSError as error:
-            raise InputError(f"cannot write {backup}: {error.strerror or error}") from error
+        with writing(backup), replacing(backup) as beside:
+            shutil.copyfile(target, beside)
         to_stderr(f"{backup}: the model as it was; delete it where its examples must be gone")
     trained.save(target)
 
@@ -316,11 +313,8 @@ def _table(out: Path | None) -> Iterator[Any]:
     if out is None:
         yield csv.writer(sys.stdout, lineterminator="\n").writerow
         return
-    try:
-        with replacing(out) as beside, open(beside, "w", newline="", encoding="utf-8") as file:
-            yield csv.writer(file, lineterminator="\n").writerow
-    except OSError as error:
-        raise InputError(f"cannot write {out}: {error.strerror or error}") from error
+    with writing(out), replacing(out) as beside, open(beside, "w", newline="", encoding="utf-8") as file:
+        yield csv.writer(file, lineterminator="\n").writerow
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rwalk import model_file, parts
-from rwalk.atomic_files import parse_json, replacing, write_atomically
+from rwalk.atomic_files import parse_json, replacing, write_atomically, writing
 from rwalk.classifier.call_as_task import Knowledge
 from rwalk.classifier.network import FORMAT, NetworkClassifier, contents
 from rwalk.engine import snapshots
@@ -112,12 +112,9 @@ class Keeper:
             path.unlink(missing_ok=True)
 
     def _write_index(self, models: list[dict[str, Any]]) -> None:
-        try:
-            write_atomically(
-                self.folder / INDEX, json.dumps({"keep": self.which, "models": models}, indent=1) + "\n"
-            )
-        except OSError as error:
-            raise InputError(f"cannot write to {self.folder}: {error.strerror or error}") from error
+        content = json.dumps({"keep": self.which, "models": models}, indent=1) + "\n"
+        with writing(f"to {self.folder}"):
+            write_atomically(self.folder / INDEX, content)
 
 
 class Pruner:
@@ -162,12 +159,9 @@ def write(path: Path, spec: RunSpec, fleet: Fleet, run: int, now: Snapshot) -> N
     """One run of a fleet that has learned all its tasks, as a classifier's file."""
     classifier, stream = as_classifier(spec), fleet.stream
     classifier.classes_, classifier.input_shape_ = _labels(stream.class_names), tuple(stream.shape)
-    try:
-        with replacing(path) as beside:
-            note = None if stream.form is None else {"form": stream.form.to_json()}
-            model_file.write(beside, FORMAT, *contents(classifier, known_to(fleet, run, now)), note)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+    note = None if stream.form is None else {"form": stream.form.to_json()}
+    with writing(path), replacing(path) as beside:
+        model_file.write(beside, FORMAT, *contents(classifier, known_to(fleet, run, now)), note)
 
 
 def as_classifier(spec: RunSpec) -> NetworkClassifier:

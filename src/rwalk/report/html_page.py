@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import rwalk
-from rwalk.atomic_files import write_atomically
+from rwalk.atomic_files import write_atomically, writing
 from rwalk.errors import InputError
 from rwalk.escaping import shown
 from rwalk.metrics import HEADS
@@ -34,10 +34,8 @@ def write_report(folders: Sequence[Path], out: Path | None = None, title: str = 
     page = render(result_folders.read_all(folders), title)
     if out is None:
         out = folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
-    try:
+    with writing(out, "; choose another --out"):
         write_atomically(out, page)
-    except OSError as error:
-        raise InputError(f"cannot write {out}: {error.strerror or error}; choose another --out") from None
     return out
 
 

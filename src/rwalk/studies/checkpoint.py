@@ -21,7 +21,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rwalk import model_file
-from rwalk.atomic_files import checked_json, with_checksum, write_atomically
+from rwalk.atomic_files import checked_json, with_checksum, write_atomically, writing
 from rwalk.engine import snapshots
 from rwalk.engine.choose_execution import executed, lacked
 from rwalk.engine.fleet import Fleet
@@ -108,17 +108,15 @@ class Checkpointer:
         begun = time.monotonic()
         if self.folder is not None:
             check_is_there(self.folder.parents[1])
-            try:
-                how = self.executed(fleet)
+            how, cure = (
+                self.executed(fleet),
+                "; earlier ones are kept: make room, and the same command resumes there",
+            )
+            with writing(f"a checkpoint to {self.folder}", cure):
                 try:
                     save(self.folder, fleet, self.identity, how)
                 except FileNotFoundError:  # another process took the run over, finished it, and cleared up
                     save(self.folder, fleet, self.identity, how)
-            except OSError as error:
-                raise InputError(
-                    f"cannot write a checkpoint to {self.folder}: {error.strerror or error}; earlier ones are "
-                    "kept: make room, and the same command resumes from there"
-                ) from error
         cost = time.monotonic() - begun
         self._spent += cost
         self._next_at = self._planned(cost)

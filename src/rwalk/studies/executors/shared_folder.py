@@ -11,13 +11,13 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rwalk.atomic_files import checked_json, with_checksum, write_atomically
+from rwalk.atomic_files import checked_json, with_checksum, write_atomically, writing
 from rwalk.errors import InputError
 from rwalk.studies.checkpoint import check_is_there
 from rwalk.studies.executors.executor import (
@@ -127,15 +127,9 @@ class Join(Executor):
             )
         return results
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise InputError(
-                f"cannot write to {self._folder}: {error.strerror or error}; outcomes of finished runs are kept: "
-                "make room, and the same command resumes from there"
-            ) from error
+    def _writing(self) -> AbstractContextManager[None]:
+        cure = "; outcomes of finished runs are kept: make room, and the same command resumes from there"
+        return writing(f"to {self._folder}", cure)
 
 
 def read_outcomes(path: Path, job: Job) -> list[Result] | None:
