@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
+from rwalk.data.datasets.tables import UNUSABLE
 from rwalk.errors import InputError
 
-UNUSABLE = {"M": "dates", "m": "durations", "c": "complex numbers", "V": "records"}  # as inputs
 KINDS = {"U": "strings", "S": "bytes", "M": "times", "m": "durations"}  # of labels, by NumPy's letters
 
 

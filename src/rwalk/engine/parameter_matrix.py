@@ -124,16 +124,9 @@ class Networks:
     def runs(self) -> int:
         return self.theta.shape[0]
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        theta: Tensor | None = None,
-        buffers: Mapping[str, Tensor] | None = None,
-        train: bool = True,
-    ) -> Tensor:
-        """Logits [R, B, C] of inputs [R, B, ...]; see `forward_with_features`."""
-        return self.forward_with_features(x, theta=theta, buffers=buffers, train=train)[1]
+    def forward(self, x: Tensor, **how: Any) -> Tensor:
+        """Logits [R, B, C] of inputs [R, B, ...]; `how` as in `forward_with_features`."""
+        return self.forward_with_features(x, **how)[1]
 
     def forward_with_features(
         self,

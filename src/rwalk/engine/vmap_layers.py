@@ -60,18 +60,8 @@ class _Conv2d(_ByRule):
         return F.conv2d(*args)
 
     @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        stride: Any,
-        padding: Any,
-        dilation: Any,
-        groups: int,
-    ) -> tuple[Tensor, int]:
-        runs = info.batch_size
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+        (x, weight, bias, stride, padding, dilation, groups), runs = args, info.batch_size
         x, weight = _runs_first(x, in_dims[0], runs), _runs_first(weight, in_dims[1], runs)
         if groups == 1 and stride in (1, (1, 1)) and (missing := _missing_channels(weight)):
             x, weight = (F.pad(each, (0, 0, 0, 0, 0, missing)) for each in (x, weight))

@@ -14,7 +14,10 @@ from rwalk.errors import InputError
 from rwalk.integrations.tasks import FILE, TaskGuard
 
 try:
-    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import Trainer, TrainerCallback
+    from transformers import TrainerControl as Control
+    from transformers import TrainerState as State
+    from transformers import TrainingArguments as Arguments
 except ImportError as error:
     raise InputError("this callback is for Hugging Face's Trainer: pip install 'rwalk[huggingface]'") from error
 
@@ -37,9 +40,7 @@ class GuardCallback(TaskGuard, TrainerCallback):
     each.
     """
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **trained: Any
-    ) -> None:
+    def on_train_begin(self, args: Arguments, state: State, control: Control, **trained: Any) -> None:
         trainer, checkpoint = _caller()
         model = trained["model"]
         if trainer is not None:
@@ -51,7 +52,7 @@ class GuardCallback(TaskGuard, TrainerCallback):
         saved = self._saved(args, state, checkpoint) if state.global_step else None
         self.begin_task(model, trained["optimizer"], saved, trained.get("processing_class"))
 
-    def _saved(self, args: TrainingArguments, state: TrainerState, checkpoint: str | None) -> Path:
+    def _saved(self, args: Arguments, state: State, checkpoint: str | None) -> Path:
         """The guard's file in the checkpoint that training resumes from."""
         folder = Path(checkpoint) if checkpoint else _folder(args, state)
         if (folder / FILE).is_file():
@@ -67,9 +68,9 @@ class GuardCallback(TaskGuard, TrainerCallback):
 
     def on_log(
         self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
+        args: Arguments,
+        state: State,
+        control: Control,
         logs: dict[str, float] | None = None,
         **trained: Any,
     ) -> None:
@@ -79,16 +80,12 @@ class GuardCallback(TaskGuard, TrainerCallback):
             logs.update(found)
             state.log_history[-1].update(found)
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **trained: Any
-    ) -> None:
+    def on_save(self, args: Arguments, state: State, control: Control, **trained: Any) -> None:
         assert self.guard is not None
         if not state.is_hyper_param_search:  # whose runs are not resumed
             self.guard.save(_folder(args, state) / FILE)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **trained: Any
-    ) -> None:
+    def on_train_end(self, args: Arguments, state: State, control: Control, **trained: Any) -> None:
         self.end_task(trained["model"])
         assert self.guard is not None and args.output_dir is not None
         if args.save_strategy != "no" and not state.is_hyper_param_search:
@@ -115,9 +112,7 @@ class SkillsCallback(TrainerCallback):
         self.before: Scores | None = None
         self.report: SkillsReport | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **trained: Any
-    ) -> None:
+    def on_train_begin(self, args: Arguments, state: State, control: Control, **trained: Any) -> None:
         trainer, checkpoint = _caller()
         if trainer is not None:
             callbacks = trainer.callback_handler.callbacks
@@ -134,9 +129,9 @@ class SkillsCallback(TrainerCallback):
 
     def on_log(
         self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
+        args: Arguments,
+        state: State,
+        control: Control,
         logs: dict[str, float] | None = None,
         **trained: Any,
     ) -> None:
@@ -150,16 +145,12 @@ class SkillsCallback(TrainerCallback):
                 logs.update(found)
                 state.log_history[-1].update(found)
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **trained: Any
-    ) -> None:
+    def on_save(self, args: Arguments, state: State, control: Control, **trained: Any) -> None:
         assert self.skills is not None and self.before is not None
         if not state.is_hyper_param_search:
             self.skills.save(_folder(args, state) / SCORES, self.before)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **trained: Any
-    ) -> None:
+    def on_train_end(self, args: Arguments, state: State, control: Control, **trained: Any) -> None:
         self._compared(trained["model"])
 
     def _compared(self, model: nn.Module) -> SkillsReport:
@@ -168,7 +159,7 @@ class SkillsCallback(TrainerCallback):
         return self.report
 
 
-def _folder(args: TrainingArguments, state: TrainerState) -> Path:
+def _folder(args: Arguments, state: State) -> Path:
     assert args.output_dir is not None
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"
 

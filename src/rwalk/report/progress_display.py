@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
@@ -22,12 +22,18 @@ from rwalk.studies.study_events import Event, RowDone, Started, Stepped, Trained
 
 
 class Tally:
-    """Counts from events how many steps are done, over all runs."""
+    """Counts from events how many steps are done, over all runs; pass `watch` to `Study.execute`."""
 
     def __init__(self, study: Study) -> None:
         self.study = study
         self.expected = 0
         self._done: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing is shown any more."""
 
     def watch(self, event: Event) -> None:
         if isinstance(event, Started):
@@ -48,11 +54,11 @@ class Tally:
         return int((task + step / steps) / tasks * everything) * len(event.runs)
 
 
-class Live:
-    """A bar for the whole study and a line for every running job; pass `watch` to `Study.execute`."""
+class Live(Tally):
+    """A bar for the whole study and a line for every running job."""
 
     def __init__(self, study: Study, console: Console) -> None:
-        self.tally = Tally(study)
+        super().__init__(study)
         self.bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=28),
@@ -65,48 +71,42 @@ class Live:
         self.total = self.bars.add_task("[bold]study", total=None)
         self.jobs: dict[str, TaskID] = {}
 
-    def __enter__(self) -> Live:
+    def __enter__(self) -> Self:
         self.bars.start()
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.bars.stop()
 
     def watch(self, event: Event) -> None:
-        self.tally.watch(event)
+        super().watch(event)
         if isinstance(event, Stepped):
             key = event.runs[0].hash()
             if key not in self.jobs:
-                steps = self.tally.study.steps(event.runs[0]) * len(event.runs)
+                steps = self.study.steps(event.runs[0]) * len(event.runs)
                 self.jobs[key] = self.bars.add_task(_name(event.runs), total=steps)
             text = f"{_name(event.runs)}  task {event.progress.task + 1}/{event.progress.tasks}"
-            self.bars.update(self.jobs[key], completed=self.tally.steps_of(event), description=text)
+            self.bars.update(self.jobs[key], completed=self.steps_of(event), description=text)
         elif isinstance(event, Trained) and event.runs[0].hash() in self.jobs:
             self.bars.remove_task(self.jobs.pop(event.runs[0].hash()))
-        self.bars.update(self.total, total=self.tally.expected or None, completed=self.tally.done)
+        self.bars.update(self.total, total=self.expected or None, completed=self.done)
 
 
-class Lines:
+class Lines(Tally):
     """A line every few seconds, for logs."""
 
     def __init__(self, study: Study, write: Callable[[str], None], every: float = 10.0) -> None:
-        self.tally = Tally(study)
+        super().__init__(study)
         self.write = write
         self.every = every
         self.rows = self.missing = 0
         self._begun = self._last = time.monotonic()
 
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        return None
-
     def watch(self, event: Event) -> None:
-        self.tally.watch(event)
+        super().watch(event)
         if isinstance(event, Started):
             self.missing = sum(run.counts for run in event.runs)
-            self.write(f"{self.missing} of {event.total} runs to train, {self.tally.expected:,} steps")
+            self.write(f"{self.missing} of {event.total} runs to train, {self.expected:,} steps")
         elif isinstance(event, RowDone):
             self.rows += 1
         now = time.monotonic()
@@ -115,7 +115,7 @@ class Lines:
             self.write(f"{self.rows} of {self.missing} runs done, {self._share(now - self._begun)}")
 
     def _share(self, seconds: float) -> str:
-        share = self.tally.done / max(1, self.tally.expected)
+        share = self.done / max(1, self.expected)
         left = seconds * (1 - share) / share if share else float("inf")
         return f"{share:.0%} of the steps" + (f", about {duration(left)} left" if left < 1e7 else "")
 
