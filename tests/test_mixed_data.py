@@ -40,6 +40,16 @@ def test_datasets_of_hugging_face_and_a_shuffling_loader() -> None:
     assert len(texts) == 20 and sum(text.startswith("old") for text in texts) == 2
 
 
+def test_workers_that_live_on_take_other_old_examples_in_every_epoch() -> None:
+    data = mix([100, 101], [0, 1, 2], ratio=0.3)
+    loader = DataLoader(data, num_workers=1, persistent_workers=True)
+    seen = []
+    for epoch in range(3):
+        data.set_epoch(epoch)
+        seen += [int(each) for each in loader if each < 100]
+    assert sorted(seen) == [0, 1, 2]
+
+
 def test_a_trainer_gets_other_old_examples_in_every_epoch(tmp_path: object) -> None:
     transformers = pytest.importorskip("transformers")
     seen: list[int] = []

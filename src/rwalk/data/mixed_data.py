@@ -55,16 +55,28 @@ class MixedDataset(Dataset[Any]):
     def __init__(self, new: Any, old: Any, ratio: float, seed: int) -> None:
         self.new, self.old, self.seed = new, old, seed
         self._count = _old_beside(len(new), ratio)
-        self.set_epoch(0)
+        # In shared memory: a loader's workers may have been started in an earlier epoch.
+        self._epoch = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
+        self._chosen: tuple[int, list[int]] = -1, []  # in which epoch, the old examples
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the old examples of this epoch, counted from 0."""
-        places = torch.arange(epoch * self._count, (epoch + 1) * self._count)
-        orders = {
-            turn: torch.randperm(len(self.old), generator=generator(self.seed, "mix", turn))
-            for turn in range(int(places[0]) // len(self.old), int(places[-1]) // len(self.old) + 1)
-        }
-        self._chosen = [int(orders[place // len(self.old)][place % len(self.old)]) for place in places.tolist()]
+        self._epoch.fill_(epoch)
+
+    def _old(self, number: int) -> Any:
+        """This old example of the epoch."""
+        epoch, chosen = int(self._epoch), self._chosen
+        if chosen[0] != epoch:
+            places = range(epoch * self._count, (epoch + 1) * self._count)
+            orders = {
+                turn: torch.randperm(
+                    len(self.old), generator=generator(self.seed, "mix", turn), device="cpu"
+                ).tolist()
+                for turn in range(places[0] // len(self.old), places[-1] // len(self.old) + 1)
+            }
+            found = [orders[place // len(self.old)][place % len(self.old)] for place in places]
+            chosen = self._chosen = epoch, found
+        return self.old[chosen[1][number]]
 
     def __len__(self) -> int:
         return len(self.new) + self._count
@@ -73,7 +85,7 @@ class MixedDataset(Dataset[Any]):
         if not -len(self) <= number < len(self):
             raise IndexError(f"{number} of {len(self)} examples")
         number %= len(self)
-        return self.new[number] if number < len(self.new) else self.old[self._chosen[number - len(self.new)]]
+        return self.new[number] if number < len(self.new) else self._old(number - len(self.new))
 
 
 class MixedLoader:
