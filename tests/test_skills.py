@@ -324,6 +324,17 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: Any) -> int:
     return int(ended.value.code or 0)
 
 
+def test_network_with_a_weight_of_two_names_is_written(tmp_path: Path) -> None:
+    from rwalk.before_after.rewind import write_like
+
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    network[1].weight = network[0].weight
+    write_like(network, tmp_path / "network.safetensors", tmp_path / "out.safetensors")
+    from safetensors.torch import load_file
+
+    network.load_state_dict(load_file(tmp_path / "out.safetensors"))
+
+
 def test_check_names_the_lost_skill_and_rewind_brings_it_back(
     folders: tuple[Path, Path], questions: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:

@@ -95,7 +95,12 @@ def write_like(model: nn.Module, source: Path, out: Path) -> None:
         from safetensors.torch import save_file
 
         with replacing(out) as beside:
-            save_file({name: each.contiguous() for name, each in model.state_dict().items()}, beside)
+            # Copies, because a weight may have two names.
+            copies = {
+                name: each.clone(memory_format=torch.contiguous_format)
+                for name, each in model.state_dict().items()
+            }
+            save_file(copies, beside)
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     with folder_beside(out) as folder:
