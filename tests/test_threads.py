@@ -182,6 +182,23 @@ def test_settings_of_the_caller_make_no_other_model(around: Any, family: str) ->
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode, lambda: torch.device("meta")])
+@pytest.mark.parametrize("kind", [IncrementalClassifier, IncrementalRegressor])
+def test_settings_of_the_caller_make_no_other_file(kind: Any, around: Any, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(120, 5)).astype(np.float32)
+    y = np.arange(120) % 4
+    expected = kind(size=20).partial_fit(x, y).coef_
+    for look in (lambda made: made.coef_, lambda made: made.save(tmp_path / "file")):
+        made = kind(size=20).partial_fit(x, y)
+        with around():
+            look(made)
+        made.partial_fit(x[:1], y[:1]).predict(x)  # not with tensors of that mode
+    with around():
+        again = kind.load(tmp_path / "file")
+    np.testing.assert_allclose(again.coef_, expected, rtol=0, atol=1e-12)
+    again.partial_fit(x[:1], y[:1]).predict(x)
+
+
 # ── on a busy machine ─────────────────────────────────────────────────────────────────────────────────────────
 
 SPINNING = "while True: pass"

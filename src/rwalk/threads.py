@@ -66,7 +66,7 @@ def usual_torch() -> Iterator[None]:
 
 def flushes_denormals() -> bool:
     """Whether this thread flushes denormals to zero. torch can set this, but not report it."""
-    smallest = torch.full((1,), torch.finfo(torch.float32).smallest_normal)
+    smallest = torch.full((1,), torch.finfo(torch.float32).smallest_normal, device="cpu", dtype=torch.float32)
     return not bool(smallest / 2)
 
 

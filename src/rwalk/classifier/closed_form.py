@@ -190,17 +190,20 @@ class ClosedForm(Summable, Stored, ArrayEstimator):
     @property
     def ridge_(self) -> float:
         """The λ in use, relative to the mean variance of a feature."""
-        return self._ready().fit.solution.ridge
+        with usual_torch():
+            return self._ready().fit.solution.ridge
 
     @property
     def coef_(self) -> NDArray[np.float64]:
         """Weights of the features, one row per class or target."""
-        weights: NDArray[np.float64] = self._ready().fit.solution.weights.T.cpu().numpy().copy()
+        with usual_torch():
+            weights: NDArray[np.float64] = self._ready().fit.solution.weights.T.cpu().numpy().copy()
         return weights
 
     @property
     def intercept_(self) -> NDArray[np.float64]:
-        bias: NDArray[np.float64] = self._ready().fit.intercept.cpu().numpy().copy()
+        with usual_torch():
+            bias: NDArray[np.float64] = self._ready().fit.intercept.cpu().numpy().copy()
         return bias
 
     @property

@@ -27,7 +27,7 @@ from rwalk.engine.architectures import NETWORKS
 from rwalk.errors import InputError, unknown
 from rwalk.model_file import expect, is_whole
 from rwalk.registry import MOVED
-from rwalk.threads import few_threads
+from rwalk.threads import few_threads, usual_torch
 
 Contents = tuple[dict[str, Any], dict[str, Tensor]]  # the record, and the tensors
 LABEL_TYPES = ("str", "object", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -51,7 +51,8 @@ class Stored:
         """
         check_is_fitted(self)
         note = None if self.form_ is None else {"form": self.form_.to_json()}
-        model_file.write(Path(path), self._formats[0], *self._contents(), note)
+        with usual_torch():
+            model_file.write(Path(path), self._formats[0], *self._contents(), note)
 
     @classmethod
     @few_threads()
