@@ -21,7 +21,6 @@ from rwalk.cli.command_options import (
     check_seeds,
     chosen_device,
     say,
-    to_stderr,
 )
 from rwalk.report.wording import duration
 
@@ -119,8 +118,6 @@ def reproduce(
     with budgets.taken_from(None if tune else budgets_file):
         plan = paper.plan_tuning(tune, out, **where) if tune else paper.plan(names or (), out, seeds, **where)
         asked = [] if tune else paper.find(names or ())
-        for line in paper.left_out(asked):
-            to_stderr(line)
         if dry_run:
             for line in paper.dry_run(plan, paper.known_rows(out)):
                 say(line)

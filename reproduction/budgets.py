@@ -67,19 +67,6 @@ def _percent(seeds: Mapping[int, float]) -> float:
     return round(100 * float(np.mean(list(seeds.values()))), 2)
 
 
-def is_current(name: str) -> bool:
-    """Whether a setting's budget was chosen by today's rule, from all of today's grid."""
-    setting, chosen = setting_of(name), load().get(name, {"tried": []})
-    seeds = {
-        (how_long, method, tuning_rounds.text(numbers)): count
-        for how_long, method, numbers, _, *count in chosen["tried"]
-    }
-    scouts = (
-        (brief(run.to_json()["training"]), run.method, tuning_rounds.text(run.numbers)) for run in setting.scouts()
-    )
-    return all(seeds.get(scout) for scout in scouts)  # before there were scouts, seeds were not counted
-
-
 def seeds_behind(name: str, method: str) -> int | None:
     """How many seeds a method's choice rests on; None if they were not counted."""
     chosen = load()[name]

@@ -69,7 +69,7 @@ class Measured:
         return list(rows.values())
 
     def entries(self, name: str) -> list[tuple[Entry, Summary | None]]:
-        """The cells of an experiment, each with its rows, if there are any; no cells before it has been tuned.
+        """The cells of an experiment, each with its rows, if there are any.
 
         Its own rows, if it has any of that cell; otherwise those of others that share it.
         """
@@ -77,8 +77,7 @@ class Measured:
             experiment = KNOWN[name]
             summaries = {**self.summaries, **_by_run(self.own_rows(name))}
             self._entries[name] = [
-                (entry, summaries.get(replace(entry.run, seed=0).hash()))
-                for entry in (() if experiment.awaits else experiment.entries())
+                (entry, summaries.get(replace(entry.run, seed=0).hash())) for entry in experiment.entries()
             ]
         return self._entries[name]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from reproduction.budgets import budgeted, load, under_budget
+from reproduction.budgets import budgeted, under_budget
 from reproduction.published_values import TABLE1, TABLE_S1, TABLE_S2, Published
 from reproduction.tuning_settings import BLOCKS, EXEMPLARS, METHODS, SWEEPS, resnet
 from rwalk.studies.specs import RunSpec
@@ -43,13 +43,6 @@ class Experiment:
     entries: Callable[[], Iterable[Entry]]
     seeds: int = 5
     reference: str = "final"  # of which tasks intransigence is measured
-    tuned: tuple[str, ...] = ()  # settings whose budgets must have been chosen first, beside those of table 1
-
-    @property
-    def awaits(self) -> tuple[str, ...]:
-        """The settings that are still to be tuned before it can be run."""
-        chosen = load()
-        return tuple(setting for setting in self.tuned if setting not in chosen)
 
 
 def table1(dataset: str) -> Iterator[Entry]:
@@ -114,12 +107,9 @@ def listed(kind: str, entries: Mapping[str, Callable[[], Iterable[Entry]]]) -> d
     with open(Path(__file__).with_name("experiments.csv"), newline="", encoding="utf-8") as file:
         rows = {row["name"]: row for row in csv.DictReader(file) if row["kind"] == kind}
     return {
-        name: Experiment(
-            name, row["title"], row["cost"], entries[name], int(row["seeds"]), row["reference"],
-            tuple(row["tuned"].split()),
-        )
+        name: Experiment(name, row["title"], row["cost"], entries[name], int(row["seeds"]), row["reference"])
         for name, row in rows.items()
-    }  # fmt: skip
+    }
 
 
 EXPERIMENTS = listed(

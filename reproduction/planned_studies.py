@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from reproduction import budgets, packed_rows, tuning_rounds, tuning_settings
 from reproduction.own_questions import QUESTIONS
 from reproduction.paper_experiments import EXPERIMENTS, Experiment, runs_of
 from reproduction.yardsticks import YARDSTICKS
-from rwalk.errors import InputError, unknown
+from rwalk.errors import unknown
 from rwalk.studies import Study
 from rwalk.studies.json_records import content_hash
 from rwalk.studies.rows import Row
@@ -66,25 +66,11 @@ def study_of(experiment: Experiment, seeds: int | None = None, **where: Any) -> 
 
 
 def plan(names: Sequence[str], results: Path, seeds: int | None = None, **where: Any) -> list[Planned]:
-    """Experiments by their names, each a study under `results`; of many, those whose budgets are known."""
-    found = find(names)
-    for each in found:
-        if each.awaits and each.name in names:
-            raise InputError(f"{each.name} {_what_it_needs(each)}, and add --budgets")
+    """Experiments by their names, each a study under `results`."""
     return [
         Planned(each.name, each.title, each.cost, study_of(each, seeds, **where), folder_of(each, results, seeds))
-        for each in found
-        if not each.awaits
+        for each in find(names)
     ]
-
-
-def left_out(found: Iterable[Experiment]) -> Iterator[str]:
-    """The experiments that a plan leaves out, with the reasons."""
-    yield from (f"{each.name} is left out: it {_what_it_needs(each)}" for each in found if each.awaits)
-
-
-def _what_it_needs(experiment: Experiment) -> str:
-    return f"needs budgets: run python -m reproduction --tune {','.join(experiment.awaits)}"
 
 
 def plan_tuning(name: str, folder: Path, **where: Any) -> list[Planned]:

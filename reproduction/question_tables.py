@@ -26,24 +26,17 @@ from reproduction.own_questions import (
     factor_label,
     surface_label,
 )
-from reproduction.paper_experiments import Experiment
+from reproduction.paper_claims import NEAR
+from reproduction.paper_experiments import Entry
 from reproduction.published_values import TABLE1
 from reproduction.tuning_settings import ABLATIONS, RWALKS_BLOCKS
 from rwalk.report.seed_summaries import Summary
 from rwalk.report.welch_test import Mean
 
-DRAWN = ("surface-mnist",)  # as a figure: its table would be long
+NO_CELLS = ("surface-mnist", "ewc-fishers-mnist")  # their tables would be long
 Values = NDArray[np.float64]
 Factors = tuple[str, ...]
 Outcome = Callable[[Factors], Values]  # which factors are on → one value per seed
-
-
-def command_for(experiment: Experiment) -> str:
-    """The command, after the tuning that has to come first."""
-    if not experiment.awaits:
-        return f"`python -m reproduction {experiment.name}`"
-    tuning = f"`python -m reproduction --tune {','.join(experiment.awaits)}`"
-    return f"{tuning}, then `python -m reproduction {experiment.name} --budgets results/tuning/budgets.json`"
 
 
 def signed(mean: Mean, digits: int = 1) -> str:
@@ -53,46 +46,64 @@ def signed(mean: Mean, digits: int = 1) -> str:
 
 # ── RWalk's distance, the precision of convolutions, ResNet-18 ────────────────────────────────────────────────
 
-OTHERWISE = dict(zip(ABLATIONS, ("Δθ² instead of ½FΔθ²", "no denominator"), strict=True))
+ABLATED = {
+    **dict(zip(("Δθ² instead of ½FΔθ²", "no denominator"), (("rwalk", each) for each in ABLATIONS), strict=True)),
+}
+PRECISIONS = {each: (f"{each}, bfloat16", f"{each}, float32") for each in IN_BOTH_PRECISIONS}
 
 
-def gaps_of_ablation(dataset: str, measured: Measured) -> dict[tuple[str, str], Mean]:
-    """A of RWalk minus A of each of its ablations, in points, by (block, ablation)."""
-    mean = partial(measured.mean, "A", f"ablation-{dataset}")
-    return {(b, other): mean(b, "rwalk") - mean(b, other) for b, other in product(RWALKS_BLOCKS, ABLATIONS)}
-
-
-def ablation(dataset: str, measured: Measured) -> Iterator[str]:
-    gaps = gaps_of_ablation(dataset, measured)
-    rows = ([block, *(signed(gaps[block, other]) for other in ABLATIONS)] for block in RWALKS_BLOCKS)
-    yield from table(["A of RWalk minus A of RWalk with", *OTHERWISE.values()], rows)
-
-
-def gaps_of_precision(measured: Measured) -> dict[tuple[str, str], Mean]:
-    """A in bfloat16 minus A in float32, in points, by (block, method)."""
-    mean = partial(measured.mean, "A", "precision-cifar100")
+def gaps(name: str, pairs: Mapping[str, tuple[str, str]], measured: Measured) -> dict[tuple[str, str], Mean]:
+    """A of one minus A of the other of each pair of labels, in points, by (block, the pair's name)."""
+    mean = partial(measured.mean, "A", name)
     return {
-        (block, method): mean(block, f"{method}, bfloat16") - mean(block, f"{method}, float32")
-        for block, method in product(RWALKS_BLOCKS, IN_BOTH_PRECISIONS)
+        (block, said): mean(block, one) - mean(block, other)
+        for block, (said, (one, other)) in product(RWALKS_BLOCKS, pairs.items())
     }
 
 
-def precision(measured: Measured) -> Iterator[str]:
-    gaps = gaps_of_precision(measured)
-    rows = ([block, *(signed(gaps[block, method]) for method in IN_BOTH_PRECISIONS)] for block in RWALKS_BLOCKS)
-    yield from table(["A in bfloat16 minus A in float32", *IN_BOTH_PRECISIONS], rows)
+def differences(name: str, what: str, pairs: Mapping[str, tuple[str, str]], measured: Measured) -> Iterator[str]:
+    found = gaps(name, pairs, measured)
+    rows = ([block, *(signed(found[block, said]) for said in pairs)] for block in RWALKS_BLOCKS)
+    yield from table([what, *pairs], rows)
 
 
-def resnets(measured: Measured) -> Iterator[str]:
-    cells = {
-        f"{label}, {block}": measured.mean("A", "resnet", block, label)
-        for block, labels in (
-            ("own budget", ("rwalk", "vanilla", "rwalk, full width")),
-            ("one budget", ("gem", "icarl", "rwalk", "vanilla")),
-        )
-        for label in labels
-    }
-    yield from table(["", "A"], ([label, f"{mean.value:.1f}"] for label, mean in cells.items()))
+def multihead(measured: Measured) -> Iterator[str]:
+    """What was tried beside RWalk as in table 1, and by how much it changed A on held-out data."""
+    first, *others = (entry.label for entry, _ in measured.entries("multihead-cifar100"))
+    base, *means = (measured.mean("A", "multihead-cifar100", "held out", each) for each in (first, *others))
+    rows = ([label, f"{mean.value:.1f}", signed(mean - base)] for label, mean in zip(others, means, strict=True))
+    yield from table(["RWalk", "A, held out", "change"], ([first, f"{base.value:.1f}", ""], *rows))
+
+
+def ewc_fishers(measured: Measured) -> Iterator[str]:
+    """The best λ by squares, training time and batch size, and all λ's that are as good to half a point."""
+    blocks: dict[str, list[tuple[Entry, Mean]]] = {}
+    for entry, _ in measured.entries("ewc-fishers-mnist"):
+        mean = measured.mean("A", "ewc-fishers-mnist", entry.block, entry.label)
+        blocks.setdefault(entry.block, []).append((entry, mean))
+    rows = []
+    for block, cells in blocks.items():
+        best, a = max(cells, key=lambda cell: cell[1].value)
+        near = [entry.run.lam for entry, mean in cells if mean.value >= a.value - NEAR]
+        rows.append((block, f"{best.run.lam:g}", f"{min(near):g} to {max(near):g}", f"{a.value:.1f}"))
+    head = ("squares, steps × batch", "best λ", f"λ within {NEAR} points of the best", "A, held out")
+    yield from table(head, rows)
+
+
+def spread_of_lambda(measured: Measured) -> Iterator[str]:
+    """A at the best minus at the worst λ of table S2, under its budget and longer, from the authors' weights."""
+    names = {"tableS2-mnist": "table S2", "tableS2-mnist-normal": "authors' weights, 1000 steps"}
+    rows: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for name in names:
+        for entry, _ in measured.entries(name):
+            found = rows.setdefault((entry.run.method, entry.block), {}).setdefault(name, [])
+            found.append(measured.mean("A", name, entry.block, entry.label).value)
+    said = ([method, form, *(_spread(found[name]) for name in names)] for (method, form), found in rows.items())
+    yield from table(["method", "form", *(f"A, worst to best λ: {each}" for each in names.values())], said)
+
+
+def _spread(values: list[float]) -> str:
+    return f"{min(values):.1f} to {max(values):.1f} ({max(values) - min(values):.1f})"
 
 
 # ── the authors' public code ──────────────────────────────────────────────────────────────────────────────────
@@ -268,10 +279,13 @@ def surface(measured: Measured) -> Iterator[str]:
 
 
 TABLES: dict[str, Callable[[Measured], Iterator[str]]] = {
-    "ablation-mnist": partial(ablation, "mnist"),
-    "ablation-cifar100": partial(ablation, "cifar100"),
+    **{
+        name: partial(differences, name, "A of RWalk minus A of RWalk with", ABLATED)
+        for name in ("ablation-mnist", "ablation-cifar100")
+    },
     "surface-mnist": surface,
     **{name: partial(factorial, name) for name in FACTORS_OF},
-    "resnet": resnets,
-    "precision-cifar100": precision,
+    "precision-cifar100": partial(
+        differences, "precision-cifar100", "A in bfloat16 minus A in float32", PRECISIONS
+    ),
 }

@@ -17,7 +17,7 @@ from reproduction.own_questions import QUESTIONS
 from reproduction.paper_claims import CLAIMS, DATASETS, Claim, Difference, in_numbers
 from reproduction.paper_experiments import EXPERIMENTS, Entry, Experiment
 from reproduction.published_values import BETTER, Published
-from reproduction.tuning_settings import SETTINGS, Numbers
+from reproduction.tuning_settings import SETTINGS
 from reproduction.verdicts import MOST_SEEDS, NO, UNDECIDED, YES, seeds_to_decide, verdict
 from rwalk.atomic_files import write_atomically
 from rwalk.report.seed_summaries import Summary
@@ -144,7 +144,7 @@ def _answer(experiment: Experiment, measured: Measured) -> Iterator[str]:
             yield from [*question_tables.TABLES[experiment.name](measured), ""]
     except NotRun:
         pass
-    if experiment.name not in question_tables.DRAWN or not _has_rows(measured, experiment):
+    if experiment.name not in question_tables.NO_CELLS or not _has_rows(measured, experiment):
         yield from _cells_of(experiment, measured, told=True)
 
 
@@ -164,7 +164,7 @@ def _has_rows(measured: Measured, experiment: Experiment) -> bool:
 def _cells_of(experiment: Experiment, measured: Measured, told: bool) -> Iterator[str]:
     """The cells of an experiment, after the machine that trained them if that is `told`."""
     if not _has_rows(measured, experiment):
-        yield f"Not run yet: {question_tables.command_for(experiment)} ({experiment.cost})."
+        yield f"Not run yet: `python -m reproduction {experiment.name}` ({experiment.cost})."
         return
     if told:
         yield from (measured.machine(experiment.name), "")
@@ -222,37 +222,13 @@ def _plain(value: float, digits: int) -> str:
 def _budgets(chosen: Mapping[str, Any]) -> Iterator[str]:
     """The choices of the rule."""
     rows = []
-    for name in (name for name in chosen if name in SETTINGS):
-        budget, marked = chosen[name], name + " (earlier rule)" * (not budgets.is_current(name))
+    for name, budget in chosen.items():
+        network = budget.get("network", SETTINGS[name].run.network)
         for method, numbers in budget["numbers"].items():
-            long, tried = _long(budget, SETTINGS[name].run.network), _numbers(budget, method, numbers)
+            said = ", ".join(f"{key} {value if isinstance(value, str) else f'{value:g}'}" for key, value in
+                             sorted(numbers.items()))  # fmt: skip
             seeds = budgets.seeds_behind(name, method) or "–"
-            rows.append((marked, long, method, tried, budget["validation"][method], seeds))
-    yield from table(("setting", "how long", "method", "hyper-parameters", "validation A, %", "seeds"), rows)
-
-
-def _long(budget: Mapping[str, Any], usual: str) -> str:
-    """The training time; and the network, where it is not the usual one."""
-    tried = {each[0].partition(",")[0] for each in budget["tried"]}
-    lengths = [int(each.split()[0]) for each in tried if each.endswith("steps")]
-    said = budgets.brief(budget["training"]) + _edge(budget["training"]["steps"], lengths)
-    return said + (f", {network}" if (network := budget.get("network", usual)) != usual else "")
-
-
-def _numbers(budget: Mapping[str, Any], method: str, chosen: Numbers) -> str:
-    """The values chosen, each compared with those that were tried in the same form and for the same time."""
-    here = [
-        tried
-        for how_long, of, tried, *_ in budget["tried"]
-        if (how_long.partition(",")[0], of) == (budgets.brief(budget["training"]), method)
-        and tried.get("penalty") == chosen.get("penalty")
-    ]
-    shown = []
-    for name, value in sorted(chosen.items()):
-        written = value if isinstance(value, str) else f"{value:g}{_edge(value, [each[name] for each in here])}"
-        shown.append(f"{name} {written}")
-    return ", ".join(shown) or "–"
-
-
-def _edge(value: object, tried: list[Any]) -> str:
-    return "*" if len(set(tried)) > 1 and value in (min(tried), max(tried)) else ""
+            long = budgets.brief(budget["training"])
+            rows.append((name, long, network, method, said or "–", budget["validation"][method], seeds))
+    head = ("setting", "how long", "network", "method", "hyper-parameters", "validation A, %", "seeds")
+    yield from table(head, rows)

@@ -156,13 +156,10 @@ def _compared(dataset: str, block: str, grid: Grid) -> Setting:
 
 
 def _ewc(dataset: str) -> Grid:
-    """EWC's Fisher is not normalised, and tiny at a minimum: so are its λ's units."""
-    wide = (
-        _both_forms(decades(3, 9), decades(6, 12))
-        if dataset == "mnist"
-        else _both_forms(decades(5, 7), decades(8, 10))
-    )
-    return {"ewc": wide}
+    """EWC's Fisher, of single examples as in eq. (1), is not normalised: it has λ's of its own."""
+    if dataset == "mnist":
+        return {"ewc": _both_forms(decades(1, 7), decades(4, 10), fisher=("example",))}
+    return {"ewc": numbers(lam=decades(2, 5), penalty=("gradient",), fisher=("example",))}
 
 
 def _ablation(dataset: str) -> Grid:
@@ -177,6 +174,12 @@ def _ablation(dataset: str) -> Grid:
     without = {tuple(sorted((k, v) for k, v in each.items() if k != "eps")) for each in tuned}
     undivided = tuple(dict(each) for each in sorted(without, key=str))
     return dict(zip(ABLATIONS, (tuned, undivided), strict=True))
+
+
+def _at_start(dataset: str) -> Grid:
+    """RWalk whose score divides by the Fisher at a window's start, with the ablations' grid."""
+    tuned = _ablation(dataset)[ABLATIONS[0]]
+    return {"rwalk": tuple({**each, "fisher_at": "start"} for each in tuned)}
 
 
 def _icarl(dataset: str) -> Setting:
@@ -226,6 +229,7 @@ SETTINGS: dict[str, Setting] = {
     **{f"{dataset}-{block}": _block(dataset, block) for dataset in EXEMPLARS for block in RWALKS_BLOCKS},
     **{f"{d}-{block}-ewc": _compared(d, block, _ewc(d)) for d in EXEMPLARS for block in RWALKS_BLOCKS},
     **{f"{d}-{b}-ablation": _compared(d, b, _ablation(d)) for d in EXEMPLARS for b in RWALKS_BLOCKS},
+    **{f"{d}-{b}-start": _compared(d, b, _at_start(d)) for d in EXEMPLARS for b in RWALKS_BLOCKS},
     **{f"{dataset}-icarl": _icarl(dataset) for dataset in EXEMPLARS},
     "cifar100-resnet": _resnet(GEMS_TRAINING, SHORT, LONG),
     "cifar100-resnet-masked": _resnet(SHORT, LONG, masked=True),

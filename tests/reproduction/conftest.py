@@ -6,17 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reproduction import budgets
 from reproduction.measured_cells import Measured
-
-
-@pytest.fixture
-def ablations_not_tuned(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """As if nothing that questions wait for had been tuned yet."""
-    left = {name: budget for name, budget in budgets.read(budgets.FILE).items() if "ablation" not in name}
-    file: Path = tmp_path_factory.mktemp("untuned") / "budgets.json"
-    file.write_text(budgets.written(left))
-    monkeypatch.setattr(budgets, "FILE", file)
 
 
 @pytest.fixture(scope="session")
