@@ -96,3 +96,16 @@ def test_pickled_classifier_holds_no_matrix_beside_the_sums() -> None:
     np.testing.assert_allclose(
         again.partial_fit(x, y).predict_proba(x), clf.partial_fit(x, y).predict_proba(x), rtol=0, atol=1e-12
     )
+
+
+@pytest.mark.parametrize("places", [[0, 1, 2], [1, 2, 3], [0, 2, 4], [2, 0, 1], [0, -1, 1], [-1, -1, -1]])
+def test_columns_go_to_their_places(places: list[int]) -> None:
+    sums = learned(examples(50, 4))
+    moved = sums.columns(places, 5)
+    expected = torch.zeros(4, 5, dtype=torch.float64)
+    for old, new in enumerate(places):
+        if new >= 0:
+            expected[:, new] = sums.cross[:, old]
+            assert moved.counts[new] == sums.counts[old] and moved.targets[new] == sums.targets[old]
+    assert torch.equal(moved.cross, expected)
+    assert moved.counts.sum() == sum(int(sums.counts[old]) for old, new in enumerate(places) if new >= 0)

@@ -125,9 +125,9 @@ class Statistics:
         tensors = self.tensors()
         moved = type(self).empty(self.size, targets, self.gram.device)
         kept = [old for old, new in enumerate(places) if new >= 0]
-        new = [places[old] for old in kept]
+        before, after = _run(kept), _run([places[old] for old in kept])
         for name in ("cross", "targets", "squares", "counts"):
-            getattr(moved, name)[..., new] = tensors[name][..., kept]
+            getattr(moved, name)[..., after] = tensors[name][..., before]
         moved.gram, moved.total, moved.weight = self.gram, self.total, self.weight
         return moved
 
@@ -250,6 +250,12 @@ def _panels(size: int) -> Iterator[tuple[int, int, int]]:
     width = max(1, -(-size // PANELS))
     for start in range(0, size, width):
         yield start, min(width, size - start), size - start
+
+
+def _run(places: list[int]) -> slice | list[int]:
+    """The same places, as a slice if they are adjacent, which moves whole rows of memory."""
+    first, after = (places[0], places[0] + len(places)) if places else (0, 0)
+    return slice(first, after) if places == list(range(first, after)) else places
 
 
 def _upper(panel: Tensor) -> Tensor:
