@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from benchmarks import language_ways, scale_guard
+from benchmarks import language_page, language_ways, scale_guard
 from benchmarks.language_ways import Cell, Lab, Plan, Run
 from benchmarks.scale_guard import Shape
 
@@ -144,3 +144,59 @@ def test_what_cannot_fit_is_not_tried(tmp_path: Path) -> None:
     assert "does not fit" in scale_guard.told(rows[0]) and json.dumps(rows)
     for size in (0.5, 70):
         assert float(scale_guard.planned(size).split()[0]) == pytest.approx(size, rel=0.1)
+
+
+def rows_of_all_runs() -> list[dict[str, Any]]:
+    """Made-up rows: every run of the plan, with a loss and a drift that depend on its way."""
+    rows: list[dict[str, Any]] = []
+    while missing := [cell for cell in Plan(rows).cells() if cell not in Plan(rows).rows]:
+        for cell in missing:
+            ways = [cell.way, *(language_ways.POSTHOC if cell.way == "no guard" else ())]
+            for way in ways:
+                value = language_ways.POSTHOC.get(way, cell.value)
+                drift = 0.01 + 1e3 * cell.rate * (0.1 if "Guard" in way else 1.0)
+                measures = {
+                    "new": 3.0 + abs(cell.rate - 1e-4) * 100 + cell.seed / 100,
+                    "drift": drift,
+                    "left": 1.0,
+                }
+                measures |= {"other_prose": 3.5, "skills_nats": 0.5, "skills_right": 0.75, "held_out": cell.rate}
+                rows.append({**asdict(cell), "way": way, "value": value, "probe_drift": 0.0, **measures})
+    return rows
+
+
+def test_the_page_follows_from_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    kept = rows_of_all_runs()
+    language_ways.append(tmp_path / "rows.jsonl", kept)
+    times = [
+        {"way": way, "value": value, "ms": 2.0, "bytes": 2**30}
+        for way, value in (("no guard", None), ("Guard", None))
+    ]
+    language_ways.append(tmp_path / "times.jsonl", times)
+    guard = {"fits": True, "step_ms": 9.0, "pull_ms": 8.0, "first_pull_ms": 80.0, "pass_ms": 7.0, "peak": 2**30}
+    scale = [{"size": "1", "way": "Guard", "predicted": 2**31, **guard}]
+    scale += [{"size": "7", "way": "Guard", "predicted": 2**38, "fits": False}]
+    language_ways.append(tmp_path / "scale.jsonl", scale)
+    page, rows = tmp_path / "page.md", tmp_path / "rows.xz"
+    names = ("ways", "probes", "budgets", "scale", "pulls")
+    page.write_text("by hand\n" + "".join(f"<!-- {name} -->\nold\n<!-- end -->\n" for name in names) + "too\n")
+    monkeypatch.setattr(language_page, "PAGE", page)
+    monkeypatch.setattr(language_page, "ROWS", rows)
+    monkeypatch.setattr(language_page, "FIGURE", tmp_path / "f.svg")
+    language_page.pack([tmp_path, tmp_path], rows)
+    assert len(language_page.read(rows)) == len(kept) + len(times) + len(scale)
+    for _ in range(2):  # a second time, nothing changes
+        language_page.main([])
+        text = page.read_text()
+        assert text.startswith("by hand\n") and text.endswith("too\n") and "old\n" not in text
+        assert "| **`Guard(probes)`** | 3.017 ± 0.010 | 0.013 ± 0.000 | 3.500" in text and "| 1.00 | 1.0 |" in text
+        assert "| Guard | 9 ms, 1.0 (2.0) | – (256) |" in text and "| the first pull | 80 ms |" in text
+        assert "Guard" in capsys.readouterr().out
+    assert (tmp_path / "f.svg").read_text().count("<path") > 10
+
+
+def test_the_frontier_and_the_line_between_fixed_weights() -> None:
+    points = {"a": (1.0, 3.0), "b": (2.0, 2.0), "c": (2.0, 2.5), "d": (3.0, 1.0)}
+    assert language_page.frontier(points) == ["a", "b", "d"]
+    line = [(0.0, 4.0), (1.0, 3.0), (3.0, 1.0)]
+    assert language_page._at(line, 2.0) == 2.0 and language_page._at(line, 5.0) is None
