@@ -194,7 +194,8 @@ def transformers_detector(kind: str, classes: int, size: int) -> nn.Module:
     if kind == "yolos":
         config = t.YolosConfig(
             hidden_size=192, num_hidden_layers=6, num_attention_heads=3, intermediate_size=768,
-            patch_size=8, num_detection_tokens=20, use_mid_position_embeddings=False, num_labels=classes,
+            image_size=[size, size], patch_size=8, num_detection_tokens=20, use_mid_position_embeddings=False,
+            num_labels=classes,
         )  # fmt: skip
         return t.YolosForObjectDetection(config)
     backbone = {"hidden_sizes": [48, 96, 160, 256], "depths": [1, 1, 1, 1], "layer_type": "basic"}
@@ -217,26 +218,28 @@ def transformers_detector(kind: str, classes: int, size: int) -> nn.Module:
 
 
 def grow(model: nn.Module) -> None:
-    """Room for one class more: every layer that scores classes gets another output."""
-    softmax = "Yolos" in type(model).__name__ or type(model).__name__.startswith("Detr")
+    """Room for one class more, which is hardly ever found yet: each layer that scores classes gets an output."""
+    softmax = "Yolos" in type(model).__name__
     grown: dict[nn.Parameter, nn.Parameter] = {}  # weights may be shared by layers
 
-    def with_row(old: nn.Parameter, at: int, fill: float | None) -> nn.Parameter:
+    def with_row(old: nn.Parameter, row: Tensor, last: bool) -> nn.Parameter:
         if old not in grown:
-            row = torch.randn_like(old[:1]) * 0.01 if fill is None else torch.full_like(old[:1], fill)
-            grown[old] = nn.Parameter(torch.cat([old[:at], row, old[at:]]).detach())
+            parts = [old[:-1], row, old[-1:]] if last else [old, row]
+            grown[old] = nn.Parameter(torch.cat(parts).detach())
         return grown[old]
 
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and "denoising_class_embed" in name:
-            module.weight = with_row(module.weight, module.num_embeddings - 1, None)  # the last one is padding
-            module.num_embeddings = len(module.weight)
-            module.padding_idx = len(module.weight) - 1
-        last = "class_labels_classifier.layers" in name and name.endswith("layers.2")
-        if isinstance(module, nn.Linear) and ("class_embed" in name or "enc_score_head" in name or last):
-            at = module.out_features - softmax  # before "no object"
-            module.weight = with_row(module.weight, at, None)
-            module.bias = with_row(module.bias, at, 0.0 if softmax else -4.6)
+            row = 0.01 * torch.randn_like(module.weight[:1])
+            module.weight = with_row(module.weight, row, last=True)  # the last one is padding
+            module.num_embeddings, module.padding_idx = len(module.weight), len(module.weight) - 1
+        scores = "class_embed" in name or "enc_score_head" in name or "class_labels_classifier.layers.2" in name
+        if isinstance(module, nn.Linear) and scores:
+            weight, bias = module.weight[-1:], module.bias[-1:] - 4.6  # a hundredth of "no object", the last one
+            if not softmax:
+                weight, bias = 0.01 * torch.randn_like(weight), torch.full_like(bias, -4.6)
+            module.weight = with_row(module.weight, weight, softmax)
+            module.bias = with_row(module.bias, bias, softmax)
             module.out_features = len(module.weight)
     if hasattr(model, "config"):
         model.config.num_labels += 1
