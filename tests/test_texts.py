@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.svm import LinearSVC
 
 from rwalk import IncrementalClassifier
+from rwalk.classifier import texts
+from rwalk.classifier.sparse_sums import Sample
 from rwalk.errors import InputError
 
 ANIMALS = {
@@ -19,7 +23,7 @@ ANIMALS = {
     "dog": "the dog barks at the door; a puppy wags its tail; dogs fetch sticks; the dog guards a bone",
     "fish": "the fish swims in water; a carp with silver fins; fish breathe through gills; the trout leaps",
 }
-TEXTS = [text for texts in ANIMALS.values() for text in texts.split("; ")]
+TEXTS = [text for own in ANIMALS.values() for text in own.split("; ")]
 LABELS = np.array([name for name in ANIMALS for _ in range(4)])
 
 
@@ -197,3 +201,20 @@ def test_texts_forgotten_are_not_in_the_sample_of_probabilities() -> None:
     clf.forget(TEXTS[:1], LABELS[:1])
     assert clf._inner._sample is None  # type: ignore[union-attr]
     assert np.isfinite(clf.predict_proba(TEXTS)).all()
+
+
+def test_call_that_is_interrupted_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clf = IncrementalClassifier().fit(["the cat purrs", "the dog barks"], ["cat", "dog"])
+    before = clf.coef_
+    monkeypatch.setattr(texts, "ROWS", 1)
+    done = iter([1])
+
+    def stopped(*args: object) -> Any:
+        next(done)
+        return Sample.of(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(texts, "Sample", SimpleNamespace(of=stopped))
+    with pytest.raises(StopIteration):
+        clf.partial_fit(["a bird sings", "a fish swims"], ["bird", "fish"])
+    np.testing.assert_array_equal(clf.coef_, before)
+    assert clf.classes_.tolist() == ["cat", "dog"] and clf.n_samples_seen_ == 2

@@ -104,26 +104,27 @@ class TextClassifier(TextParameters, Summable, Stored, ArrayClassifier):
         if afresh:
             width = COLUMNS if kind == "texts" else min(COLUMNS, X.shape[1])
             size = COMMON if self.size is None else positive("size", self.size, whole=True)
-            sums = SparseSums(width, min(size, width), len(every))
+            shape = width, min(size, width)
         else:
             self._check_width(X)
-            sums = self._sums.moved(columns_of(known, every).tolist(), len(every))
-        if kind == "sparse" and afresh:
-            self.n_features_in_ = X.shape[1]
+            shape = self._sums.shape
+        call, sample = SparseSums(*shape, len(every)), None if afresh else self._sample
+        places, y = columns_of(known, every).tolist(), columns_of(labels, every).numpy()
+        sample = None if sample is None else sample.moved(places)
+        for rows, columns, some in _portions(x, kind, shape):
+            call.add(columns, some, y[rows], weight[rows])
+            drawn = Sample.of(columns, some, y[rows], weight[rows])
+            sample = drawn if sample is None else sample.joined(drawn)
+        sums = call if afresh else self._sums.moved(places, len(every))
+        if not afresh:
+            sums.take(call.tensors())  # all of the call together: an interrupted one changes nothing
         if afresh:
-            self._sample = self._measured = None
-        elif self._sample is not None:
-            self._sample = self._sample.moved(columns_of(known, every).tolist())
-        self._kind, self.classes_, self._sums, self._fit = kind, every, sums, None
-        self._add(x, columns_of(labels, every).numpy(), weight)
+            self._measured = None
+            if kind == "sparse":
+                self.n_features_in_ = X.shape[1]
+        self._kind, self.classes_, self._sums, self._fit, self._sample = kind, every, sums, None, sample
         self.input_shape_ = (sums.columns,)
         return self
-
-    def _add(self, x: Any, y: NDArray[np.int64], weight: NDArray[np.float64]) -> None:
-        for rows, columns, some in self._portions(x):
-            self._sums.add(columns, some, y[rows], weight[rows])
-            drawn = Sample.of(columns, some, y[rows], weight[rows])
-            self._sample = drawn if self._sample is None else self._sample.joined(drawn)
 
     def forget(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Remove these examples exactly, as if they had never been learned."""
@@ -135,7 +136,7 @@ class TextClassifier(TextParameters, Summable, Stored, ArrayClassifier):
             raise InputError("an example of an unknown class is to be forgotten: give only learned examples")
         sums = self._sums
         measured = self._sharpness()
-        for rows, part, some in self._portions(x):
+        for rows, part, some in _portions(x, self._kind, sums.shape):
             sums = sums.removed(part, some, columns.numpy()[rows], weight[rows])
         self._sample, self._measured = None, measured  # it may hold texts that are to be forgotten
         gone = (self._sums.counts > 0) & (sums.counts == 0)
@@ -178,7 +179,9 @@ class TextClassifier(TextParameters, Summable, Stored, ArrayClassifier):
         solution = self._solution()
         x = self._checked(X, self._kind)[1]
         self._check_width(X)
-        scores = np.concatenate([part @ solution.weights for _, part, _ in self._portions(x)])
+        scores = np.concatenate(
+            [part @ solution.weights for _, part, _ in _portions(x, self._kind, self._sums.shape)]
+        )
         return torch.from_numpy(scores).masked_fill(torch.from_numpy(self._sums.counts == 0), -torch.inf)
 
     def _sharpness(self) -> float:
@@ -265,18 +268,6 @@ class TextClassifier(TextParameters, Summable, Stored, ArrayClassifier):
         if self._kind == "sparse" and X.shape[1] != self.n_features_in_:
             raise InputError(f"inputs have {X.shape[1]} columns: give {self.n_features_in_}, as learned")
 
-    def _portions(self, x: Any) -> Iterator[tuple[slice, Any, Any]]:
-        """Rows, and their hashed inputs and common columns."""
-        columns, some = self._sums.shape
-        n = len(x) if self._kind == "texts" else x.shape[0]
-        for start in range(0, n, ROWS):
-            rows = slice(start, start + ROWS)
-            if self._kind == "texts":
-                yield rows, hashed(x[rows], columns), common(x[rows], some)
-            else:
-                part = folded(x[rows], columns, 0) if x.shape[1] > columns else x[rows]
-                yield rows, part, folded(part, some, 1)
-
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _contents(self) -> Contents:
@@ -330,6 +321,18 @@ class TextClassifier(TextParameters, Summable, Stored, ArrayClassifier):
             full[seen] = weights
             self._fit = Solution(full, ridge, sharpness)
         return self
+
+
+def _portions(x: Any, kind: str, shape: tuple[int, int]) -> Iterator[tuple[slice, Any, Any]]:
+    """Rows, and their hashed inputs and common columns."""
+    columns, some = shape
+    for start in range(0, len(x) if kind == "texts" else x.shape[0], ROWS):
+        rows = slice(start, start + ROWS)
+        if kind == "texts":
+            yield rows, hashed(x[rows], columns), common(x[rows], some)
+        else:
+            part = folded(x[rows], columns, 0) if x.shape[1] > columns else x[rows]
+            yield rows, part, folded(part, some, 1)
 
 
 def folded(x: Any, columns: int, which: int) -> Any:
