@@ -314,3 +314,23 @@ def test_verbose_prints_a_line_per_call(capsys: pytest.CaptureFixture[str]) -> N
     IncrementalRegressor(size=20, verbose=True).fit(x, y)
     told = ["60 examples learned, 60 in all", "9 examples learned, 69 in all", "60 examples learned, 60 in all"]
     assert capsys.readouterr().out.splitlines() == told
+
+
+def test_messages_are_short_and_name_what_is_missing() -> None:
+    x, y = rows(60)
+    clf = IncrementalClassifier(size=20).fit(x, y)
+    with pytest.raises(
+        InputError, match=r"^Expected 2D array, got 1D array instead\. Reshape your data"
+    ) as caught:
+        clf.predict(x[0])
+    assert "[" not in str(caught.value)
+    with pytest.raises(InputError, match="labels are missing: give y, or an iterator"):
+        clf.partial_fit([(x, y), (x, y)])
+    with pytest.raises(InputError, match="merge takes another IncrementalClassifier, not int"):
+        clf.merge(3)  # type: ignore[arg-type]
+
+
+def test_class_weight_of_no_class_is_a_warning() -> None:
+    x, y = rows(60)
+    with pytest.warns(UserWarning, match="class_weight has a weight for '1', which is no class so far"):
+        IncrementalClassifier(size=20, class_weight={"1": 5.0}).fit(x, y).predict(x)

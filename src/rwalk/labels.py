@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from numbers import Integral
@@ -27,7 +28,7 @@ def one_line() -> Iterator[None]:
     except (TypeError, ValueError) as error:
         if isinstance(error, TypeError) and "Feature names" not in str(error):
             raise
-        message = " ".join(str(error).split())
+        message = re.sub(r":?\s*array=\[.*?\]+\.", ".", " ".join(str(error).split()))  # without the array itself
         if "contains NaN" in message:  # scikit-learn then recommends other estimators
             message = f"{message.partition('.')[0]}: fill in or leave out missing values"
         elif "arrays of bytes/strings" in message:

@@ -43,7 +43,7 @@ from rwalk.closed_form.solution import Rule
 from rwalk.closed_form.solve import FOR_CLASSES
 from rwalk.engine import architectures
 from rwalk.engine.architectures import Factory
-from rwalk.errors import InputError, unknown
+from rwalk.errors import InputError, unknown, warn_caller
 from rwalk.labels import columns_of, labels_of, merged, one_line
 from rwalk.option_fields import described
 from rwalk.threads import usual_torch
@@ -525,7 +525,10 @@ def _emphasis(class_weight: Any, classes: Any, share: Tensor) -> Tensor:
         raise InputError(
             f"class_weight={class_weight!r} is unknown: give 'balanced', a dict of weights by label, or None"
         )
-    weights = [class_weight.get(label, 1.0) for label in classes.tolist()]
+    labels, known = classes.tolist(), {*classes.tolist()}
+    if strange := [label for label in class_weight if label not in known]:
+        warn_caller(f"class_weight has a weight for {strange[0]!r}, which is no class so far")
+    weights = [class_weight.get(label, 1.0) for label in labels]
     if not all(isinstance(each, Real) and 0 < float(each) < np.inf for each in weights):
         raise InputError("class_weight has a weight that is no positive number: give one for each label")
     return torch.tensor(weights, dtype=torch.float64).log()

@@ -121,6 +121,8 @@ class IncrementalClassifier(Parameters, Summable, ArrayClassifier):
         """
         if isinstance(X, Iterator):
             return self._learn_each(X, classes, sample_weight)
+        if y is None:
+            raise InputError("labels are missing: give y, or an iterator of (X, y)")
         inputs: Any = X
         if self.__sklearn_is_fitted__():
             inner, form, inputs = self._current(), self.form_, rows_of(self.form_, X)
@@ -167,6 +169,8 @@ class IncrementalClassifier(Parameters, Summable, ArrayClassifier):
         Args:
             other: a classifier with the same feature map: see `fresh`.
         """
+        if not isinstance(other, IncrementalClassifier):
+            raise InputError(f"merge takes another IncrementalClassifier, not {type(other).__name__}")
         mine, theirs = self._sums(), other._sums()
         if type(mine) is not type(theirs):
             raise InputError("one has learned texts and the other has not: only equal kinds can be merged")
