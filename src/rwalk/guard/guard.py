@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from rwalk.errors import InputError, unknown
 from rwalk.guard import guard_file, importance, options, select, warnings
 from rwalk.guard.drift import anchor as anchors
-from rwalk.guard.drift.anchor import Anchor, Pull, Readings, StepBack
+from rwalk.guard.drift.anchor import Anchor, Pull, Readings
 from rwalk.guard.drift.batches import device_of
 from rwalk.guard.drift.eval_mode import TrainingPass
 from rwalk.guard.drift.probes import Probes, weighted_mean
@@ -119,7 +119,6 @@ class Guard:
         self._readings = Readings()
         self._frozen: set[str] = set()
         self._first_pass = TrainingPass()
-        self._step_back: StepBack | None = None  # in the step in progress
         self._pull_added: dict[nn.Parameter, Tensor] = {}  # the last one, which fades
         self._hooks: OptimizerHooks | None = None
         self._warned = self._guessed = False
@@ -223,8 +222,7 @@ class Guard:
         self._hooks.after_step()
 
     def _pulls(self) -> Mapping[nn.Parameter, Tensor]:
-        """Gradients to add to those of the task before this step; some optimizers are pulled after it."""
-        self._step_back = None
+        """Gradients to add to those of the task before this step."""
         if self._anchor is None or not self._sets:
             return {}
         if self._guessed:
@@ -232,18 +230,15 @@ class Guard:
             for probes in self._sets:
                 if probes.guessed:
                     probes.settle(self._inner, self._first_pass.evidence, always=True)
-        interval = self._anchor.interval(self.steps, self.optimizer)
+        interval = self._anchor.interval(self.steps)
         if self.steps % interval != interval - 1:  # not in the first step, because drift is zero there
             return anchors.faded(self._pull_added)
-        self._pull_added = {}
-        if anchors.grows(self.optimizer):
-            self._step_back = StepBack(self.optimizer, self._parameters)
-        else:
-            self._pull_added = anchors.added(self._anchor, self._pull(self._anchor))
+        self._pull_added = {}  # its memory is free for the next one
+        self._pull_added = anchors.added(self._anchor, self._pull(self._anchor))
         return self._pull_added
 
     def _pull(self, anchor: Anchor) -> Pull:
-        number = self.steps // anchor.interval(self.steps, self.optimizer)
+        number = self.steps // anchor.interval(self.steps)
         autocast = self._first_pass.context(self.model)
         pull = Pull.of(self.model, self._parameters, self._sets, number, autocast)
         self._readings.add(self.tasks, self.steps, pull.drift)
@@ -266,9 +261,6 @@ class Guard:
     def _observed(self) -> None:
         """A step has ended."""
         state = self._state
-        if self._step_back is not None and self._anchor is not None:
-            self._step_back.take(self._anchor, self._pull(self._anchor), state.by_parameter)
-            self._step_back = None
         state.stepped()
         if state.steps % CHECKED == 0 and state.holds() and not state.is_finite():
             raise warnings.not_finite("parameters are not finite")
@@ -368,7 +360,7 @@ class Guard:
     def _settle(self, budget: float | None) -> None:
         """Interpolate weights to within the budget, and write the report of the task."""
         left = 1.0
-        first = 0 if self._anchor is None else self._anchor.interval(0, self.optimizer)
+        first = 0 if self._anchor is None else self._anchor.interval(0)
         if self.steps < first and (self.steps or self.tasks == 1):
             warnings.warn(
                 f"the guard saw {self.steps} steps of its optimizer and first pulls in step {first}, "

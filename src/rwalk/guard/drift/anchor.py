@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import ASGD, SGD, Optimizer
 
 from rwalk import private_torch
 from rwalk.errors import InputError
 from rwalk.guard.drift.eval_mode import eval_mode
 from rwalk.guard.drift.probes import Probes
 from rwalk.guard.select import unwrapped
-from rwalk.guard.state.guard_state import ParameterStates
-from rwalk.guard.state.parameter import Piece
 from rwalk.guard.state.sharded import groups, is_sharded, local
-from rwalk.guard.step.penalty import step_size
 from rwalk.methods.method import require
 from rwalk.model_file import expect
 
-LONGEST = 4.0  # a pull is at most this many times as long as the task's gradient
 FADED = 0.8  # what is left of a pull in each later step, because the model has moved since
 EARLY, OFTEN = 64, 4  # the first steps of a task move a model furthest: in these, a pull in every fourth one
-OFTEN_SGD = 2
 HISTORY = 2048  # readings that are remembered; then every other one of the older half is dropped
 
 
@@ -58,10 +49,9 @@ class Anchor:
             if type(number) is not int or number < 1:
                 raise InputError(f"{name} must be a whole number, at least 1, not {number!r}")
 
-    def interval(self, step: int, optimizer: Optimizer) -> int:
+    def interval(self, step: int) -> int:
         """Steps from one pull to the next at this step of a task, counted from 0."""
-        often = OFTEN_SGD if grows(optimizer) else OFTEN
-        return min(often, self.every) if step < EARLY else self.every
+        return min(OFTEN, self.every) if step < EARLY else self.every
 
 
 # ── readings ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -143,16 +133,13 @@ class Pull(NamedTuple):
 
 
 def added(anchor: Anchor, pull: Pull) -> dict[nn.Parameter, Tensor]:
-    """What to add to the gradients before steps that do not grow with them; see `faded`.
-
-    It is no longer than `LONGEST` times the task's gradient.
-    """
+    """What to add to the gradients. It is no longer than the task's, by which the learning rate was chosen."""
     slopes = pull.slopes
     if slopes:
         gradients = [local(parameter.grad) for parameter in slopes if parameter.grad is not None]
         squares = torch.stack([_square(slopes.values()), _square(gradients or slopes.values())])
         length, pushed = _over_shards(squares, slopes).sqrt()
-        weight = (LONGEST * pushed / length.clamp(min=1e-30)).clamp(max=anchor.weight)
+        weight = (pushed / length.clamp(min=1e-30)).clamp(max=anchor.weight)
         for slope in slopes.values():
             slope.mul_(weight.to(slope.dtype))
     return slopes
@@ -170,122 +157,6 @@ def faded(pulls: dict[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
         for each in found:
             each.mul_(FADED)
     return pulls
-
-
-class StepBack:
-    """A pull after the step of an optimizer such as SGD, whose steps grow with the gradient.
-
-    It is a step down the gradient of the drift, each parameter at its own learning rate, to where drift would be
-    zero. Large drift falls linearly; small drift is a parabola, whose zero is twice as far. The step is no longer
-    than `every` steps of the optimizer. Momentum shrinks to 1 / (1 + drift), because it points to where the drift
-    came from.
-
-    Args:
-        optimizer: about to take the step.
-        parameters: those that are guarded.
-    """
-
-    def __init__(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
-        self.optimizer = optimizer
-        guarded = set(parameters)
-        self._rates = {
-            parameter: step_size(optimizer, group) or 0.0
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter in guarded and parameter.grad is not None
-        }
-        self._before = {each: local(each.detach()).clone() for each in self._rates}
-
-    def take(self, anchor: Anchor, pull: Pull, states: ParameterStates) -> None:
-        """The optimizer has taken its step."""
-        slopes = {each: slope for each, slope in pull.slopes.items() if each in self._rates}
-        if not slopes:
-            return
-        moved = _square([self._before[each].sub_(local(each.detach())) for each in slopes])
-        by_rate: dict[float, list[Tensor]] = {}
-        for each, slope in slopes.items():
-            by_rate.setdefault(self._rates[each], []).append(slope)
-        squares = {rate: _square(each) for rate, each in by_rate.items()}
-        fall = torch.stack([rate * square for rate, square in squares.items()]).sum()
-        way = torch.stack([rate**2 * square for rate, square in squares.items()]).sum()
-        moved, fall, way = _over_shards(torch.stack([moved, fall, way]), slopes)
-        drift = pull.drift.clamp(min=0)
-        kept = 1 / (1 + drift)
-        bound = torch.minimum(
-            (1 + kept) * drift / fall.clamp(min=1e-30), anchor.every * (moved / way.clamp(min=1e-30)).sqrt()
-        )
-        factor = bound.clamp(max=anchor.weight * anchor.every)
-        for parameter, slope in slopes.items():
-            state = states[parameter]
-            assert state is not None
-            here, rate = local(parameter.detach()), self._rates[parameter]
-            new = torch.addcmul(state.wide(here), state.wide(slope), state.wide(factor), value=-rate)
-            here.copy_(Piece(state).narrowed(new, here.dtype))
-            for name in _momenta(self.optimizer) or ():
-                momentum = self.optimizer.state[parameter].get(name)
-                if momentum is not None:
-                    local(momentum).mul_(kept.to(momentum.dtype))
-
-
-def grows(optimizer: Optimizer) -> bool:
-    """Whether the optimizer's steps grow with the gradient, as those of SGD do and Adam's do not."""
-    return _momenta(optimizer) is not None
-
-
-def _momenta(optimizer: Optimizer) -> frozenset[str] | None:
-    """The names of its momentum, if its steps grow with the gradient; otherwise None."""
-    if isinstance(optimizer, SGD | ASGD):
-        return frozenset({"momentum_buffer"})
-    if type(optimizer).__module__.startswith("torch.optim."):
-        return None
-    if optimizer not in _TRIED:
-        _TRIED[optimizer] = _tried(optimizer)
-    return _TRIED[optimizer]
-
-
-_TRIED: WeakKeyDictionary[Optimizer, frozenset[str] | None] = WeakKeyDictionary()
-
-
-def _tried(optimizer: Optimizer) -> frozenset[str] | None:
-    """See `_momenta`: by first steps on a parameter of our own, with a small and a large gradient."""
-    own = {name: value for name, value in vars(optimizer).items() if not name.startswith("_optimizer_")}
-    inner = next((each for each in own.values() if isinstance(each, Optimizer)), None)
-    if inner is not None:
-        return _momenta(inner)
-    others = own.keys() - {"param_groups", "state", "defaults", "step"}
-    if any(_holds_tensors(own[name]) for name in others):  # it might move those instead
-        return None
-    moved, kept = [], []
-    for size in (1.0, 100.0):
-        parameter = nn.Parameter(torch.ones(4, 4))
-        parameter.grad = torch.full((4, 4), size)
-        trial = object.__new__(type(optimizer))
-        group = {**optimizer.param_groups[0], "params": [parameter], "lr": 1e-3}
-        try:
-            Optimizer.__setstate__(trial, {"defaults": dict(optimizer.defaults), "state": defaultdict(dict)})
-            vars(trial).update({name: deepcopy(own[name]) for name in others}, param_groups=[group])
-            with torch.random.fork_rng(), torch.no_grad():
-                trial.step()
-        except Exception:  # it needs a closure, or parameters of another kind
-            return None
-        moved.append(float((parameter.detach() - 1).norm()))
-        state = trial.state[parameter]
-        kept.append({name: float(each.norm()) for name, each in state.items() if _is_like(each, parameter)})
-    if not moved[1] > 10 * moved[0] > 0:
-        return None
-    return frozenset(name for name, size in kept[0].items() if 0 < 50 * size < kept[1].get(name, 0.0) < 200 * size)
-
-
-def _is_like(value: Any, parameter: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape
-
-
-def _holds_tensors(value: Any, depth: int = 3) -> bool:
-    if isinstance(value, dict | list | tuple | set) and depth:
-        return any(
-            _holds_tensors(each, depth - 1) for each in (value.values() if isinstance(value, dict) else value)
-        )
-    return isinstance(value, Tensor | nn.Module)
 
 
 def _slopes(
