@@ -23,6 +23,9 @@ def make():
 
 def wrong():
     return 3
+
+def either(sizes=[4, 5]):
+    return torch.nn.Linear(sizes.pop(0), 3)
 """
 
 
@@ -44,6 +47,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     save_file({"x": x}, "probes.safetensors")
     np.save("probes.npy", x.numpy())
     np.savez("probes.npz", x=x.numpy())
+    save_file(nn.Linear(5, 3).state_dict(), "larger.safetensors")
+    np.save("texts.npy", np.array(["a"] * 20))
+    (tmp_path / "damaged.safetensors").write_bytes(b"damaged")
     return tmp_path
 
 
@@ -78,6 +84,11 @@ WRONG = {
     "a factory of something else": ({3: "--factory=net_to_check:wrong"}, "must return a torch.nn.Module"),
     "probes nobody can read": ({4: "--probes=net_to_check.py"}, "give a file ending in"),
     "samples of no number": ({4: "--probes=own:few"}, "takes a number"),
+    "texts as probes": ({4: "--probes=texts.npy"}, "cannot be read: can't convert"),
+    "damaged probes": ({4: "--probes=damaged.safetensors"}, "cannot be read: "),
+    "another kind of model": ({2: "larger.safetensors", 3: "--factory=net_to_check:either"}, "cannot be compared"),
+    "no such device": ({5: "--device=abacus"}, "device 'abacus' cannot be used"),
+    "a device without numbers": ({5: "--device=meta"}, "device 'meta' cannot be used"),
     "a limit of nothing": ({5: "--max-drift=0"}, "must be above 0"),
 }
 
@@ -93,6 +104,15 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     assert rwalk(monkeypatch, *words) == 2
     said = capsys.readouterr().err.strip()
     assert reason in said and "\n" not in said
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_a_seed_that_torch_does_not_take_is_one_line(
+    seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rwalk(monkeypatch, "probes", "before.safetensors", "--out=p.safetensors", f"--seed={seed}") == 2
+    said = capsys.readouterr().err.strip()
+    assert "--seed" in said and "\n" not in said
 
 
 def test_hostile_names_of_files_are_escaped(

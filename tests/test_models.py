@@ -246,6 +246,21 @@ def test_class_names_are_escaped_on_the_terminal_and_in_predictions(rwalk: Rwalk
     assert not any(label.startswith(("=", "@")) for label in labels)
 
 
+def test_an_option_of_zero_is_not_taken_for_none(rwalk: Rwalk) -> None:
+    outcome = rwalk("fit", wine("a.csv", slice(0, 110)), "--half-life=0", "--out=x")
+    assert outcome.code == 2 and "half_life=0.0 is no number" in outcome.err.splitlines()[-1], outcome
+    assert not Path("x").exists()
+
+
+def test_a_model_whose_name_is_not_utf8_is_written_and_read(rwalk: Rwalk) -> None:
+    wine("a.csv", slice(0, 110))
+    name = "caf\udce9.safetensors"
+    assert rwalk("fit", "a.csv", f"--out={name}").code == 0
+    predicted = rwalk("predict", name, "a.csv")
+    assert predicted.code == 0, predicted.err
+    assert len(predicted.out.splitlines()) == 111
+
+
 def test_names_that_the_terminal_cannot_show_are_escaped(surroundings: Path) -> None:
     for name in ("naïve", os.fsdecode(b"caf\xe9")):
         (surroundings / "images" / name).mkdir(parents=True)
@@ -404,6 +419,7 @@ REFUSED = {
     "predict clf.safetensors missing.png": "there is no file or folder",
     "predict clf.safetensors other.csv --out=x": "has no column",
     "predict clf.safetensors broken.csv --out=x": "row 2 of 'broken.csv' has 'much' in column 'alcohol'",
+    "fit a.csv --executor=nosuch --out=x": "unknown executor 'nosuch'",
     "predict clf.safetensors a.csv --out=a.csv": "would overwrite what is read",
     "predict clf.safetensors a.csv --out=./clf.safetensors": "would overwrite what is read",
     "predict clf.safetensors a.csv --out=pipe": "cannot write pipe: it is a device or a pipe",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 import little
 from rwalk import InputError, model_file
-from rwalk.atomic_files import LEFT, with_checksum, write_atomically
+from rwalk.atomic_files import LEFT, folder_beside, with_checksum, write_atomically
 from rwalk.studies import Study, provenance
 from rwalk.studies.rows import SCHEMA, Description, Made, Row
 from rwalk.studies.specs import RunSpec
@@ -334,6 +335,20 @@ def test_two_who_begin_different_studies_in_one_folder_end_with_one(tmp_path: Pa
     ):
         pass
     assert Store(tmp_path / "study").study().hash == large.hash
+
+
+def test_folder_beside_is_removed_though_no_file_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*path: object, **how: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with folder_beside(tmp_path / "model") as folder:
+        (folder / "written").touch()
+        (folder / "written").rename(tmp_path / "model")
+        monkeypatch.setattr(os, "open", fails)
+        monkeypatch.setattr(os, "scandir", fails)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_write_atomically_keeps_links_and_refuses_devices(tmp_path: Path) -> None:

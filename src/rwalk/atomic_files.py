@@ -75,7 +75,10 @@ def folder_beside(beside: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            folder.rmdir()  # which opens nothing, so that it works without a free file handle too
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _clear(path: Path, beside: Path) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,12 +96,25 @@ def metadata(kind: str, record: str, tensors: Mapping[str, Tensor]) -> dict[str,
     return {"format": kind, "record": record, "sha256": _checksum(record, tensors)}
 
 
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A safetensors file, open; safetensors itself takes no path that is not UTF-8."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        with open(path, "rb") as file, safe_open(f"/dev/fd/{file.fileno()}", "pt") as found:
+            yield found
+    else:
+        with safe_open(path, "pt") as found:
+            yield found
+
+
 def read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """The metadata and the tensors of a file, unchecked."""
     if not path.is_file():
         raise InputError("there is no such file: give the path that `save` was given")
     try:
-        with safe_open(path, "pt") as file:
+        with opened(path) as file:
             strange = [name for name, form in forms(file).items() if form.dtype is None]
             expect(not strange, "the type of a tensor")
             return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -125,7 +138,7 @@ def header(path: Path) -> dict[str, str]:
     if not path.is_file():
         raise InputError("there is no such file: correct the path")
     try:
-        with safe_open(path, "pt") as file:
+        with opened(path) as file:
             return file.metadata() or {}
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise _unreadable(path, error) from error

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from rwalk.errors import InputError, first_line
+from rwalk.escaping import shown
 from rwalk.registry import imported
 
 OWN = "own:"  # how a number of own samples is written
@@ -33,7 +35,8 @@ def read_model(path: Path, factory: str | None = None, base: Path | None = None)
     except InputError:
         raise
     except Exception as error:  # any error of a library that cannot read the file
-        raise InputError(f"{path} cannot be loaded: {first_line(error)}") from error
+        reason = shown(" ".join(str(error).split()), 300)
+        raise InputError(f"{path} cannot be loaded: {reason}") from error
 
 
 def is_adapter(path: Path) -> bool:
@@ -128,8 +131,8 @@ def read_probes(given: str, model: nn.Module, folder: Path, tokens: int) -> Any:
         raise InputError(f"--probes {given}: give a file ending in {', '.join(readers)}, or own:64")
     try:
         return readers[path.suffix](path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"--probes {given} cannot be read: {error}") from error
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        raise InputError(f"--probes {given} cannot be read: {first_line(error)}") from error
 
 
 def _text(path: Path, folder: Path, tokens: int) -> Any:

@@ -119,7 +119,8 @@ def _friendly_errors() -> Iterator[None]:
         _drop_output()
         if isinstance(error, BrokenPipeError):  # its reader stopped, as in `| head`
             raise SystemExit(141) from None
-        place = "" if error.filename is None else f"{error.filename}: "
+        name = error.filename2 or error.filename
+        place = "" if name is None else f"{name}: "
         to_stderr(f"{place}{error.strerror or error}")
         raise SystemExit(2) from None
     except (typer.Abort, KeyboardInterrupt):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rwalk.atomic_files import replacing, write_atomically
-from rwalk.cli.command_options import Device, chosen_device, let_import, say
-from rwalk.errors import InputError
+from rwalk.cli.command_options import Device, checked_device, let_import, say, told_warnings
+from rwalk.errors import InputError, first_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,6 +28,7 @@ Factory = Annotated[
 Tokens = Annotated[int, typer.Option(help="per sequence, of a text or of own samples")]
 
 
+@told_warnings()
 def check(
     before: Before,
     after: After,
@@ -68,7 +71,8 @@ def check(
         kept = Probes(read_probes(probes, old, before, tokens))
         kept.keep(old)
         kept.settle(old, None)
-        drift = kept.drift(new)
+        with _comparing(before, after):
+            drift = kept.drift(new)
         within = drift <= max_drift
         found |= {"drift": drift, "probes": kept.examples}
         print(
@@ -79,7 +83,8 @@ def check(
         from rwalk.before_after.skills import Skills
 
         questions = asked or Skills.own(old, read_tokenizer(before), number_of_own(skills) or 1)
-        report = questions.compare(questions.score(old), questions.score(new), max_drift)
+        with _comparing(before, after):
+            report = questions.compare(questions.score(old), questions.score(new), max_drift)
         within &= not report.lost
         found |= report.to_dict()
         print(report)
@@ -92,6 +97,7 @@ def check(
         raise typer.Exit(1)
 
 
+@told_warnings()
 def rewind(
     before: Before,
     after: After,
@@ -117,7 +123,8 @@ def rewind(
         raise InputError(f"{out} exists already: give a new name")
     old, new = _models(before, after, factory, device)
     inputs = Probes(read_probes(probes, old, before, tokens))
-    result = rewound(old, new, inputs, max_drift)
+    with _comparing(before, after):
+        result = rewound(old, new, inputs, max_drift)
     write_like(new, after, out)
     say(
         f"drift {result.drift_before:.4f} → {result.drift:.4f} nats on {inputs.examples} probes; "
@@ -130,7 +137,7 @@ def probes(
     out: Annotated[Path, typer.Option(help="a new .safetensors file")],
     n: Annotated[int, typer.Option("--n", help="how many sequences")] = 256,
     tokens: Tokens = 256,
-    seed: Annotated[int, typer.Option(help="of the draws")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="of the draws")] = 0,
     device: Device = "auto",
 ) -> None:
     """Let a language model write texts: probes of what it knows, for a guard, `check` or `rewind`."""
@@ -143,7 +150,7 @@ def probes(
         raise InputError(f"--out {out}: the name must end in .safetensors")
     if out.exists():
         raise InputError(f"{out} exists already: give a new name")
-    drawn = own_samples(read_model(model).to(chosen_device(device)), None, n, tokens, seed)
+    drawn = own_samples(read_model(model).to(checked_device(device)), None, n, tokens, seed)
     with replacing(out) as beside:
         save_file({"input_ids": drawn["input_ids"].cpu()}, beside)
     say(f"{n} own samples of {tokens} tokens, written to {out}")
@@ -157,8 +164,19 @@ def _check_limit(max_drift: float) -> None:
 def _models(before: Path, after: Path, factory: str | None, device: str) -> tuple[nn.Module, nn.Module]:
     from rwalk.before_after.read_models import read_model
 
-    place = chosen_device(device)
+    place = checked_device(device)
     return read_model(before, factory).to(place), read_model(after, factory, before).to(place)
+
+
+@contextmanager
+def _comparing(before: Path, after: Path) -> Iterator[None]:
+    """Whatever a model raises that is of another kind than the one before it, in one line."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        raise InputError(f"{after} cannot be compared with {before}: {first_line(error)}") from error
 
 
 def _questions(given: str, folder: Path) -> Skills | None:

@@ -6,7 +6,6 @@ import csv
 import os
 import shutil
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rwalk.atomic_files import replacing, writing
-from rwalk.cli.command_options import Given, Workers, let_import, to_stderr
+from rwalk.cli.command_options import Given, Workers, let_import, to_stderr, told_warnings
 from rwalk.data.file_options import Reading
 from rwalk.errors import InputError
 from rwalk.escaping import cell, shown
@@ -77,17 +76,22 @@ def fit(
         raise InputError("give --continue or --like, not both")
     if holdout is not None and not 0 < holdout < 1:
         raise InputError(f"the part to hold out is {holdout}: give one between 0 and 1")
+    if executor != "here":
+        from rwalk.studies import executors
+
+        executors.find(executor)
     target = out or go_on
     if target is None:
         raise InputError("say where to write the model: --out clf.safetensors")
     if target.exists() and target != go_on:
         raise InputError(f"{target} exists already: continue it (--continue), or choose another --out")
     _check_writable(target)
-    with _working(f"reading {_names(data)}") as working, _told_warnings():
+    with _working(f"reading {_names(data)}") as working, told_warnings():
         from rwalk.models import learn  # torch takes seconds to import
 
         reading = Reading(**given.pop(Reading, {}))
-        parameters = {name: value for each in given.values() for name, value in each.items() if value}
+        values = {name: value for each in given.values() for name, value in each.items()}
+        parameters = {name: value for name, value in values.items() if value is not None and value is not False}
         trained, source = _begun(data, reading, go_on, like, text, network, parameters)
         for note in source.notes:
             to_stderr(note)
@@ -129,7 +133,7 @@ def predict(
 
     if out and out.exists() and any(each.exists() and out.samefile(each) for each in (model, *data)):
         raise InputError(f"--out {out} would overwrite what is read: give another name")
-    with _working(f"reading {_names(data)}"), _told_warnings():
+    with _working(f"reading {_names(data)}"), told_warnings():
         from rwalk.models import predictions  # torch takes seconds to import
 
         trained, own = _loaded(model, network)
@@ -159,7 +163,7 @@ def forget(
     delete that copy once you are content with the new model.
     """
     forgotten = 0
-    with _told_warnings():
+    with told_warnings():
         trained, own = _loaded(model, network)
         for portion in _source(data, Reading(), trained, model, True, own).portions():
             trained.forget(portion)
@@ -179,7 +183,7 @@ def merge(
     """
     if len(models) < 2:
         raise InputError("give two models or more to merge")
-    with _told_warnings():
+    with told_warnings():
         first, *others = (_loaded(path, network)[0] for path in models)
         for path, other in zip(models[1:], others, strict=True):
             try:
@@ -315,16 +319,3 @@ def _table(out: Path | None) -> Iterator[Any]:
         return
     with writing(out), replacing(out) as beside, open(beside, "w", newline="", encoding="utf-8") as file:
         yield csv.writer(file, lineterminator="\n").writerow
-
-
-@contextmanager
-def _told_warnings() -> Iterator[None]:
-    """Warnings as messages of our own, each printed once."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        try:
-            yield
-        finally:
-            lines = dict.fromkeys(" ".join(str(each.message).split()) for each in caught)
-    for line in lines:
-        to_stderr(line)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import wraps
 from inspect import Parameter, signature
@@ -135,6 +136,14 @@ def chosen_device(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def checked_device(name: str) -> str:
+    """The device of that name, which this machine has."""
+    from rwalk.studies.executors.executor import Executor
+
+    Executor.check_device(chosen := chosen_device(name))
+    return chosen
+
+
 def with_label(dataset: str, reading: Reading, tell: Callable[[str], None]) -> Reading:
     """A table's reading with its column of classes named; if the user named none, the choice is reported."""
     from rwalk.data.datasets import TableEncoder
@@ -162,6 +171,19 @@ def to_stderr(line: object) -> None:
     """One line of text from us, whatever names it repeats; if it cannot be written, the work continues."""
     with suppress(OSError):
         print(f"rwalk: {shown(line)}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def told_warnings() -> Iterator[None]:
+    """Warnings as messages of our own, each printed once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            yield
+        finally:
+            lines = dict.fromkeys(" ".join(str(each.message).split()) for each in caught)
+    for line in lines:
+        to_stderr(line)
 
 
 def check_join(join: bool, **options: object) -> None:

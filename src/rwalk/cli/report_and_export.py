@@ -44,6 +44,8 @@ def export(
     from rwalk.studies.study_folder import Store
     from rwalk.studies.trackers import export as export_to
 
+    if not to.strip(", "):
+        raise InputError("--to names no tracker: give tensorboard, mlflow or wandb")
     let_import(to.split(","))
     store = Store(folder)
     rows, curves = store.rows(), Curves(folder)

@@ -17,7 +17,6 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from rwalk import model_file
@@ -234,7 +233,7 @@ def _tensors(path: Path, recorded: Mapping[str, Any], fleet: Fleet) -> dict[str,
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     _need(digest == recorded["sha256"], "its tensors' checksum is wrong")
-    with safe_open(path, framework="pt") as file:  # reads the header alone, and checks it against the length
+    with model_file.opened(path) as file:  # reads the header alone, and checks it against the length
         found = model_file.forms(file)
         for name, own in snapshots.take(fleet).tensors().items():
             if not name.startswith(("method.", "loss.", "exemplars.")):  # these grow with the tasks
