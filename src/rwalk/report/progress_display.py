@@ -33,7 +33,7 @@ class Tally:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing is shown any more."""
+        """End the display."""
 
     def watch(self, event: Event) -> None:
         if isinstance(event, Started):
