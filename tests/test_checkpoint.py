@@ -23,7 +23,7 @@ import little
 from rwalk import Fleet, InputError, MemorySpec, Training, learner
 from rwalk.atomic_files import checked_json, with_checksum
 from rwalk.engine import snapshots
-from rwalk.engine.evaluation import Measures
+from rwalk.engine.evaluation import MeasureOptions
 from rwalk.studies import checkpoint as checkpoints
 from rwalk.studies.checkpoint import Checkpointer, load, save
 
@@ -68,7 +68,7 @@ def same(a: Fleet, b: Fleet) -> bool:
 
 
 def test_what_was_measured_within_tasks_is_not_lost_by_an_interruption(tmp_path: Path) -> None:
-    measures = Measures(every=4, calibration=True)
+    measures = MeasureOptions(every=4, calibration=True)
     whole, part, rest = (
         Fleet(STREAM, little.Network, [learner("vanilla")], [0], TRAINING, measures=measures) for _ in range(3)
     )

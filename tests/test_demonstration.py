@@ -175,7 +175,7 @@ def rwalk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
 def test_run_without_options_demonstrates_and_what_it_proposes_works(
     small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(print_results, "program", lambda: ["rwalk"])
+    monkeypatch.setattr(print_results, "this_program", lambda: ["rwalk"])
     out, err = rwalk(monkeypatch, capsys, "run", "--workers=1")
     assert "a demonstration of 5 tasks" in err and max(map(len, err.splitlines())) <= 80
     (study,) = Path("rwalk-studies").iterdir()
@@ -259,11 +259,11 @@ def test_the_commands_proposed_start_this_very_program(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(script)])
     monkeypatch.setenv("PATH", "/nowhere")
-    assert print_results.program() == [".venv/bin/rwalk"]
+    assert print_results.this_program() == [".venv/bin/rwalk"]
     monkeypatch.setenv("PATH", str(script.parent))
-    assert print_results.program() == ["rwalk"]
+    assert print_results.this_program() == ["rwalk"]
     monkeypatch.setattr(sys, "argv", [str(ROOT / "src" / "rwalk" / "__main__.py")])
-    assert print_results.program() == [sys.executable, "-m", "rwalk"]
+    assert print_results.this_program() == [sys.executable, "-m", "rwalk"]
 
 
 def test_colours_do_not_hide_what_is_written(small: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from rwalk import InputError, MemorySpec
 from rwalk.cli import app
 from rwalk.models import Keeper
 from rwalk.studies import Study, lambda_choice
-from rwalk.studies.lambda_choice import FIRST_TASKS, choose, trials_of
+from rwalk.studies.lambda_choice import FIRST_TASKS, best_lam, trials_of
 from rwalk.studies.rows import Made, Outcome, ReferenceOutcome
 from rwalk.studies.specs import RunSpec, StreamSpec, Trial
 from rwalk.studies.study_events import Event, Started, Stepped, Trained
@@ -155,9 +155,9 @@ def test_of_equals_the_one_nearest_to_the_methods_own_is_taken(tmp_path: Path) -
     run = auto(data(tmp_path / "a.npz"))
     trials = trials_of(run, run.stream.build())
     judged = {trial.hash(): ReferenceOutcome(0.5, place / 10) for place, trial in enumerate(trials)}
-    assert choose(run, trials, judged).lam == run.without_lam().lam
+    assert best_lam(run, trials, judged).lam == run.without_lam().lam
     by_task = replace(run, stream=replace(run.stream, scenario="task"))
-    assert choose(by_task, trials, judged).lam == max(LAMS)
+    assert best_lam(by_task, trials, judged).lam == max(LAMS)
 
 
 def test_the_proximal_form_tries_larger_ones(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import little
 from rwalk import Batch, Fleet, InputError, Learner, Loss, MemorySpec, Stream, Training, from_arrays, learner
 from rwalk.data.memory import REPLAYS, Group, Memory, Replay
-from rwalk.data.replay_batches import balanced, epoch, shuffled
+from rwalk.data.replay_batches import balanced_batches, epoch, shuffled_batches
 from rwalk.data.samplers import SAMPLERS
 from rwalk.engine import architectures
 from rwalk.losses import heads
@@ -371,7 +371,7 @@ def test_a_loss_that_does_not_ask_is_told_nothing(stream: Stream, monkeypatch: p
 
 def test_every_example_of_a_class_is_as_likely_as_every_other() -> None:
     pools = numbered([2, 5, 11])
-    seen = Counter(balanced(pools, 10_000, 6, drawn(0)).flatten().tolist())
+    seen = Counter(balanced_batches(pools, 10_000, 6, drawn(0)).flatten().tolist())
     for pool in pools:
         for example in pool.tolist():
             assert seen[example] == pytest.approx(20_000 / len(pool), rel=0.08)
@@ -379,7 +379,7 @@ def test_every_example_of_a_class_is_as_likely_as_every_other() -> None:
 
 def test_the_odd_places_of_a_balanced_batch_go_to_all_classes_in_turn() -> None:
     """Four places, three classes: no class gets the fourth more often than the others."""
-    plan = balanced(numbered([9, 9, 9]), 3_000, 4, drawn(0))
+    plan = balanced_batches(numbered([9, 9, 9]), 3_000, 4, drawn(0))
     twice = Counter(pool for one in plan for pool, n in enumerate(counts(one, numbered([9, 9, 9]))) if n == 2)
     assert all(twice[pool] == pytest.approx(1_000, rel=0.08) for pool in range(3))
 
@@ -389,4 +389,4 @@ def test_another_seed_is_another_order() -> None:
     for replay in REPLAYS:
         plans = [epoch(current, kept, replay, 8, drawn(seed)) for seed in (0, 1)]
         assert not plans[0].equal(plans[1])
-    assert not shuffled(torch.arange(50), 5, 10, drawn(0)).flatten().equal(torch.arange(50))
+    assert not shuffled_batches(torch.arange(50), 5, 10, drawn(0)).flatten().equal(torch.arange(50))

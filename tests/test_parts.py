@@ -20,7 +20,7 @@ from cluster import Cluster
 from rwalk import InputError
 from rwalk.data.datasets import Reading
 from rwalk.data.large_files import source
-from rwalk.models import Trained, learn, learn_in_parts
+from rwalk.models import FileClassifier, learn, learn_in_parts
 
 X, Y = (each[:900] for each in load_digits(return_X_y=True))
 
@@ -37,15 +37,15 @@ def files(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def learned(files: list[Path], executor: str | None, workers: int | None = None) -> Trained:
+def learned(files: list[Path], executor: str | None, workers: int | None = None) -> FileClassifier:
     found = source(files, Reading())
-    trained = Trained.begun(found.form)
+    trained = FileClassifier.begun(found.form)
     total = learn(trained, found) if executor is None else learn_in_parts(trained, found, executor, workers)
     assert total.examples == len(Y)
     return trained
 
 
-def saved(trained: Trained, path: Path) -> Path:
+def saved(trained: FileClassifier, path: Path) -> Path:
     trained.save(path)
     return path
 
@@ -69,7 +69,7 @@ def test_parts_learned_anywhere_make_the_model_of_one_process(files: list[Path],
 
 def test_too_few_examples_for_features_are_held_as_ever(files: list[Path], tmp_path: Path) -> None:
     found = source(files[:1], Reading())
-    one, other = Trained.begun(found.form), Trained.begun(found.form)
+    one, other = FileClassifier.begun(found.form), FileClassifier.begun(found.form)
     learn(one, found)
     learn_in_parts(other, found, "here")
     assert_same(saved(one, tmp_path / "one"), saved(other, tmp_path / "other"))

@@ -169,9 +169,12 @@ def test_a_method_has_one_colour_whatever_it_is_shown_with() -> None:
     alone = page_data.methods(summarise(records([row for row in rows if row["method"] == "rwalk"])))
     assert alone == [{"id": "rwalk", "name": "RWalk", "colour": everywhere["rwalk"], "symbol": alone[0]["symbol"]}]
     assert len(set(everywhere.values())) == len(everywhere)
-    usual = method_colours.places(method_colours.OWNERS)
+    usual = method_colours.palette_places(method_colours.OWNERS)
     assert len(set(usual.values())) == len(usual) == len(method_colours.PALETTE), "among them closed form and PI"
-    assert len(set(method_colours.places(["mas", "l2", "own:Part", *method_colours.OWNERS[:9]]).values())) == 12
+    assert (
+        len(set(method_colours.palette_places(["mas", "l2", "own:Part", *method_colours.OWNERS[:9]]).values()))
+        == 12
+    )
 
 
 # ── verdicts ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -464,8 +464,8 @@ def test_a_classifier_without_probabilities_has_no_calibration_error() -> None:
     trained.train()
     assert np.isnan(evaluation.calibration(trained, trained.stream, 2)["single"]).all()
     with pytest.raises(InputError, match="drop measure_every"):
-        Fleet(stream(None), "mlp", trained.learners, [0], SHORT, measures=evaluation.Measures(every=2))
+        Fleet(stream(None), "mlp", trained.learners, [0], SHORT, measures=evaluation.MeasureOptions(every=2))
     with pytest.raises(InputError, match="no task is longer than 6 steps: measure every 6 or more often"):
-        Fleet(stream(None), "mlp", [learner("vanilla")], [0], SHORT, measures=evaluation.Measures(every=7))
+        Fleet(stream(None), "mlp", [learner("vanilla")], [0], SHORT, measures=evaluation.MeasureOptions(every=7))
     with pytest.raises(InputError, match="every 1 step or more"):
-        Fleet(stream(None), "mlp", [learner("vanilla")], [0], SHORT, measures=evaluation.Measures(every=0))
+        Fleet(stream(None), "mlp", [learner("vanilla")], [0], SHORT, measures=evaluation.MeasureOptions(every=0))

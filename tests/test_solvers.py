@@ -16,10 +16,10 @@ from rwalk.data.streams import Task
 from rwalk.studies import Study
 from rwalk.studies.specs import RunSpec
 from rwalk.testing.fleet_checks import (
-    Trial,
+    FleetRecipe,
     a_fleet_equals_its_runs_alone,
     an_interrupted_run_ends_as_if_it_had_not_been,
-    stream_of,
+    cloud_stream,
 )
 
 SIZE = 24
@@ -108,7 +108,7 @@ def test_slda_is_bayes_rule_for_gaussians_of_one_covariance() -> None:
 
 def test_the_map_is_made_from_the_first_tasks_inputs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rwalk.closed_form.features.patches.SAMPLED", 2000)
-    stream = stream_of((1, 16, 16))
+    stream = cloud_stream((1, 16, 16))
     later = stream.tasks[1].train
     changed = stream.x.clone()
     changed[later] = 0.0
@@ -128,7 +128,7 @@ def test_seeds_make_different_maps() -> None:
 def test_patches_of_images_keep_the_contract(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same alone and in a fleet, and through a checkpoint."""
     monkeypatch.setattr("rwalk.closed_form.features.patches.SAMPLED", 500)
-    trial = Trial([learner(name, size=4)] * 2, stream=stream_of((1, 16, 16)))
+    trial = FleetRecipe([learner(name, size=4)] * 2, stream=cloud_stream((1, 16, 16)))
     a_fleet_equals_its_runs_alone(trial)
     an_interrupted_run_ends_as_if_it_had_not_been(trial)
 
@@ -160,7 +160,7 @@ def test_a_memory_is_of_no_use_to_them() -> None:
 
 def test_what_makes_no_sense_is_refused_in_one_line() -> None:
     with pytest.raises(InputError, match="uses every example once, unchanged: drop the augmentation"):
-        Fleet(stream_of((1, 16, 16)), "mlp", [learner("ridge", size=4)], [0], Training(augment="crop-flip"))
+        Fleet(cloud_stream((1, 16, 16)), "mlp", [learner("ridge", size=4)], [0], Training(augment="crop-flip"))
     with pytest.raises(InputError, match="trains no network: set method='closed-form'"):
         IncrementalClassifier(method="slda").fit([[0.0], [1.0]], [0, 1])
     with pytest.raises(InputError, match="images have shape"):

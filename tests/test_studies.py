@@ -22,7 +22,7 @@ from rwalk import Fleet, InputError, MemorySpec
 from rwalk.studies import Study
 from rwalk.studies.executors import EXECUTORS, executor
 from rwalk.studies.executors import find as find_executor
-from rwalk.studies.executors.executor import Executor, begun, is_out_of_memory, note, spread
+from rwalk.studies.executors.executor import Executor, begun_fleets, is_out_of_memory, note, spread_over
 from rwalk.studies.executors.executor import fleets as in_fleets
 from rwalk.studies.rows import Measures
 from rwalk.studies.specs import RunSpec
@@ -345,9 +345,9 @@ def test_a_study_on_several_gpus_has_a_fleet_on_each(tmp_path: Path, caplog: pyt
         study = sweep(5, executor="own_executors:PretendedGpus", workers=None)
         assert executed(study, tmp_path / "gpus", watch=events.append) == alone
     assert caplog.messages == ["3 runs do not fit into the memory of cpu, trying 2 at a time"]
-    begun = [event.runs for event in events if isinstance(event, Stepped)]
-    assert {len(runs) for runs in begun} == {3, 2, 1}, "two fleets for two GPUs, one of which had to be split"
-    assert len({run.hash() for runs in begun for run in runs}) == 5
+    started = [event.runs for event in events if isinstance(event, Stepped)]
+    assert {len(runs) for runs in started} == {3, 2, 1}, "two fleets for two GPUs, one of which had to be split"
+    assert len({run.hash() for runs in started for run in runs}) == 5
 
 
 def test_gpus_are_refused_where_there_are_none() -> None:
@@ -358,10 +358,10 @@ def test_gpus_are_refused_where_there_are_none() -> None:
 def test_every_device_gets_a_fleet_and_none_is_split_without_need() -> None:
     jobs = in_fleets(sweep(7).runs)
     for devices, expected in ((1, [7]), (2, [4, 3]), (3, [2, 2, 3]), (9, [1] * 7)):
-        found = spread(jobs, devices)
+        found = spread_over(jobs, devices)
         assert sorted(map(len, found)) == sorted(expected)
         assert [run for job in found for run in job] == [run for job in jobs for run in job]
-    assert spread([], 4) == []
+    assert spread_over([], 4) == []
 
 
 def test_of_several_fleets_at_a_time_the_longest_begins_first() -> None:
@@ -377,11 +377,11 @@ def test_of_several_fleets_at_a_time_the_longest_begins_first() -> None:
 def test_begun_fleets_are_found_again_unless_their_note_is_wrong(tmp_path: Path) -> None:
     runs = sweep(4).runs
     note(tmp_path / "a", runs[1:3])
-    assert begun(tmp_path, runs) == [runs[1:3]]
-    assert begun(tmp_path, runs[2:]) == [], "one of its runs is done or unknown"
+    assert begun_fleets(tmp_path, runs) == [runs[1:3]]
+    assert begun_fleets(tmp_path, runs[2:]) == [], "one of its runs is done or unknown"
     for wrong in ("", "[]", "7", '["nobody"]', "[[]]", json.dumps([runs[0].hash()] * 2)):
         (tmp_path / "a" / "fleet.json").write_text(wrong)
-        assert begun(tmp_path, runs) == []
+        assert begun_fleets(tmp_path, runs) == []
 
 
 # ── worker processes ──────────────────────────────────────────────────────────────────────────────────────

@@ -41,7 +41,7 @@ DTYPES = {
 NOTE = "note"  # the metadata's name for what others than the writer add
 
 
-class Form(NamedTuple):
+class TensorForm(NamedTuple):
     """Type and shape of a tensor, from a file's header."""
 
     dtype: torch.dtype | None
@@ -51,10 +51,10 @@ class Form(NamedTuple):
         return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
 
 
-def forms(file: Any) -> dict[str, Form]:
+def forms(file: Any) -> dict[str, TensorForm]:
     """The forms of all tensors of an open file, from its header, which safetensors has checked."""
     slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    return {name: Form(DTYPES.get(s.get_dtype()), tuple(s.get_shape())) for name, s in slices.items()}
+    return {name: TensorForm(DTYPES.get(s.get_dtype()), tuple(s.get_shape())) for name, s in slices.items()}
 
 
 def write(

@@ -36,7 +36,7 @@ with atheris.instrument_imports(include=["rwalk"]):
     from rwalk.guard import guard_file as guard_files
     from rwalk.models.kept_by_studies import INDEX, Keeper
     from rwalk.studies import Study, checkpoint
-    from rwalk.studies.executors.executor import NOTE, Context, begun
+    from rwalk.studies.executors.executor import NOTE, Context, begun_fleets
     from rwalk.studies.executors.shared_folder import read_outcomes
     from rwalk.studies.reference_cache import ReferenceCache
     from rwalk.studies.specs import reference_of
@@ -161,7 +161,7 @@ def reference(data: bytes) -> None:
 
 def note(data: bytes) -> None:
     """The runs of a fleet, beside its checkpoints."""
-    begun(held(data, NOTE).parent.parent, [RUN])
+    begun_fleets(held(data, NOTE).parent.parent, [RUN])
 
 
 def models(data: bytes) -> None:

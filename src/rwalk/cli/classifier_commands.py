@@ -21,8 +21,8 @@ from rwalk.escaping import cell, shown
 
 if TYPE_CHECKING:
     from rwalk.data.large_files import Source
-    from rwalk.models import Backbone, Trained
-    from rwalk.models.trained_on_files import Learned
+    from rwalk.models import Backbone, FileClassifier
+    from rwalk.models.trained_on_files import LearnedCount
 
 Files = Annotated[
     list[Path], typer.Argument(help="tables (.csv, .tsv, .parquet), folders of images by class, or .npz files")
@@ -195,7 +195,7 @@ def merge(
     print(f"{shown(out)}: {len(models)} models merged; {_classes(first)}")
 
 
-def _in_parts(trained: Trained, source: Source, executor: str, workers: int | None) -> Learned:
+def _in_parts(trained: FileClassifier, source: Source, executor: str, workers: int | None) -> LearnedCount:
     from rwalk.models import learn_in_parts
     from rwalk.studies.worker_pool import Interrupts
 
@@ -215,10 +215,10 @@ def _begun(
     text: str | None,
     network: str | None,
     parameters: dict[str, Any],
-) -> tuple[Trained, Source]:
+) -> tuple[FileClassifier, Source]:
     """The model that learns, and its source: new, continued, or created like another."""
     from rwalk.data.large_files import source
-    from rwalk.models import Trained, backbone, through
+    from rwalk.models import FileClassifier, backbone, through
 
     if earlier := go_on or like:
         if text is not None:
@@ -231,7 +231,7 @@ def _begun(
         return known if go_on else known.fresh(), found
     if network is None:
         found = source(data, reading, text=text)
-        return Trained.begun(found.form, **parameters), found
+        return FileClassifier.begun(found.form, **parameters), found
     if text is not None or any(path.is_file() for path in data):
         raise InputError("--network takes images: give a folder of images")
     let_import([network])
@@ -239,10 +239,10 @@ def _begun(
     if own.prepare is not None and reading.size is not None:
         raise InputError(f"the preprocessing of {network} determines the size of images: drop --size")
     found = through(source(data, reading, own.form()), own)
-    return Trained.begun(found.form, network=own.network, **parameters), found
+    return FileClassifier.begun(found.form, network=own.network, **parameters), found
 
 
-def _loaded(model: Path, network: str | None) -> tuple[Trained, Backbone | None]:
+def _loaded(model: Path, network: str | None) -> tuple[FileClassifier, Backbone | None]:
     """The model in a file, and the network that the user names for it."""
     from rwalk.models import load_with
 
@@ -253,7 +253,7 @@ def _loaded(model: Path, network: str | None) -> tuple[Trained, Backbone | None]
 def _source(
     data: list[Path],
     reading: Reading,
-    known: Trained,
+    known: FileClassifier,
     model: Path,
     labelled: bool,
     own: Backbone | None,
@@ -278,7 +278,7 @@ def _check_writable(target: Path) -> None:
         raise InputError(f"{target} cannot be written there: choose another --out")
 
 
-def _write(trained: Trained, target: Path) -> None:
+def _write(trained: FileClassifier, target: Path) -> None:
     """Write a model; one that was there before is kept beside it."""
     if target.is_file():
         backup = target.with_name(f"{target.name}.before")
@@ -288,7 +288,7 @@ def _write(trained: Trained, target: Path) -> None:
     trained.save(target)
 
 
-def _classes(trained: Trained) -> str:
+def _classes(trained: FileClassifier) -> str:
     names = [shown(label) for label in trained.classifier.classes_]
     return f"{len(names):,} classes: {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
 

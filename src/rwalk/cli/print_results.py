@@ -113,7 +113,7 @@ def show_demonstration(rows: list[Row], folder: Path) -> None:
         console.print(f"No picture could be written: {error.strerror}", soft_wrap=True, markup=False)
     console.print("Next:")
     for command, why in _next(folder):
-        words = escape(shown(shlex.join([*program(), *command])))
+        words = escape(shown(shlex.join([*this_program(), *command])))
         console.print(f"  [dim]# {why}[/dim]\n  {words}", soft_wrap=True)
 
 
@@ -150,7 +150,7 @@ def _next(folder: Path) -> list[tuple[list[str], str]]:
     ]
 
 
-def program() -> list[str]:
+def this_program() -> list[str]:
     """The words that start this program again from the current folder."""
     called = Path(sys.argv[0])
     if called.name == "__main__.py":  # python -m rwalk

@@ -132,7 +132,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Files(Source):
+class FileSource(Source):
     """Files read one after the other; places are a file, a row, and the value of column `id`, if there is one."""
 
     paths: tuple[Path, ...]
@@ -148,7 +148,7 @@ class Files(Source):
         return [replace(self, paths=(path.absolute(),)) for path in self.paths]
 
 
-class Tables(Files):
+class Tables(FileSource):
     """Rows of tables, in their order."""
 
     form: TableEncoder
@@ -166,7 +166,7 @@ class Tables(Files):
                 yield Portion(rows.x, rows.y, places)
 
 
-class Texts(Files):
+class Texts(FileSource):
     """The texts in a column of tables, in the order of rows."""
 
     form: TextForm
@@ -242,7 +242,7 @@ class Pictures(Source):
         return max(16, BYTES // (4 * int(np.prod(self.form.shape))))
 
 
-class Arrays(Files):
+class Arrays(FileSource):
     """Arrays x and y out of .npz files."""
 
     form: ArrayForm

@@ -30,30 +30,30 @@ def epoch(
     examples = sum(len(pool) for pool in current)
     size, steps = batch_size(examples, batch), steps_per_epoch(examples, batch)
     if not kept or replay == "none":
-        return shuffled(torch.cat([*current]), steps, size, generator)
+        return shuffled_batches(torch.cat([*current]), steps, size, generator)
     if replay == "concat":
-        return shuffled(torch.cat([*current, *kept]), steps, size, generator)
+        return shuffled_batches(torch.cat([*current, *kept]), steps, size, generator)
     if replay == "half":
-        fresh = shuffled(torch.cat([*current]), steps, size - size // 2, generator)
-        return torch.cat([fresh, balanced(kept, steps, size // 2, generator)], dim=1)
+        fresh = shuffled_batches(torch.cat([*current]), steps, size - size // 2, generator)
+        return torch.cat([fresh, balanced_batches(kept, steps, size // 2, generator)], dim=1)
     if replay == "beside":
-        fresh = shuffled(torch.cat([*current]), steps, size, generator)
-        return torch.cat([fresh, uniform(torch.cat([*kept]), steps, beside or size, generator)], dim=1)
-    return balanced([*current, *kept], steps, size, generator)
+        fresh = shuffled_batches(torch.cat([*current]), steps, size, generator)
+        return torch.cat([fresh, uniform_batches(torch.cat([*kept]), steps, beside or size, generator)], dim=1)
+    return balanced_batches([*current, *kept], steps, size, generator)
 
 
-def shuffled(pool: Tensor, steps: int, batch: int, generator: Generator) -> Tensor:
+def shuffled_batches(pool: Tensor, steps: int, batch: int, generator: Generator) -> Tensor:
     """A permutation cut into batches; the last one is filled up from the permutation's beginning."""
     order = torch.randperm(len(pool), generator=generator)
     return pool[order[torch.arange(steps * batch) % len(pool)]].view(steps, batch)
 
 
-def uniform(pool: Tensor, steps: int, batch: int, generator: Generator) -> Tensor:
+def uniform_batches(pool: Tensor, steps: int, batch: int, generator: Generator) -> Tensor:
     """Every place in every batch is drawn independently, so that a pool may be smaller than a batch."""
     return pool[torch.randint(len(pool), (steps, batch), generator=generator)]
 
 
-def balanced(pools: Sequence[Tensor], steps: int, batch: int, generator: Generator) -> Tensor:
+def balanced_batches(pools: Sequence[Tensor], steps: int, batch: int, generator: Generator) -> Tensor:
     """Every batch takes from all pools in turn, beginning with a random one; within a pool at random."""
     sizes = torch.tensor([len(pool) for pool in pools])
     starts = sizes.cumsum(0) - sizes

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 AT_ONCE = 4096  # examples in a forward pass, over all runs
 
 
-class Measures(NamedTuple):
+class MeasureOptions(NamedTuple):
     """Measurements in addition to the accuracies at every task's end.
 
     every        steps between two measurements of accuracies within a task; None for no such measurement

@@ -138,7 +138,7 @@ def _shuffled(fleet: Fleet, run: int, epoch: int) -> tuple[Tensor, Generator]:
     examples, batch = fleet.task_plan.examples, fleet.training.batch
     generator = seeds.generator(fleet.seeds[run], "order", fleet.task_number, epoch)
     steps, size = steps_per_epoch(len(examples), batch), batch_size(len(examples), batch)
-    return replay_batches.shuffled(examples, steps, size, generator), generator
+    return replay_batches.shuffled_batches(examples, steps, size, generator), generator
 
 
 def constraints_of(fleet: Fleet) -> list[Constraint]:

@@ -88,7 +88,7 @@ class Fleet:
         past: int = 0,
         known: Sequence[int] = (),
         fuse: bool | None = None,
-        measures: evaluation.Measures = evaluation.Measures(),  # noqa: B008 - frozen
+        measures: evaluation.MeasureOptions = evaluation.MeasureOptions(),  # noqa: B008 - frozen
     ) -> None:
         if not seeds or len(learners) != len(seeds):
             raise InputError(f"a fleet needs one learner per seed, got {len(learners)} for {len(seeds)} seeds")

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from rwalk.errors import InputError
 from rwalk.guard.select import selected
-from rwalk.integrations.tasks import Call, TaskGuard
+from rwalk.integrations.tasks import ModelCall, TaskGuard
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -51,7 +51,7 @@ class GuardCallback(TaskGuard, Callback):
         model = wrapped if isinstance(wrapped, nn.parallel.DistributedDataParallel) else pl_module
         precision = trainer.precision_plugin
 
-        def around(call: Call) -> Call:
+        def around(call: ModelCall) -> ModelCall:
             def called(model: Any, batch: Any) -> Any:
                 with precision.forward_context():
                     return call(model, precision.convert_input(batch))

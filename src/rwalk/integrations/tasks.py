@@ -22,7 +22,7 @@ from rwalk.methods import METHODS, Method
 FILE = "guard.safetensors"  # the name of a guard's file in a trainer's folder
 OPTIONS = {"budget", "params", "state"}
 
-Call = Callable[[Any, Any], Any]
+ModelCall = Callable[[Any, Any], Any]
 
 
 class TaskGuard:
@@ -79,7 +79,7 @@ class TaskGuard:
         optimizer: Optimizer,
         state: Path | Mapping[str, Any] | None = None,
         tokenizer: Any = None,
-        around: Callable[[Call], Call] = lambda call: call,
+        around: Callable[[ModelCall], ModelCall] = lambda call: call,
     ) -> None:
         """Training begins, or resumes.
 
@@ -120,7 +120,7 @@ class TaskGuard:
             self.guard.consolidate(self._losses(model) if self._losses else None)
         self.guard.detach()
 
-    def _probes(self, tokenizer: Any, around: Callable[[Call], Call]) -> Probes | None:
+    def _probes(self, tokenizer: Any, around: Callable[[ModelCall], ModelCall]) -> Probes | None:
         """New ones for each guard, because they store the outputs of one model."""
         if self._inputs is None:
             return None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from rwalk.models.kept_by_studies import Keeper
 from rwalk.models.map_reduce import learn_in_parts
 from rwalk.models.network_factory import Backbone, backbone, load_with, through
-from rwalk.models.trained_on_files import Trained, learn, load, predictions
+from rwalk.models.trained_on_files import FileClassifier, learn, load, predictions
 
 __all__ = [
     "Backbone",
+    "FileClassifier",
     "Keeper",
-    "Trained",
     "backbone",
     "learn",
     "learn_in_parts",

@@ -63,7 +63,7 @@ class Keeper:
         now = snapshots.take(fleet)
         for run, spec in enumerate(job):
             if fleet.stopped[run] is None and refusal(spec) is None:
-                write(self.path_of(spec), spec, fleet, run, now)
+                write_model(self.path_of(spec), spec, fleet, run, now)
 
     def path_of(self, spec: RunSpec) -> Path:
         method = re.sub(r"[^\w.+-]+", "-", spec.method)
@@ -155,7 +155,7 @@ def refusal(spec: RunSpec) -> str | None:
     return None if spec.dtype == "float32" else "the classifier computes in float32"
 
 
-def write(path: Path, spec: RunSpec, fleet: Fleet, run: int, now: Snapshot) -> None:
+def write_model(path: Path, spec: RunSpec, fleet: Fleet, run: int, now: Snapshot) -> None:
     """One run of a fleet that has learned all its tasks, as a classifier's file."""
     classifier, stream = as_classifier(spec), fleet.stream
     classifier.classes_, classifier.input_shape_ = _labels(stream.class_names), tuple(stream.shape)

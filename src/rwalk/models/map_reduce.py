@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from rwalk.data.large_files import Source
 from rwalk.errors import InputError
-from rwalk.models.trained_on_files import Learned, Trained
+from rwalk.models.trained_on_files import FileClassifier, LearnedCount
 from rwalk.studies import executors
 from rwalk.studies.worker_pool import Stop
 from rwalk.threads import available_cores, few_threads
 
 
-class Part(NamedTuple):
+class SourcePart(NamedTuple):
     """A source, of which so many portions have been learned already."""
 
     source: Source
@@ -26,8 +26,8 @@ class Part(NamedTuple):
 
 
 def learn_in_parts(
-    trained: Trained, source: Source, executor: str, workers: int | None = None, stop: Stop = lambda: False
-) -> Learned:
+    trained: FileClassifier, source: Source, executor: str, workers: int | None = None, stop: Stop = lambda: False
+) -> LearnedCount:
     """Learn all examples of a source, part by part, on an executor by its name."""
     with few_threads(1):
         begun, parts = _begun(trained, source)
@@ -40,33 +40,35 @@ def learn_in_parts(
                 trained.merge(learned)
     if not examples:
         raise InputError("there is no example to learn from: give files that hold some")
-    return Learned(examples)
+    return LearnedCount(examples)
 
 
-def _begun(trained: Trained, source: Source) -> tuple[int, list[Part]]:
+def _begun(trained: FileClassifier, source: Source) -> tuple[int, list[SourcePart]]:
     """Learn what features are made of; how many examples that was, and the parts that are left."""
-    examples, parts = 0, [Part(each, 0) for each in source.parts()]
+    examples, parts = 0, [SourcePart(each, 0) for each in source.parts()]
     while parts and not trained.has_features():
         part, rest = parts[0], parts[1:]
         parts = rest
         for number, portion in enumerate(part.source.portions(), 1):
             examples += trained.learn(portion)
             if trained.has_features():
-                parts = [Part(part.source, number), *rest]
+                parts = [SourcePart(part.source, number), *rest]
                 break
     return examples, parts
 
 
 def _map(
-    executor: str, twin: Trained, parts: Sequence[Part], workers: int | None, stop: Stop
-) -> Iterator[tuple[int, tuple[Trained, int]]]:
+    executor: str, twin: FileClassifier, parts: Sequence[SourcePart], workers: int | None, stop: Stop
+) -> Iterator[tuple[int, tuple[FileClassifier, int]]]:
     kind = executors.find(executor)
     count = kind.workers_for(len(parts), "cpu", workers or available_cores())
     with kind(twin, count, stop) as found:
         yield from found.map(_learn_part, parts, lambda number, news: None)
 
 
-def _learn_part(twin: Trained, part: Part, report: Callable[[Any], None], stop: Stop) -> tuple[Trained, int]:
+def _learn_part(
+    twin: FileClassifier, part: SourcePart, report: Callable[[Any], None], stop: Stop
+) -> tuple[FileClassifier, int]:
     """A new model of one part, and the number of its examples."""
     learned, examples = copy.deepcopy(twin), 0
     with few_threads(1):  # as everywhere else: several threads round differently

@@ -24,7 +24,7 @@ from rwalk.data.datasets.npz import optional
 from rwalk.data.large_files import Pictures, Source
 from rwalk.errors import InputError, first_line
 from rwalk.escaping import shown
-from rwalk.models.trained_on_files import Trained, load
+from rwalk.models.trained_on_files import FileClassifier, load
 from rwalk.registry import imported
 
 COLOUR = ImageForm(3, 1, 1)  # images are read in colour, in their own sizes
@@ -151,7 +151,7 @@ def backbone(name: str) -> Backbone:
     return Backbone(name, network, None if function is None else Preparation.of(name, function))
 
 
-def load_with(path: Path, name: str | None) -> tuple[Trained, Backbone | None]:
+def load_with(path: Path, name: str | None) -> tuple[FileClassifier, Backbone | None]:
     """The model in a file, and the network that it needs, whose factory the user names."""
     with reading(path):
         note, kind = model_file.note_of(path), model_file.header(path).get("format")

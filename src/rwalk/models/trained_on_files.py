@@ -25,7 +25,7 @@ MOST_INPUTS = 20_000  # of a table: all products of two of them are summed, in 3
 
 
 @dataclass
-class Trained:
+class FileClassifier:
     """A classifier, and how files become its inputs."""
 
     classifier: IncrementalClassifier
@@ -36,7 +36,7 @@ class Trained:
         return self.classifier.form_
 
     @classmethod
-    def begun(cls, form: Form, **params: Any) -> Trained:
+    def begun(cls, form: Form, **params: Any) -> FileClassifier:
         """A new one, which has learned nothing; the parameters are the classifier's."""
         if isinstance(form, TableEncoder) and form.shape[0] > MOST_INPUTS:
             raise InputError(
@@ -47,9 +47,9 @@ class Trained:
         classifier.form_ = form
         return cls(classifier)
 
-    def fresh(self) -> Trained:
+    def fresh(self) -> FileClassifier:
         """A new one that reads inputs in the same way: the two can be merged later."""
-        return Trained(self._closed("begin another").fresh())
+        return FileClassifier(self._closed("begin another").fresh())
 
     def learn(self, portion: Portion) -> int:
         """Learn a portion; the number of its examples."""
@@ -70,7 +70,7 @@ class Trained:
         assert portion.y is not None
         self._closed("forget").forget(portion.x, portion.y)
 
-    def merge(self, other: Trained) -> None:
+    def merge(self, other: FileClassifier) -> None:
         self._closed("merge").merge(other._closed("merge"))
 
     def _closed(self, verb: str) -> IncrementalClassifier:
@@ -83,12 +83,12 @@ class Trained:
         self.classifier.save(path)
 
 
-def load(path: Path, **params: Any) -> Trained:
+def load(path: Path, **params: Any) -> FileClassifier:
     """A classifier from its file; parameters that are code have to be given again."""
-    return Trained(IncrementalClassifier.load(path, **params))
+    return FileClassifier(IncrementalClassifier.load(path, **params))
 
 
-class Learned(NamedTuple):
+class LearnedCount(NamedTuple):
     """How many examples were learned and, if some were held out first, how many of those were predicted right."""
 
     examples: int
@@ -96,7 +96,7 @@ class Learned(NamedTuple):
     held: int = 0
 
 
-def learn(trained: Trained, source: Source, holdout: float | None = None) -> Learned:
+def learn(trained: FileClassifier, source: Source, holdout: float | None = None) -> LearnedCount:
     """Learn all examples of a source, portion by portion.
 
     A part of every portion may be held out: it is predicted once the rest is learned, and then learned as well.
@@ -108,7 +108,7 @@ def learn(trained: Trained, source: Source, holdout: float | None = None) -> Lea
     if not examples:
         raise InputError("there is no example to learn from: give files that hold some")
     if not share:
-        return Learned(examples)
+        return LearnedCount(examples)
     if not hasattr(trained.classifier, "classes_"):
         raise InputError("every example was held out: hold out less, or give more")
     right = total = 0
@@ -119,7 +119,7 @@ def learn(trained: Trained, source: Source, holdout: float | None = None) -> Lea
             right += int((trained.classifier.predict(portion.x[held]) == portion.y[held]).sum())
     for portion, held in _divided(source, share):
         _learn(trained, portion, held)
-    return Learned(examples, right, total)
+    return LearnedCount(examples, right, total)
 
 
 def _divided(source: Source, share: float) -> Iterator[tuple[Portion, NDArray[np.bool_]]]:
@@ -131,7 +131,7 @@ def _divided(source: Source, share: float) -> Iterator[tuple[Portion, NDArray[np
         yield portion, np.random.default_rng([0, number]).random(len(portion.x)) < share
 
 
-def _learn(trained: Trained, portion: Portion, chosen: NDArray[np.bool_]) -> None:
+def _learn(trained: FileClassifier, portion: Portion, chosen: NDArray[np.bool_]) -> None:
     if chosen.any():
         assert portion.y is not None
         trained.classifier.partial_fit(portion.x[chosen], portion.y[chosen])
@@ -147,7 +147,7 @@ class Predicted(NamedTuple):
 
 
 def predictions(
-    trained: Trained, source: Source, labelled: bool = False, unknown: str | None = None, at: float = 0.05
+    trained: FileClassifier, source: Source, labelled: bool = False, unknown: str | None = None, at: float = 0.05
 ) -> Iterator[Predicted]:
     """The class of every example of a source; `unknown` for those that `novelty` puts beyond the share `at`."""
     if not 0 < at < 1:
@@ -156,7 +156,7 @@ def predictions(
 
 
 def _predictions(
-    trained: Trained, source: Source, labelled: bool, unknown: str | None, at: float
+    trained: FileClassifier, source: Source, labelled: bool, unknown: str | None, at: float
 ) -> Iterator[Predicted]:
     for portion in source.portions(labelled):
         probability = trained.classifier.predict_proba(portion.x)

@@ -35,7 +35,7 @@ OWNERS = (
 UNKNOWN = 7  # the colour of a method that is drawn without the others
 
 
-def places(methods: Iterable[str]) -> dict[str, int]:
+def palette_places(methods: Iterable[str]) -> dict[str, int]:
     """The place in the palette of every method on a page; no two share one while there are enough.
 
     >>> places(["ridge", "pi", "mas"])

@@ -41,7 +41,7 @@ def methods(summaries: Iterable[Summary]) -> list[Json]:
             "colour": place,
             "symbol": method_colours.SYMBOLS[method_colours.symbol(place)],
         }
-        for method, place in method_colours.places(each.method for each in summaries).items()
+        for method, place in method_colours.palette_places(each.method for each in summaries).items()
     ]
 
 
@@ -53,7 +53,7 @@ def title(found: Sequence[Json]) -> str:
     data = list(dict.fromkeys(section["title"] for section in found))
     compared = wording.listed(names) if len(names) <= 3 else f"{len(names)} methods"
     where = wording.listed(data) if len(data) <= 3 else f"{len(data)} datasets"
-    return f"{wording.begun(compared)} on {where}"
+    return f"{wording.capital(compared)} on {where}"
 
 
 def sections(summaries: Sequence[Summary], studies: Studies = MappingProxyType({})) -> list[Json]:
@@ -176,7 +176,7 @@ def _hyper_parameters(summary: Summary) -> Json:
 
 
 def _told(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{wording.setting(name)} {wording.number(value)}" for name, value in settings.items())
+    return ", ".join(f"{wording.setting_name(name)} {wording.number(value)}" for name, value in settings.items())
 
 
 def _recorded(summary: Summary, study: Results | None, points: int) -> Json:
@@ -276,7 +276,7 @@ def _settings(summary: Summary) -> dict[str, str]:
     if summary.chosen:
         named["lam"] = f"chosen: {summary.chosen}"
     budget = wording.counted(epochs, "epoch") if steps is None else f"{steps} steps"
-    return {"budget": budget, **{name: f"{wording.setting(name)} {value}" for name, value in named.items()}}
+    return {"budget": budget, **{name: f"{wording.setting_name(name)} {value}" for name, value in named.items()}}
 
 
 def _differing(method: str, settings: Sequence[Mapping[str, str]], summaries: Sequence[Summary]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rwalk.report.welch_test import Mean, holm
-from rwalk.report.wording import begun, counted, listed
+from rwalk.report.wording import capital, counted, listed
 
 LEVEL = 0.05  # of significance
 CEILING = "joint"  # learns from all data at once, so that it is no rival of the others
@@ -47,12 +47,12 @@ def verdict(section: Json, head: str) -> Verdict:
     held = f" (all {'without exemplars' if memory == 'none' else f'with exemplars, {memory}'})" if memory else ""
     reached = f"{_percent(leader)} on average over {tasks}{held}"
     if not others:
-        return Verdict(f"{begun(leader.name)} reaches {reached}; there is nothing to compare it with.")
+        return Verdict(f"{capital(leader.name)} reaches {reached}; there is nothing to compare it with.")
     details = [*_against_plain(leader, others), *_ceiling(entrants), *_choice(section)]
     lead = leader.A - others[0].A
     if any(each.seeds < 2 for each in rivals):
         return Verdict(
-            f"{begun(leader.name)} scores highest, {reached}, {_points(lead.value)} more than {others[0].name}: "
+            f"{capital(leader.name)} scores highest, {reached}, {_points(lead.value)} more than {others[0].name}: "
             "with a single seed that may be chance.",
             ("It takes two seeds or more, better five: --seeds 5.", *details),
         )
@@ -66,12 +66,12 @@ def verdict(section: Json, head: str) -> Verdict:
         more = f" and {len(level) - 4} more" if len(level) > 4 else ""
         sure = (f"The others are behind by more than chance ({test}).",) if len(level) < len(others) else ()
         return Verdict(
-            f"{begun(leader.name)} scores highest, {reached}, but its lead over {several}{more} may be chance.",
+            f"{capital(leader.name)} scores highest, {reached}, but its lead over {several}{more} may be chance.",
             (*(sure or (f"No difference here is more than chance ({test}).",)), *details),
         )
     rest = {1: "the other", 2: "both others"}.get(len(others), f"all {len(others)} others")
     return Verdict(
-        f"{begun(leader.name)} is ahead of {rest} by more than chance: {reached}, "
+        f"{capital(leader.name)} is ahead of {rest} by more than chance: {reached}, "
         f"{_points(lead.value)} more than {others[0].name}.",
         (f"That lead is {_points(lead.value)} ± {lead.reach:.1f} with 95 % confidence, "
          f"{_chance(max(chances))} ({test}).", *details),

@@ -38,7 +38,7 @@ def sampler(name: str) -> str:
     return SAMPLERS.get(name, name)
 
 
-def setting(name: str) -> str:
+def setting_name(name: str) -> str:
     """The name of a setting, in words."""
     return SETTINGS.get(name, name.replace("_", " "))
 
@@ -76,7 +76,7 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-def begun(sentence: str) -> str:
+def capital(sentence: str) -> str:
     """The sentence with a capital at its beginning; the name of a user's own code stays as it is.
 
     >>> begun("no protection is behind"), begun("package.module:Own is ahead")

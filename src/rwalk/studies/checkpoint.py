@@ -26,7 +26,7 @@ from rwalk.engine.choose_execution import executed, lacked
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.snapshots import Snapshot
 from rwalk.errors import InputError, first_line
-from rwalk.model_file import Form
+from rwalk.model_file import TensorForm
 from rwalk.studies.json_records import UNREADABLE
 from rwalk.studies.provenance import environment
 
@@ -237,7 +237,7 @@ def _tensors(path: Path, recorded: Mapping[str, Any], fleet: Fleet) -> dict[str,
         found = model_file.forms(file)
         for name, own in snapshots.take(fleet).tensors().items():
             if not name.startswith(("method.", "loss.", "exemplars.")):  # these grow with the tasks
-                form = Form(own.dtype, tuple(own.shape))
+                form = TensorForm(own.dtype, tuple(own.shape))
                 _need(found.get(name) == form, f"{name} is {found.get(name)}, not {form}")
         return {name: file.get_tensor(name) for name in found}
 

@@ -52,7 +52,7 @@ def judged_by(outcome: Outcome) -> ReferenceOutcome:
     return ReferenceOutcome(single, multi, execution=outcome.made.execution or "")
 
 
-def choose(run: RunSpec, trials: Sequence[RunSpec], judged: Mapping[str, ReferenceOutcome]) -> Choice:
+def best_lam(run: RunSpec, trials: Sequence[RunSpec], judged: Mapping[str, ReferenceOutcome]) -> Choice:
     """The λ of the best trial; of equals the one nearest to the method's own."""
     head = "multi" if run.stream.scenario == "task" else "single"
     found = {trial.lam: float(getattr(judged[trial.hash()], head)) for trial in trials}

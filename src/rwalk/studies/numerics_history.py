@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rwalk.studies.specs import RunSpec
 
 
-class Change(NamedTuple):
+class NumericsChange(NamedTuple):
     """From this number on, the results of the affected runs are different."""
 
     number: int
@@ -40,17 +40,17 @@ def _augmented_squares(run: RunSpec) -> bool:
 
 FIRST = 1  # of rows that were written before rows named a number
 HISTORY = (
-    Change(2, "EWC measures its Fisher on shuffled batches, no longer class by class",
+    NumericsChange(2, "EWC measures its Fisher on shuffled batches, no longer class by class",
            lambda run: run.method == "ewc" and run.numbers.get("fisher", "batch") == "batch"),
-    Change(3, "the proximal form has a default λ of its own",
+    NumericsChange(3, "the proximal form has a default λ of its own",
            lambda run: run.method in ("ewc", "ewc++", "ewc-online", "l2", "mas", "pi", "rwalk")
            and run.numbers.get("penalty") == "proximal" and "lam" not in run.numbers),
-    Change(4, "accuracies are counted in integers, no longer as quotients in float32", lambda run: True,
+    NumericsChange(4, "accuracies are counted in integers, no longer as quotients in float32", lambda run: True,
            rounding=True),
-    Change(5, "a teacher with batch norm has its own running statistics, no longer the student's",
+    NumericsChange(5, "a teacher with batch norm has its own running statistics, no longer the student's",
            _teacher_with_buffers),
-    Change(6, "squares of single examples are taken of their augmented inputs", _augmented_squares),
-    Change(7, "EWC's squares of single examples come from one pass over a batch if all layers are linear",
+    NumericsChange(6, "squares of single examples are taken of their augmented inputs", _augmented_squares),
+    NumericsChange(7, "EWC's squares of single examples come from one pass over a batch if all layers are linear",
            lambda run: run.method in ("ewc", "ewc-online") and run.numbers.get("fisher") == "example",
            rounding=True),
 )  # fmt: skip

@@ -178,7 +178,7 @@ class Study:
                         cache.remember(trial, judged[trial.hash()])
                     executor.forget(job)
                 seeking = [run for run in missing if run.seeks_lam]
-                choices = {run.hash(): lambda_choice.choose(run, trials[run.hash()], judged) for run in seeking}
+                choices = {run.hash(): lambda_choice.best_lam(run, trials[run.hash()], judged) for run in seeking}
                 ready, owners = lambda_choice.ready(missing, choices)
                 # References and runs together, so that no worker waits for the last reference.
                 finished = executor.train([*untrained, *ready], lambda_choice.renamed(watch, owners))

@@ -28,7 +28,7 @@ from rwalk.parts import Part
 from rwalk.registry import imported
 from rwalk.testing.augmentation_checks import checks_of_augmentation
 from rwalk.testing.check_tools import Check
-from rwalk.testing.learner_checks import Subject, checks_of_learner
+from rwalk.testing.learner_checks import CheckedPart, checks_of_learner
 from rwalk.testing.network_checks import checks_of_network
 from rwalk.testing.sampler_checks import checks_of_sampler
 from rwalk.threads import few_threads
@@ -41,7 +41,7 @@ def check_learner(part: str | Part | type[Part], memory: MemorySpec | None = Non
 
     If it needs exemplars, it is tried with a small memory, unless one is given.
     """
-    _all(checks_of_learner(Subject.of(part, memory)))
+    _all(checks_of_learner(CheckedPart.of(part, memory)))
 
 
 def check_sampler(sampler: str | Sampler) -> None:
@@ -95,7 +95,7 @@ def _checks_for(part: Any) -> Callable[..., Iterator[Check]]:
 
 
 def _learner(part: str | Part | type[Part], memory: MemorySpec | None = None) -> Iterator[Check]:
-    return checks_of_learner(Subject.of(part, memory))
+    return checks_of_learner(CheckedPart.of(part, memory))
 
 
 @few_threads(1)

@@ -11,8 +11,8 @@ from torch import Generator, Tensor
 from rwalk import augmentations
 from rwalk.augmentations import Augmentation
 from rwalk.errors import InputError
-from rwalk.testing.check_tools import Check, claim, draws, listed
-from rwalk.testing.fleet_checks import FLEET_CHECKS, Trial, stream_of
+from rwalk.testing.check_tools import Check, claim, draws, named_checks
+from rwalk.testing.fleet_checks import FLEET_CHECKS, FleetRecipe, cloud_stream
 from rwalk.training import Training
 
 RUNS, STEPS, BATCH = 2, 3, 5
@@ -88,10 +88,10 @@ def checks_of_augmentation(
         augmentation = given() if isinstance(given, type) else given
     name = given if isinstance(given, str) else type(augmentation).__name__
     shape = shape or _shape_for(augmentation)
-    yield from listed(Augmenting(augmentation, shape), name, *AUGMENTING_CHECKS)
+    yield from named_checks(Augmenting(augmentation, shape), name, *AUGMENTING_CHECKS)
     if isinstance(given, str):
         training = Training(steps=5, batch=8, augment=given)
-        yield from listed(Trial(stream=stream_of(shape), training=training), name, *FLEET_CHECKS)
+        yield from named_checks(FleetRecipe(stream=cloud_stream(shape), training=training), name, *FLEET_CHECKS)
 
 
 def _shape_for(augmentation: Augmentation) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ def claim_close(found: Tensor, expected: Tensor, near: float, sentence: str) -> 
     claim(apart <= near, f"{sentence} (apart by {apart:.1e}, where rounding explains {near:.0e})")
 
 
-def listed(subject: Any, name: str, *checks: Callable[[Any], None]) -> Iterator[Check]:
+def named_checks(subject: Any, name: str, *checks: Callable[[Any], None]) -> Iterator[Check]:
     """Checks of a subject under the names of their functions."""
     for check in checks:
         yield check.__name__, partial(_told, check, subject, name)

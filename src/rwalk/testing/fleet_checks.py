@@ -53,7 +53,7 @@ class Tiny(nn.Module):
 
 
 @cache
-def stream_of(shape: tuple[int, ...] = SHAPE, tasks: int = 2) -> Stream:
+def cloud_stream(shape: tuple[int, ...] = SHAPE, tasks: int = 2) -> Stream:
     """Tasks of two classes, each a cloud around a point of its own: easy, but not trivial."""
     draw = torch.Generator().manual_seed(0)
     y = torch.arange(2 * tasks).repeat_interleave(20)
@@ -62,12 +62,12 @@ def stream_of(shape: tuple[int, ...] = SHAPE, tasks: int = 2) -> Stream:
 
 
 @dataclass(frozen=True)
-class Trial:
+class FleetRecipe:
     """What fleets are made from here; one learner per run."""
 
     learners: Sequence[Learner] = (Learner(), Learner())
     network: str | architectures.Factory = Tiny
-    stream: Stream = field(default_factory=stream_of)
+    stream: Stream = field(default_factory=cloud_stream)
     training: Training = BRIEF
 
     def fleet(self, runs: Sequence[int] | None = None, **how: Any) -> Fleet:
@@ -84,7 +84,7 @@ class Trial:
         return fleet
 
 
-def rounding(trial: Trial) -> float:
+def rounding(trial: FleetRecipe) -> float:
     """How far rounding may drive apart two trainings in float64 that differ only in the order of their sums.
 
     A gradient, a sum of some hundred terms of size one at most, is good to a hundred ε. SGD makes a step of lr
@@ -97,7 +97,7 @@ def rounding(trial: Trial) -> float:
     return 100 * torch.finfo(torch.float64).eps * steepest * steps
 
 
-def a_fleet_equals_its_runs_alone(trial: Trial) -> None:
+def a_fleet_equals_its_runs_alone(trial: FleetRecipe) -> None:
     near, together = rounding(trial), trial.trained()
     for run in range(together.runs):
         alone = trial.trained([run])
@@ -120,13 +120,13 @@ def a_fleet_equals_its_runs_alone(trial: Trial) -> None:
             claim(same, f"run {run} keeps other exemplars in a fleet than alone")
 
 
-def an_interrupted_run_ends_as_if_it_had_not_been(trial: Trial) -> None:
+def an_interrupted_run_ends_as_if_it_had_not_been(trial: FleetRecipe) -> None:
     """Bit for bit, through checkpoint files, of a run alone and of a fleet."""
     _claim_it_resumes(trial, [0])
     _claim_it_resumes(trial, None)
 
 
-def an_interrupted_fleet_ends_as_if_it_had_not_been(trial: Trial) -> None:
+def an_interrupted_fleet_ends_as_if_it_had_not_been(trial: FleetRecipe) -> None:
     _claim_it_resumes(trial, None)
 
 
@@ -146,7 +146,7 @@ class _Moments:
         self.at(fleet.task, fleet.step).save(fleet)
 
 
-def _claim_it_resumes(trial: Trial, runs: Sequence[int] | None) -> None:
+def _claim_it_resumes(trial: FleetRecipe, runs: Sequence[int] | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         moments = _Moments(Path(folder))
         fleet = trial.fleet(runs)
@@ -183,7 +183,7 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and bool(((one == other) | both_nan).all())
 
 
-def no_global_random_state_is_consumed(trial: Trial) -> None:
+def no_global_random_state_is_consumed(trial: FleetRecipe) -> None:
     def states() -> dict[str, bytes]:
         numpys: Any = np.random.get_state()  # noqa: NPY002 - it is looked at, not used
         return {
@@ -202,7 +202,7 @@ def no_global_random_state_is_consumed(trial: Trial) -> None:
         )
 
 
-def its_state_goes_through_a_snapshot_unchanged(trial: Trial) -> None:
+def its_state_goes_through_a_snapshot_unchanged(trial: FleetRecipe) -> None:
     fleet = trial.trained()
     for name, vector in fleet.state.items():
         claim(
@@ -218,7 +218,7 @@ def its_state_goes_through_a_snapshot_unchanged(trial: Trial) -> None:
     claim(different is None, f"{different} does not come back from a snapshot's tensors and counters")
 
 
-def other_types_of_numbers_stay_what_they_are(trial: Trial) -> None:
+def other_types_of_numbers_stay_what_they_are(trial: FleetRecipe) -> None:
     """Checks elsewhere compute in float64; most training is in float32."""
     fleet = trial.trained(dtype=torch.float32)
     states = (fleet.state, fleet.loss_state, fleet.optimizer.state, fleet.net.buffers)
@@ -227,7 +227,7 @@ def other_types_of_numbers_stay_what_they_are(trial: Trial) -> None:
     claim(fleet.theta.dtype == torch.float32, f"the network becomes {fleet.theta.dtype}")
 
 
-def what_is_unpickled_trains_the_same(trial: Trial) -> None:
+def what_is_unpickled_trains_the_same(trial: FleetRecipe) -> None:
     """As in a worker process, or in a classifier that was pickled."""
     learners: Sequence[Learner] = pickle.loads(pickle.dumps(list(trial.learners)))
     runs = [0, min(1, len(learners) - 1)][: len(learners)]
@@ -236,7 +236,7 @@ def what_is_unpickled_trains_the_same(trial: Trial) -> None:
     claim(different is None, f"it trains differently after it was pickled: {different} differs")
 
 
-def two_calls_of_an_estimator_may_have_a_file_between_them(trial: Trial) -> None:
+def two_calls_of_an_estimator_may_have_a_file_between_them(trial: FleetRecipe) -> None:
     """New classes arrive in the second call. Between the calls nothing happens, or it is pickled, or saved."""
     first = trial.learners[0]
     part = next((each for each in (first.projector, first.loss) if each is not None and each.name), first.method)
@@ -273,10 +273,10 @@ def two_calls_of_an_estimator_may_have_a_file_between_them(trial: Trial) -> None
         )
 
 
-def it_learns(trial: Trial) -> None:
+def it_learns(trial: FleetRecipe) -> None:
     """The first task, which is easy: the loss falls, and the classes are distinguished."""
     longer = Training(steps=40, batch=16, lr=0.01, augment=trial.training.augment)
-    fleet = Trial(trial.learners[:1], trial.network, trial.stream, longer).fleet()
+    fleet = FleetRecipe(trial.learners[:1], trial.network, trial.stream, longer).fleet()
     fleet.begin_task()
     losses = []
     for batch in batches_of(fleet):

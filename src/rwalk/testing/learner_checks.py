@@ -21,10 +21,10 @@ from rwalk.registry import imported
 from rwalk.solvers import Solver
 from rwalk.studies.executors.executor import fleets
 from rwalk.studies.specs import RunSpec
-from rwalk.testing.check_tools import Check, as_json, claim, listed, others
+from rwalk.testing.check_tools import Check, as_json, claim, named_checks, others
 from rwalk.testing.fleet_checks import (
     FLEET_CHECKS,
-    Trial,
+    FleetRecipe,
     a_fleet_equals_its_runs_alone,
     an_interrupted_fleet_ends_as_if_it_had_not_been,
     an_interrupted_run_ends_as_if_it_had_not_been,
@@ -41,7 +41,7 @@ SHORT = Training(steps=2, batch=8)
 
 
 @dataclass(frozen=True)
-class Subject:
+class CheckedPart:
     """A part, the name it is found by, and the memory it is tried with."""
 
     part: Part
@@ -49,7 +49,7 @@ class Subject:
     memory: MemorySpec | None
 
     @classmethod
-    def of(cls, given: str | Part | type[Part], memory: MemorySpec | None = None) -> Subject:
+    def of(cls, given: str | Part | type[Part], memory: MemorySpec | None = None) -> CheckedPart:
         part = parts.find(given) if isinstance(given, str) else given
         part = part() if isinstance(part, type) else part
         if not isinstance(part, Part):
@@ -75,36 +75,36 @@ class Subject:
         return others(self.part)
 
     @property
-    def trial(self) -> Trial:
+    def trial(self) -> FleetRecipe:
         """Runs that differ in everything that runs of a fleet may differ in, and one that does not."""
         own = {name: value for name, value in self.others.items() if name in per_run(type(self.part))}
-        return Trial((self.learner(), self.learner(**own), self.learner()))
+        return FleetRecipe((self.learner(), self.learner(**own), self.learner()))
 
 
-def checks_of_learner(subject: Subject) -> Iterator[Check]:
+def checks_of_learner(subject: CheckedPart) -> Iterator[Check]:
     """The most specific checks come first."""
     part, trial = subject.part, subject.trial
     if isinstance(part, Method):
-        yield from listed(part, subject.name, *METHOD_CHECKS)
+        yield from named_checks(part, subject.name, *METHOD_CHECKS)
     elif isinstance(part, Projector):
-        yield from listed(part, subject.name, *PROJECTOR_CHECKS)
-    yield from listed(trial, subject.name, *(LOSS_CHECKS if isinstance(part, Loss) else ()), *FLEET_CHECKS)
+        yield from named_checks(part, subject.name, *PROJECTOR_CHECKS)
+    yield from named_checks(trial, subject.name, *(LOSS_CHECKS if isinstance(part, Loss) else ()), *FLEET_CHECKS)
     twice = (a_fleet_equals_its_runs_alone, an_interrupted_run_ends_as_if_it_had_not_been)
     several = [(what, form.trial, twice) for what, form in _forms(subject)]
     if isinstance(part, Method) and can_be_mixed(part):
         together = (a_fleet_equals_its_runs_alone, an_interrupted_fleet_ends_as_if_it_had_not_been)
         several.append(("other methods", _mixed(subject), together))
     for what, each, checks in several:
-        for name, check in listed(each, f"{subject.name} with {what}", *checks):
+        for name, check in named_checks(each, f"{subject.name} with {what}", *checks):
             yield f"{name} with {what}", check
     calls = (what_is_unpickled_trains_the_same, two_calls_of_an_estimator_may_have_a_file_between_them)
-    yield from listed(subject, subject.name, every_hyper_parameter_can_be_swept, it_can_be_pickled)
-    yield from listed(trial, subject.name, *calls)
+    yield from named_checks(subject, subject.name, every_hyper_parameter_can_be_swept, it_can_be_pickled)
+    yield from named_checks(trial, subject.name, *calls)
     if isinstance(part, Loss):
-        yield from listed(trial, subject.name, a_compiled_step_is_the_eager_one)
+        yield from named_checks(trial, subject.name, a_compiled_step_is_the_eager_one)
 
 
-def every_hyper_parameter_can_be_swept(subject: Subject) -> None:
+def every_hyper_parameter_can_be_swept(subject: CheckedPart) -> None:
     """By `RunSpec(numbers=…)`: to JSON and back, under a hash of its own, and in training."""
     claim(
         _found(subject) is type(subject.part), f"Python does not find it as {subject.name}: define it in a module"
@@ -124,16 +124,16 @@ def every_hyper_parameter_can_be_swept(subject: Subject) -> None:
         set_to = _part_of(run.learner(), subject)
         claim(getattr(set_to, name) == other, f"{name} = {other!r} is not what its learner has")
         for job in fleets([usual, run]):
-            trial = Trial([spec.learner() for spec in job], training=SHORT)
+            trial = FleetRecipe([spec.learner() for spec in job], training=SHORT)
             trial.trained()
 
 
-def it_can_be_pickled(subject: Subject) -> None:
+def it_can_be_pickled(subject: CheckedPart) -> None:
     one = subject.learner()
     claim(pickle.loads(pickle.dumps(one)) == one, "it changes when it is pickled and unpickled")
 
 
-def _forms(subject: Subject) -> Iterator[tuple[str, Subject]]:
+def _forms(subject: CheckedPart) -> Iterator[tuple[str, CheckedPart]]:
     """A method also works with the proximal penalty, with per-example squares, and with a memory."""
     if isinstance(subject.part, Method):
         yield "penalty=proximal", replace(subject, part=replace(subject.part, penalty="proximal"))
@@ -142,12 +142,12 @@ def _forms(subject: Subject) -> Iterator[tuple[str, Subject]]:
         yield "memory", replace(subject, memory=MEMORY)
 
 
-def _mixed(subject: Subject) -> Trial:
+def _mixed(subject: CheckedPart) -> FleetRecipe:
     """Runs of other methods before, between and after its own, as where methods share a fleet on a GPU."""
     one, two, three = subject.trial.learners
     others = [learner(name, subject.memory) for name in ("pi", "ewc++", "vanilla")]
     before, between = [each for each in others if type(each.method) is not type(subject.part)][:2]
-    return Trial((before, one, two, between, three))
+    return FleetRecipe((before, one, two, between, three))
 
 
 def _uses_memory(part: Loss | Projector) -> bool:
@@ -160,14 +160,14 @@ def _name_of(kind: type[Part]) -> str:
     return own if parts.parts().get(own) is kind else f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _found(subject: Subject) -> Any:
+def _found(subject: CheckedPart) -> Any:
     try:
         return parts.parts().get(subject.name) or imported(subject.name, "method")
     except InputError:
         return None
 
 
-def _part_of(made: Learner, subject: Subject) -> Any:
+def _part_of(made: Learner, subject: CheckedPart) -> Any:
     if isinstance(subject.part, Method):
         return made.method
     if isinstance(subject.part, Solver):

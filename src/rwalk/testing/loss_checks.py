@@ -18,13 +18,13 @@ from rwalk.engine.task_plan import batches_of
 from rwalk.errors import first_line
 from rwalk.losses import Batch
 from rwalk.testing.check_tools import claim, claim_close
-from rwalk.testing.fleet_checks import Trial, rounding
+from rwalk.testing.fleet_checks import FleetRecipe, rounding
 from rwalk.training import Training
 
 NEAR = 1e-12  # a loss is a sum of some hundred numbers of size one, in float64
 
 
-def one_number_per_run(trial: Trial) -> None:
+def one_number_per_run(trial: FleetRecipe) -> None:
     for fleet, logits, batch in _moments(trial):
         losses = _losses(fleet, logits, batch)
         claim(
@@ -35,7 +35,7 @@ def one_number_per_run(trial: Trial) -> None:
         claim(losses.requires_grad, "the loss has no gradient: it must be computed from the logits")
 
 
-def a_runs_loss_is_its_own(trial: Trial) -> None:
+def a_runs_loss_is_its_own(trial: FleetRecipe) -> None:
     """Neither its value nor its gradient depends on other runs."""
     for fleet, logits, batch in _moments(trial):
         losses = fleet.loss(logits, batch)
@@ -49,11 +49,11 @@ def a_runs_loss_is_its_own(trial: Trial) -> None:
             claim_close(alone[0].detach(), value, NEAR * (1 + float(value.abs())), what)
 
 
-def a_compiled_step_is_the_eager_one(trial: Trial) -> None:
+def a_compiled_step_is_the_eager_one(trial: FleetRecipe) -> None:
     """If there is a compiler: control flow that depends on values cannot be recorded."""
     if not compiler_works():
         return
-    plain = replace(trial, network=Plain, training=Training(steps=3, batch=8, optimizer="sgd", lr=0.1))
+    plain = replace(trial, network=PlainNetwork, training=Training(steps=3, batch=8, optimizer="sgd", lr=0.1))
     eager, compiled = (plain.trained([0], fuse=fuse) for fuse in (False, True))
     made: Any = getattr(compiled.execution, "programs", None)
     claim(
@@ -63,7 +63,7 @@ def a_compiled_step_is_the_eager_one(trial: Trial) -> None:
     claim_close(compiled.theta, eager.theta, rounding(plain), "compiled steps end elsewhere than eager ones")
 
 
-class Plain(nn.Module):
+class PlainNetwork(nn.Module):
     """Little to compile, except running statistics, which a step updates and a teacher reads."""
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
@@ -79,7 +79,7 @@ class Plain(nn.Module):
 LOSS_CHECKS = (one_number_per_run, a_runs_loss_is_its_own)
 
 
-def _moments(trial: Trial) -> Iterator[tuple[Fleet, Tensor, Batch]]:
+def _moments(trial: FleetRecipe) -> Iterator[tuple[Fleet, Tensor, Batch]]:
     """A fleet at the first step of its first and second task: its logits, and the batch of the loss."""
     fleet = trial.fleet()
     for _ in range(2):

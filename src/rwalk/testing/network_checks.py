@@ -10,8 +10,8 @@ import torch
 from rwalk.engine import teachers
 from rwalk.engine.architectures import Factory
 from rwalk.learners import Learner, learner
-from rwalk.testing.check_tools import Check, claim, draws, listed
-from rwalk.testing.fleet_checks import FLEET_CHECKS, Trial, stream_of
+from rwalk.testing.check_tools import Check, claim, draws, named_checks
+from rwalk.testing.fleet_checks import FLEET_CHECKS, FleetRecipe, cloud_stream
 from rwalk.training import Training
 
 # Plain SGD: where a gradient is zero up to rounding, Adam turns the rounding into a whole step, and depth
@@ -19,13 +19,13 @@ from rwalk.training import Training
 GENTLE = Training(steps=5, batch=8, optimizer="sgd", lr=0.01)
 
 
-def a_seed_decides_how_it_begins(trial: Trial) -> None:
+def a_seed_decides_how_it_begins(trial: FleetRecipe) -> None:
     one, same = trial.fleet(), trial.fleet()
     claim(one.theta.equal(same.theta), "the same seeds begin with other parameters the second time")
     claim(not one.theta[0].equal(one.theta[1]), "other seeds begin with the same parameters")
 
 
-def an_example_is_judged_by_itself_once_it_is_trained(trial: Trial) -> None:
+def an_example_is_judged_by_itself_once_it_is_trained(trial: FleetRecipe) -> None:
     """In evaluation mode, outputs do not depend on the rest of the batch."""
     fleet = trial.trained([0])
     x = draws(1, 4, *trial.stream.shape, seed=3)
@@ -36,7 +36,7 @@ def an_example_is_judged_by_itself_once_it_is_trained(trial: Trial) -> None:
     claim(apart < 1e-9, "in evaluation mode, an example's outputs depend on the others in its batch")
 
 
-def a_teacher_says_the_same_while_its_student_learns(trial: Trial) -> None:
+def a_teacher_says_the_same_while_its_student_learns(trial: FleetRecipe) -> None:
     """Batch norm's running statistics belong to a network, as its parameters do: a teacher keeps its own."""
     taught = replace(trial, learners=[learner("lwf")] * 2)
     for runs in ([0], None):
@@ -69,5 +69,5 @@ NETWORK_CHECKS = (
 def checks_of_network(given: str | Factory, shape: tuple[int, ...] = (1, 8, 8)) -> Iterator[Check]:
     name = given if isinstance(given, str) else getattr(given, "__name__", repr(given))
     learners: tuple[Learner, ...] = (learner("rwalk", lam=1.0), learner("rwalk", lam=2.0))
-    trial = Trial(learners, given, stream_of(shape), GENTLE)
-    yield from listed(trial, name, *FLEET_CHECKS, *NETWORK_CHECKS)
+    trial = FleetRecipe(learners, given, cloud_stream(shape), GENTLE)
+    yield from named_checks(trial, name, *FLEET_CHECKS, *NETWORK_CHECKS)

@@ -12,8 +12,8 @@ from rwalk.data import samplers
 from rwalk.data.memory import MemorySpec
 from rwalk.data.samplers import Sampler
 from rwalk.learners import learner
-from rwalk.testing.check_tools import Check, claim, draws, listed
-from rwalk.testing.fleet_checks import FLEET_CHECKS, Trial
+from rwalk.testing.check_tools import Check, claim, draws, named_checks
+from rwalk.testing.fleet_checks import FLEET_CHECKS, FleetRecipe
 
 RUNS, EXAMPLES, FEATURES, CLASSES = 3, 17, 6, 4
 
@@ -90,10 +90,10 @@ def checks_of_sampler(given: str | Sampler) -> Iterator[Check]:
     """A sampler given by name is also checked in training, because a memory finds its sampler by name."""
     sampler = samplers.find(given) if isinstance(given, str) else given
     name = given if isinstance(given, str) else sampler.description
-    yield from listed(Choosing(sampler), name, *CHOOSING_CHECKS)
+    yield from named_checks(Choosing(sampler), name, *CHOOSING_CHECKS)
     if isinstance(given, str):
         learners = [learner("rwalk", MemorySpec(per_class=3, sampler=given))] * 2
-        yield from listed(Trial(learners), name, *FLEET_CHECKS)
+        yield from named_checks(FleetRecipe(learners), name, *FLEET_CHECKS)
 
 
 def _check_kept(kept: Tensor, m: int) -> None:

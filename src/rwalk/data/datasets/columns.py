@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rwalk.data.arrays import EXACT
-from rwalk.data.datasets.tables import Chunk, Table
+from rwalk.data.datasets.tables import RowChunk, Table
 from rwalk.errors import InputError
 
 ABSENT = {"", "na", "n/a", "#n/a", "nan", "null", "<na>", "?"}  # what people write where a value is missing
@@ -198,7 +198,7 @@ class _Tried:
     first: tuple[int, str, str] | None = None  # row, table and text of the first cell that it cannot read
     total: float = 0.0
 
-    def note(self, wrong: NDArray[np.bool_], cells: NDArray[Any], chunk: Chunk, table: Table) -> None:
+    def note(self, wrong: NDArray[np.bool_], cells: NDArray[Any], chunk: RowChunk, table: Table) -> None:
         self.wrong += int(wrong.sum())
         if self.first is None and wrong.any():
             place = int(wrong.argmax())
@@ -224,7 +224,7 @@ class ColumnScan:
     last: float | None = None
     table: Table | None = None
 
-    def add(self, chunk: Chunk, table: Table) -> None:
+    def add(self, chunk: RowChunk, table: Table) -> None:
         """Read the next rows."""
         cells = chunk.columns[self.name]
         if self.table is not table:
@@ -242,7 +242,7 @@ class ColumnScan:
         if self.present > 1000 and self.is_text and not self.is_mixed and len(self.values) > self.most:
             self._check_values()  # further rows would change nothing
 
-    def _count(self, cells: NDArray[Any], chunk: Chunk, table: Table) -> NDArray[np.bool_]:
+    def _count(self, cells: NDArray[Any], chunk: RowChunk, table: Table) -> NDArray[np.bool_]:
         """Count the numbers of some rows; which of them have no value."""
         numbers, wrong = read_numbers(cells, next(iter(self.tried)))
         if not wrong.any():

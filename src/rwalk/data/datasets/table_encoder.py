@@ -29,7 +29,7 @@ from rwalk.data.datasets.columns import (
     read_classes,
     read_numbers,
 )
-from rwalk.data.datasets.tables import Chunk, Table, as_table
+from rwalk.data.datasets.tables import RowChunk, Table, as_table
 from rwalk.data.file_options import MISSING, Reading
 from rwalk.data.streams import Dataset
 from rwalk.errors import InputError, unknown, warn_caller
@@ -39,7 +39,7 @@ USUAL_LABELS = ("label", "target", "class")
 
 
 @dataclass(frozen=True)
-class Rows:
+class TableRows:
     """Some rows of a table as examples."""
 
     x: NDArray[np.float64]
@@ -133,7 +133,7 @@ class TableEncoder:
         parts = [rows.x for rows in self.read(given, labelled=False)]
         return np.concatenate(parts) if parts else np.empty((0, *self.shape))
 
-    def read(self, given: Any, labelled: bool = True, beside: Sequence[str] = ()) -> Iterator[Rows]:
+    def read(self, given: Any, labelled: bool = True, beside: Sequence[str] = ()) -> Iterator[TableRows]:
         """All rows of a table, in chunks.
 
         Args:
@@ -149,7 +149,7 @@ class TableEncoder:
         for chunk in table.chunks(max(64, CELLS // (self.shape[0] + 1)), [*names, *beside]):
             yield self._rows(chunk, table, self.label if labelled else None, beside)
 
-    def _rows(self, chunk: Chunk, table: Table, label: str | None, beside: Sequence[str]) -> Rows:
+    def _rows(self, chunk: RowChunk, table: Table, label: str | None, beside: Sequence[str]) -> TableRows:
         x = np.concatenate([self._inputs(column, chunk, table) for column in self.columns], axis=1)
         kept = np.isfinite(x).all(1)  # NaN is left where a value is missing and rows without one are dropped
         if label and self.missing == "drop":
@@ -158,9 +158,9 @@ class TableEncoder:
         y = self._labels(chunk.columns[label][kept], numbers, table) if label else None
         if self.scale:
             x = (x - np.array(self.shift)) / np.array(self.scale)
-        return Rows(x[kept], y, numbers, {name: chunk.columns[name][kept] for name in beside})
+        return TableRows(x[kept], y, numbers, {name: chunk.columns[name][kept] for name in beside})
 
-    def _inputs(self, column: Column, chunk: Chunk, table: Table) -> NDArray[np.float64]:
+    def _inputs(self, column: Column, chunk: RowChunk, table: Table) -> NDArray[np.float64]:
         cells = chunk.columns[column.name]
         if column.values is not None:
             texts = as_texts(cells)
@@ -189,7 +189,7 @@ class TableEncoder:
         self._check_present(absent, column.name, chunk, table)
         return np.where(absent & (self.missing == "fill"), column.mean, numbers)[:, None]
 
-    def _check_present(self, absent: NDArray[np.bool_], name: str, chunk: Chunk, table: Table) -> None:
+    def _check_present(self, absent: NDArray[np.bool_], name: str, chunk: RowChunk, table: Table) -> None:
         if self.missing == "refuse" and absent.any():
             raise no_value(chunk.start + int(absent.argmax()), table.name, name)
 

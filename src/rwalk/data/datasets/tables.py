@@ -33,7 +33,7 @@ UNUSABLE = {"M": "dates", "m": "durations", "c": "complex numbers", "V": "record
 
 
 @dataclass(frozen=True)
-class Chunk:
+class RowChunk:
     """Consecutive rows of a table, by column: numbers, NaN where one is missing, or texts, None where one is.
 
     Args:
@@ -74,7 +74,7 @@ class Table:
             twice = next(column for place, column in enumerate(columns) if self.columns[column] != place)
             raise InputError(f"{name} has two columns called {twice!r}: rename one")
 
-    def chunks(self, rows: int, columns: Sequence[str]) -> Iterator[Chunk]:
+    def chunks(self, rows: int, columns: Sequence[str]) -> Iterator[RowChunk]:
         """These columns of all rows, in chunks of `rows`."""
         raise NotImplementedError
 
@@ -124,7 +124,7 @@ class TextTable(Table):
         unnamed = frozenset(each for each, name in zip(called, names, strict=True) if self.headed and not name)
         super().__init__(repr(str(path)), called, unnamed, separator)
 
-    def chunks(self, rows: int, columns: Sequence[str]) -> Iterator[Chunk]:
+    def chunks(self, rows: int, columns: Sequence[str]) -> Iterator[RowChunk]:
         start, wanted = 1, {name: self.columns[name] for name in columns}
         with _readable(self.path), _Lines(self.path) as lines:
             filled = lines.rows(self.separator)
@@ -132,7 +132,7 @@ class TextTable(Table):
                 next(filled)
             while part := [self._checked(line, number) for number, line in enumerate(islice(filled, rows), start)]:
                 cells = {name: [line[place] for line in part] for name, place in wanted.items()}
-                yield Chunk(start, {name: np.array(column, dtype=object) for name, column in cells.items()})
+                yield RowChunk(start, {name: np.array(column, dtype=object) for name, column in cells.items()})
                 start += len(part)
 
     def _checked(self, line: list[str], number: int) -> list[str]:
@@ -152,7 +152,7 @@ class ParquetTable(Table):
         with _readable(path), self.parquet.ParquetFile(path) as file:
             super().__init__(repr(str(path)), list(file.schema_arrow.names))
 
-    def chunks(self, rows: int, columns: Sequence[str]) -> Iterator[Chunk]:
+    def chunks(self, rows: int, columns: Sequence[str]) -> Iterator[RowChunk]:
         with _readable(self.path), self.parquet.ParquetFile(self.path) as file:
             yield from _arrow_chunks(file.iter_batches(batch_size=rows, columns=[*columns]), columns, self.name)
 
@@ -164,7 +164,7 @@ class ArrowTable(Table):
         super().__init__("the table", list(table.column_names))
         self.table = table
 
-    def chunks(self, rows: int, columns: Sequence[str]) -> Iterator[Chunk]:
+    def chunks(self, rows: int, columns: Sequence[str]) -> Iterator[RowChunk]:
         yield from _arrow_chunks(self.table.select([*columns]).to_batches(rows), columns, self.name)
 
 
@@ -175,10 +175,10 @@ class FrameTable(Table):
         super().__init__("the table", [str(name) for name in frame.columns])
         self.frame = frame
 
-    def chunks(self, rows: int, columns: Sequence[str]) -> Iterator[Chunk]:
+    def chunks(self, rows: int, columns: Sequence[str]) -> Iterator[RowChunk]:
         for start in range(0, len(self.frame), rows):
             part = self.frame.iloc[start : start + rows]
-            yield Chunk(
+            yield RowChunk(
                 start + 1, {name: _frame_cells(name, part.iloc[:, self.columns[name]]) for name in columns}
             )
 
@@ -196,11 +196,11 @@ def _frame_cells(name: str, column: Any) -> NDArray[Any]:
     return np.fromiter(texts, dtype=object, count=len(column))
 
 
-def _arrow_chunks(batches: Iterator[Any], columns: Sequence[str], table: str) -> Iterator[Chunk]:
+def _arrow_chunks(batches: Iterator[Any], columns: Sequence[str], table: str) -> Iterator[RowChunk]:
     start = 1
     for batch in batches:
         if len(batch):
-            yield Chunk(start, {name: _arrow_cells(name, batch.column(name), table) for name in columns})
+            yield RowChunk(start, {name: _arrow_cells(name, batch.column(name), table) for name in columns})
             start += len(batch)
 
 

@@ -98,7 +98,7 @@ def train_fleet(context: Context, job: Job, report: Callable[[News], None], stop
     """
     try:
         with _one_thread(context.device):
-            begun = time.perf_counter()
+            begun_fleets = time.perf_counter()
             fleet = fleet_of(context.device, learned_by(job[0], context.streams[job[0].stream]), job)
             folder = context.folder(job)
             checkpoints = Checkpointer(folder, context.identity(job), context.checkpoint_every, stop)
@@ -112,7 +112,7 @@ def train_fleet(context: Context, job: Job, report: Callable[[News], None], stop
             if context.checkpoints:
                 check_is_there(context.checkpoints.parent)
             if job[0].counts and not resumed and not any(fleet.stopped):
-                report(Cost((time.perf_counter() - begun) / len(job), kept_bytes(fleet)))
+                report(Cost((time.perf_counter() - begun_fleets) / len(job), kept_bytes(fleet)))
             if context.keep and job[0].counts:
                 context.keep(job, fleet)
             return _results(context, job, fleet, checkpoints.executed(fleet))
@@ -263,12 +263,12 @@ class Executor:
         """Runs in fleets, where they are faster together; begun fleets stay together."""
         if not self.in_fleets():
             return [(spec,) for spec in specs]
-        found = begun(self.context.checkpoints, specs)
+        found = begun_fleets(self.context.checkpoints, specs)
         taken = {run.hash() for job in found for run in job}
         alone = [spec for spec in specs if spec.hash() not in taken and self.context.has_begun((spec,))]
         taken |= {spec.hash() for spec in alone}
         fresh = fleets([spec for spec in specs if spec.hash() not in taken])
-        jobs = [*found, *((spec,) for spec in alone), *spread(fresh, self.workers)]
+        jobs = [*found, *((spec,) for spec in alone), *spread_over(fresh, self.workers)]
         # The longest first: all others would wait for it if it began last.
         return sorted(jobs, key=self.context.batches_of, reverse=True) if self.workers > 1 else jobs
 
@@ -315,7 +315,7 @@ def fleets(specs: Sequence[RunSpec]) -> list[Job]:
     return [tuple(spec for alike in group.values() for spec in alike) for group in groups.values()]
 
 
-def spread(jobs: Iterable[Job], devices: int) -> list[Job]:
+def spread_over(jobs: Iterable[Job], devices: int) -> list[Job]:
     """The widest fleets in halves, until there is one for every device."""
     found = list(jobs)
     while 0 < len(found) < devices and len(widest := max(found, key=len)) > 1:
@@ -331,7 +331,7 @@ def note(folder: Path, job: Job) -> None:
         write_atomically(path, json.dumps([run.hash() for run in job]))
 
 
-def begun(checkpoints: Path | None, specs: Sequence[RunSpec]) -> list[Job]:
+def begun_fleets(checkpoints: Path | None, specs: Sequence[RunSpec]) -> list[Job]:
     """Fleets that an earlier process has begun, of runs among these."""
     by_hash, found = {spec.hash(): spec for spec in specs}, list[Job]()
     for path in sorted(checkpoints.glob(f"*/{NOTE}")) if checkpoints else ():
@@ -369,5 +369,5 @@ def fleet_of(device: str, stream: Stream, job: Sequence[RunSpec], fuse: bool | N
         DTYPES[first.dtype],
         first.autocast,
         fuse=fuse,
-        measures=evaluation.Measures(first.measure_every, first.calibration),
+        measures=evaluation.MeasureOptions(first.measure_every, first.calibration),
     )

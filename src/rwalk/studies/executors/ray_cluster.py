@@ -50,7 +50,7 @@ MOST_CODE = 100 << 20  # Bytes; a larger package has data in it.
 logger = logging.getLogger(__name__)
 
 
-class Answer(NamedTuple):
+class JobAnswer(NamedTuple):
     """The end of a job (done, stopped, refused, failed), its result or the reason, and its news."""
 
     kind: str
@@ -162,11 +162,11 @@ class Ray(Executor):
                 write_atomically(self._folder / self._mark, b"")
         self._content = self._ray.put(packed(content, self._code))
 
-    def _answer(self, task: Any) -> Answer:
+    def _answer(self, task: Any) -> JobAnswer:
         """The answer of a task that was done."""
         errors = self._ray.exceptions
         try:
-            answer: Answer = self._ray.get(task)
+            answer: JobAnswer = self._ray.get(task)
         except errors.RayTaskError as error:  # before our own code was reached
             raise InputError(
                 f"a Ray worker could not begin ({first_line(error.cause or error)}): "
@@ -197,21 +197,21 @@ Ray.work = staticmethod(_train_anywhere)
 # ── in a worker process ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def perform(asked: str, work: Work, shared: list[Any], job: Any) -> Answer:
+def perform(asked: str, work: Work, shared: list[Any], job: Any) -> JobAnswer:
     """One job, in a worker process of Ray's."""
     news: list[Any] = []
     if asked != (here := rwalk.__version__):
         reason = f"a node of the Ray cluster has rwalk {here}, not {asked}: install the same everywhere"
-        return Answer("refused", reason, news)
+        return JobAnswer("refused", reason, news)
     try:
         with Interrupts(signal.SIGINT) as interrupts:  # this is how ray.cancel reaches a running task
-            return Answer("done", work(_opened(shared[0]), job, news.append, interrupts), news)
+            return JobAnswer("done", work(_opened(shared[0]), job, news.append, interrupts), news)
     except KeyboardInterrupt:
-        return Answer("stopped", None, news)
+        return JobAnswer("stopped", None, news)
     except InputError as error:
-        return Answer("refused", str(error), news)
+        return JobAnswer("refused", str(error), news)
     except Exception:
-        return Answer("failed", traceback.format_exc(), news)
+        return JobAnswer("failed", traceback.format_exc(), news)
 
 
 @lru_cache(maxsize=1)  # a worker process does many tasks of one study

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from rwalk.escaping import shown
 from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.trackers.tracker import Subject, Tracker, digest, measures, settings, title
+from rwalk.studies.trackers.tracker import Subject, Tracker, digest, measures, run_title, settings
 
 STUDY, ROW, DIGEST = "rwalk.study", "rwalk.row", "rwalk.digest"  # tags of a run
 PARENT = "mlflow.parentRunId"  # the tag by which MLflow nests runs
@@ -59,7 +59,7 @@ class MLflow(Tracker):
         key = run.hash()
         if key in self._ids:
             self._client.delete_run(self._ids[key])
-        self._ids[key] = self._new_run(title(run), {PARENT: self._parent, ROW: key})
+        self._ids[key] = self._new_run(run_title(run), {PARENT: self._parent, ROW: key})
         params = [Param(name, str(value)) for name, value in settings(run).items()]
         self._client.log_batch(self._ids[key], params=params)
 

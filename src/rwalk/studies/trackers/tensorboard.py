@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from rwalk.atomic_files import write_atomically
 from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.trackers.tracker import Subject, Tracker, digest, measures, settings, title
+from rwalk.studies.trackers.tracker import Subject, Tracker, digest, measures, run_title, settings
 
 MARK = "rwalk-row"  # a file beside a run's events once it is finished; TensorBoard reads event files only
 
@@ -38,7 +38,7 @@ class TensorBoard(Tracker):
     def begin(self, run: RunSpec) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = self._folder / title(run)
+        folder = self._folder / run_title(run)
         shutil.rmtree(folder, ignore_errors=True)
         self._writers[run.hash()] = SummaryWriter(str(folder))
 
@@ -55,7 +55,7 @@ class TensorBoard(Tracker):
         for summary in hparams(settings(run), found):
             writer.file_writer.add_summary(summary)
         writer.close()
-        write_atomically(self._folder / title(run) / MARK, f"{run.hash()} {digest(row)}\n")
+        write_atomically(self._folder / run_title(run) / MARK, f"{run.hash()} {digest(row)}\n")
 
     def attach(self, page: Path) -> None:
         """TensorBoard shows no pages: the report is in the study's folder."""

@@ -107,7 +107,7 @@ def hyper_parameters(run: RunSpec) -> dict[str, Any]:
     return {**defaults(run.method), **run.numbers}
 
 
-def title(run: RunSpec) -> str:
+def run_title(run: RunSpec) -> str:
     """A name that can be found in a list, and differs for every run."""
     lam = hyper_parameters(run).get("lam")
     strength = f" λ={lam if isinstance(lam, str) else format(lam, 'g')}" if lam else ""
@@ -136,7 +136,7 @@ def measures(row: Row) -> dict[str, float]:
 
 
 StepsBefore = Callable[[RunSpec, int], int]  # a run and a task → the steps of all tasks before it
-Call = Callable[[Tracker], None]
+TrackerCall = Callable[[Tracker], None]
 
 
 class Tracking:
@@ -218,7 +218,7 @@ class Tracking:
 
         self._tell(begin)
 
-    def _tell(self, call: Call) -> None:
+    def _tell(self, call: TrackerCall) -> None:
         for outlet in self._outlets:
             outlet.put(call)
 
@@ -259,14 +259,14 @@ class _Outlet:
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
-        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._calls: SimpleQueue[TrackerCall | None] = SimpleQueue()
         self._failed = False
         self._thread = threading.Thread(target=self._work, name=f"tracker {tracker.name}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def put(self, call: Call) -> None:
+    def put(self, call: TrackerCall) -> None:
         if not self._failed:
             self._calls.put(call)
 

@@ -16,7 +16,7 @@ from rwalk.escaping import all_shown
 from rwalk.studies.json_records import content_hash
 from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.trackers.tracker import Subject, Tracker, digest, measures, settings, title
+from rwalk.studies.trackers.tracker import Subject, Tracker, digest, measures, run_title, settings
 
 
 class WandB(Tracker):
@@ -56,7 +56,7 @@ class WandB(Tracker):
 
     def begin(self, run: RunSpec) -> None:
         key = run.hash()
-        begun = self._new_run(key, title(run), "row", settings(run))
+        begun = self._new_run(key, run_title(run), "row", settings(run))
         begun.define_metric("step", hidden=True)
         begun.define_metric("task", hidden=True)
         begun.define_metric("loss", step_metric="step")
