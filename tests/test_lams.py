@@ -197,6 +197,4 @@ def test_trial_without_a_compiler_is_kept_apart_as_a_reference_is() -> None:
     matrix = [[0.5, None], [0.25, 1.0]]
     made = Made(execution="eager (no working compiler)")
     outcome = Outcome(accuracy={"single": matrix, "multi": matrix}, stopped=None, made=made)
-    assert lambda_choice.judged_by(outcome) == ReferenceOutcome(
-        0.625, 0.625, execution="eager (no working compiler)"
-    )
+    assert lambda_choice.tested(outcome) == ReferenceOutcome(0.625, 0.625, execution="eager (no working compiler)")

@@ -492,7 +492,7 @@ def test_methods_share_a_fleet_where_all_they_need_is_its_gradient() -> None:
     assert others == [["ewc"], ["mas"], ["icarl"], ["rwalk"]]
     for job in jobs:
         fleet = Fleet(little.stream(), "mlp", [run.learner() for run in job], [run.seed for run in job])
-        assert len(fleet.method_groups) == len({run.walker_key() for run in job})
+        assert len(fleet.method_groups) == len({run.group_key() for run in job})
 
 
 def test_several_fleets_on_one_device_only_if_asked_for() -> None:

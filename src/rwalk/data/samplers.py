@@ -37,7 +37,7 @@ def uniform(n: int, m: int, generators: Sequence[Generator]) -> Tensor:
     >>> uniform(5, 9, [torch.Generator().manual_seed(0)]).sort().values.tolist()
     [[0, 1, 2, 3, 4]]
     """
-    return _race(torch.zeros(len(generators), n), m, generators)
+    return _drawn(torch.zeros(len(generators), n), m, generators)
 
 
 def plane_distance(
@@ -54,7 +54,7 @@ def plane_distance(
     sound = distance.isfinite()
     nearest = distance.where(sound & (distance > 0), torch.inf).amin(-1, keepdim=True)
     log_weight = -distance.maximum(nearest).log()  # all at d ≤ 0: none is nearest, every weight is zero
-    return _race(log_weight.where(sound, torch.nan), m, None if top else _given(generators))
+    return _drawn(log_weight.where(sound, torch.nan), m, None if top else _given(generators))
 
 
 def entropy(logits: Tensor, m: int, generators: Sequence[Generator] | None = None, *, top: bool = False) -> Tensor:
@@ -69,7 +69,7 @@ def entropy(logits: Tensor, m: int, generators: Sequence[Generator] | None = Non
     probability = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
     uncertainty = torch.special.entr(probability).sum(-1)  # H = −Σ p log p
     log_weight = uncertainty.clamp(min=0).log()  # rounding may leave a certain example just below zero
-    return _race(log_weight, m, None if top else _given(generators))
+    return _drawn(log_weight, m, None if top else _given(generators))
 
 
 def mean_of_features(features: Tensor, m: int, *, unit: bool = True) -> Tensor:
@@ -192,7 +192,7 @@ def select(
     return sampler.choose(n, m, generators, *needed)
 
 
-def _race(log_weight: Tensor, m: int, generators: Sequence[Generator] | None) -> Tensor:
+def _drawn(log_weight: Tensor, m: int, generators: Sequence[Generator] | None) -> Tensor:
     """Draw m by log_weight[R, n] without replacement (Gumbel top-k); without generators, the m largest.
 
     Weight zero (−inf) comes after all others, uniformly; NaN comes last. The few weights of a class are sorted on

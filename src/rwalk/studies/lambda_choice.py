@@ -1,9 +1,9 @@
 """λ chosen by a run for itself (`lam="auto"`), from its training data alone.
 
-A run with a memory keeps judges beside its exemplars, as `IncrementalClassifier(lam="auto")` does. They are a
+A run with a memory holds out examples beside its exemplars, as `IncrementalClassifier(lam="auto")` does: a
 fifth of every class's training examples, at most as many as exemplars. One trial per λ learns the rest, and is
-tested on the judges after the last task. A run without a memory must not look back: its trials learn the first
-tasks alone, and a fifth of the examples of those are the judges. The run then learns everything, with the best λ.
+tested on them after the last task. A run without a memory must not look back: its trials learn the first tasks
+alone, and a fifth of the examples of those is held out. The run then learns everything, with the best λ.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROXIMAL = 1e3  # the proximal form needs a λ about so many times larger
 
 
 class Choice(NamedTuple):
-    """The λ of a run, and the average accuracy of every λ tried, on the judges."""
+    """The λ of a run, and the average accuracy of every λ tried, on held-out examples."""
 
     lam: float
     tried: dict[str, float]
@@ -45,17 +45,17 @@ def trials_of(run: RunSpec, stream: Stream) -> list[RunSpec]:
     return [part.with_lam(times * lam) for lam in LAMS]
 
 
-def judged_by(outcome: Outcome) -> ReferenceOutcome:
+def tested(outcome: Outcome) -> ReferenceOutcome:
     """A trial's average accuracies after its last task; 0 if it diverged."""
     matrices = (np.array(outcome.accuracy[head], dtype=float) for head in HEADS)
     single, multi = (0.0 if outcome.stopped else float(metrics.average_accuracy(a)) for a in matrices)
     return ReferenceOutcome(single, multi, execution=outcome.made.execution or "")
 
 
-def best_lam(run: RunSpec, trials: Sequence[RunSpec], judged: Mapping[str, ReferenceOutcome]) -> Choice:
+def best_lam(run: RunSpec, trials: Sequence[RunSpec], accuracies: Mapping[str, ReferenceOutcome]) -> Choice:
     """The λ of the best trial; of equals the one nearest to the method's own."""
     head = "multi" if run.stream.scenario == "task" else "single"
-    found = {trial.lam: float(getattr(judged[trial.hash()], head)) for trial in trials}
+    found = {trial.lam: float(getattr(accuracies[trial.hash()], head)) for trial in trials}
     own = run.without_lam().lam
 
     def decades(lam: float) -> float:

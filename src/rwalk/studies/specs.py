@@ -29,15 +29,15 @@ DT = {"cifar10": 50, "cifar100": 50, "cifar100-pixels": 50}
 NETWORK = {"cifar10": "cnn", "cifar100": "cnn", "cifar100-pixels": "cnn"}
 
 AUTO = "auto"  # a λ that the run chooses itself
-JUDGES = 0.2  # the fraction of the training data that a trial is tested on
+HELD_OUT_FOR_TRIALS = 0.2  # the fraction of the training data that a trial is tested on
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A part of the training data that chooses a hyper-parameter: a fifth of it, the judges, tests the rest.
+    """A part of the training data that chooses a hyper-parameter: a fifth of it is held out, and tests the rest.
 
     first  so many tasks; None for all of them.
-    most   judges per class, at most.
+    most   held-out examples per class, at most.
     """
 
     first: int | None = None
@@ -91,7 +91,7 @@ class StreamSpec:
             stream = splits.validation_split(stream, self.validation)
         if self.trial is not None:
             stream = stream if self.trial.first is None else splits.first_tasks(stream, self.trial.first)
-            stream = splits.validation_split(stream, JUDGES, most=self.trial.most)
+            stream = splits.validation_split(stream, HELD_OUT_FOR_TRIALS, most=self.trial.most)
         return stream if self.blurry is None else splits.blurred(stream, self.blurry, self.order_seed or 0)
 
     def check(self) -> None:
@@ -247,12 +247,12 @@ class RunSpec:
 
     def fleet_key(self) -> str:
         """Runs with equal keys can share a fleet: they differ only in what may differ between its runs."""
-        record, (_, shared) = {**self.to_json(), "seed": None}, self.walker_key()
+        record, (_, shared) = {**self.to_json(), "seed": None}, self.group_key()
         if _can_be_mixed(self.method, shared):
             return content_hash({**record, "method": None, "numbers": None})
         return content_hash({**record, "numbers": [shared, sorted(self.numbers)]})
 
-    def walker_key(self) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    def group_key(self) -> tuple[str, tuple[tuple[str, Any], ...]]:
         """Runs of a fleet with equal keys form a method group: the method, and values that its runs share."""
         own = _per_run(self.method)
         return self.method, tuple(sorted((name, value) for name, value in self.numbers.items() if name not in own))

@@ -99,7 +99,7 @@ class Study:
 
     def prepare(self) -> None:
         """Load the data and build a fleet of every kind, so that all its errors are raised now."""
-        for spec in {(run.fleet_key(), run.walker_key()): run for run in self.runs}.values():
+        for spec in {(run.fleet_key(), run.group_key()): run for run in self.runs}.values():
             fleet_of("cpu", self.stream(spec.stream), [spec], fuse=False)  # without trying the compiler
 
     def describe(self) -> Description:
@@ -167,18 +167,20 @@ class Study:
             references, trials = self.references(missing), lambda_choice.trials_for(missing, self.stream)
             cache = ReferenceCache(self._context(None), self.cache)  # once the data of trials are built
             tried = {trial.hash(): trial for each in trials.values() for trial in each}
-            known, judged = cache.recall_all(references), cache.recall_all(tried.values())
+            known, accuracies = cache.recall_all(references), cache.recall_all(tried.values())
             untrained = [spec for spec in references if spec.hash() not in known]
-            untried = [spec for spec in tried.values() if spec.hash() not in judged]
+            untried = [spec for spec in tried.values() if spec.hash() not in accuracies]
             watch(Started((*untrained, *untried, *missing), len(self.runs)))
             with self._executor(len(untrained) + len(untried) + len(missing), store, stop) as executor:
                 for job, outcomes in executor.train(untried, watch):
                     for trial, outcome in zip(job, outcomes, strict=True):
-                        judged[trial.hash()] = lambda_choice.judged_by(outcome)  # type: ignore[arg-type]
-                        cache.remember(trial, judged[trial.hash()])
+                        accuracies[trial.hash()] = lambda_choice.tested(outcome)  # type: ignore[arg-type]
+                        cache.remember(trial, accuracies[trial.hash()])
                     executor.forget(job)
                 seeking = [run for run in missing if run.seeks_lam]
-                choices = {run.hash(): lambda_choice.best_lam(run, trials[run.hash()], judged) for run in seeking}
+                choices = {
+                    run.hash(): lambda_choice.best_lam(run, trials[run.hash()], accuracies) for run in seeking
+                }
                 ready, owners = lambda_choice.ready(missing, choices)
                 # References and runs together, so that no worker waits for the last reference.
                 finished = executor.train([*untrained, *ready], lambda_choice.renamed(watch, owners))

@@ -311,7 +311,7 @@ def fleets(specs: Sequence[RunSpec]) -> list[Job]:
     """Runs that can share a fleet, together; in it, the runs of one method group follow each other."""
     groups: dict[str, dict[Hashable, list[RunSpec]]] = {}
     for spec in specs:
-        groups.setdefault(spec.fleet_key(), {}).setdefault(spec.walker_key(), []).append(spec)
+        groups.setdefault(spec.fleet_key(), {}).setdefault(spec.group_key(), []).append(spec)
     return [tuple(spec for alike in group.values() for spec in alike) for group in groups.values()]
 
 

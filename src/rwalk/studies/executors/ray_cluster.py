@@ -221,10 +221,10 @@ def _opened(shared: Any) -> Any:
     return unpacked(ray.get(shared))
 
 
-# ── parcels ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── packages ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Parcel(NamedTuple):
+class Package(NamedTuple):
     """A value as bytes, its tensors as arrays, and the files of the code it needs, by their relative paths."""
 
     code: dict[str, bytes]
@@ -232,19 +232,19 @@ class Parcel(NamedTuple):
     arrays: list[NDArray[np.uint8]]
 
 
-def packed(value: Any, code: Sequence[str] = ()) -> Parcel:
+def packed(value: Any, code: Sequence[str] = ()) -> Package:
     """A value and the user's own code, named `package.module:name`, that will be imported where it arrives."""
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
     _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
     arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
-    return Parcel(_files_of(code), file.getvalue(), arrays)
+    return Package(_files_of(code), file.getvalue(), arrays)
 
 
-def unpacked(parcel: Parcel) -> Any:
-    if parcel.code:
-        _make_importable(parcel.code)
-    return pickle.loads(parcel.content, buffers=parcel.arrays)
+def unpacked(package: Package) -> Any:
+    if package.code:
+        _make_importable(package.code)
+    return pickle.loads(package.content, buffers=package.arrays)
 
 
 class _Pickler(pickle.Pickler):
