@@ -187,7 +187,15 @@ def test_without_out_the_folder_is_named_by_its_content(rwalk: Rwalk) -> None:
 
 def test_a_folder_whose_name_is_not_utf8_holds_a_study(rwalk: Rwalk) -> None:
     folder = Path("caf\udce9")
-    options = ("--methods=vanilla", "--classes-per-task=5", "--steps=2", "--seeds=1", "--quiet", "--out")
+    options = (
+        "--methods=vanilla",
+        "--classes-per-task=5",
+        "--steps=2",
+        "--seeds=1",
+        "--workers=1",
+        "--quiet",
+        "--out",
+    )
     done = rwalk("run", *options, folder)
     assert done.code == 0 and "caf\\udce9: study.json" in done.out
     (folder / "runs.jsonl").unlink()

@@ -86,8 +86,6 @@ def test_the_readme_says_and_shows_what_the_rows_kept_say() -> None:
     ways.insert(-1, guarded.way_of(guarded.read(GUARDED)["accuracies"]))
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert story.sentence(ways) in readme
-    over_all = story.sentence([Way(way.method, way.average[:, None], way.average) for way in ways])
-    assert f"Over all tasks: {over_all.partition(' is recognised ')[2].replace(' of the time', '')}" in readme
     assert (ROOT / "docs" / "demonstration.svg").read_text() == picture(ways)
 
 
