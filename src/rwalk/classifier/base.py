@@ -126,6 +126,13 @@ class ArrayClassifier(ClassifierMixin, ArrayEstimator):  # type: ignore[misc]
 
     classes_: NDArray[Any]
 
+    def _classes_after(
+        self, labels: NDArray[Any], announced: Any, afresh: bool
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The classes so far, and these with the classes of a call and those announced."""
+        known = labels[:0] if afresh else self.classes_
+        return known, merged(known, labels, labels[:0] if announced is None else labels_of(announced))
+
     def _scores(self, X: Any) -> Tensor:
         """A score for every class of `classes_`, −∞ for one only announced: float64 [n, classes], on the CPU."""
         raise NotImplementedError

@@ -291,9 +291,7 @@ class ClosedFormClassifier(ClosedFormClassifierParameters, ArrayClassifier, Clos
     def _learn(self, X: Any, y: Any, classes: Any, sample_weight: Any, afresh: bool) -> Self:
         x, labels, weight = self._examples(X, y, sample_weight, afresh)
         labels = labels_of(labels)
-        announced = labels[:0] if classes is None else labels_of(classes)
-        known = labels[:0] if afresh else self.classes_
-        every = merged(known, labels, announced)
+        known, every = self._classes_after(labels, classes, afresh)
         if self.method not in METHODS:
             raise unknown("method", str(self.method), METHODS)
         model = self._made(tuple(x.shape[1:]), len(every)) if afresh else copy.copy(self._ready())

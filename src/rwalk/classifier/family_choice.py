@@ -26,7 +26,7 @@ from rwalk.classifier.network import NetworkClassifier, memory_of
 from rwalk.classifier.parameters import Parameters
 from rwalk.data.memory import MemorySpec
 from rwalk.errors import InputError
-from rwalk.labels import columns_of, labels_of, merged
+from rwalk.labels import columns_of, labels_of
 from rwalk.model_file import expect
 from rwalk.seeds import generator
 
@@ -71,8 +71,7 @@ class AutoClassifier(Parameters, Stored, ArrayClassifier):
         memory = self._memory()
         x, labels, _ = self._examples(X, y, None, afresh)
         labels = labels_of(labels)
-        announced = labels[:0] if classes is None else labels_of(classes)
-        every = merged(labels[:0] if afresh else self.classes_, labels, announced)
+        _, every = self._classes_after(labels, classes, afresh)
         before = None if afresh else self._judges
         judges, out = _with_judges(before, x, labels, every, memory, self._seed())
         learned = {}

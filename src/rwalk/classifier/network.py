@@ -39,7 +39,7 @@ from rwalk.engine import architectures
 from rwalk.engine.architectures import Factory
 from rwalk.engine.parameter_matrix import Layout, Networks
 from rwalk.errors import InputError, warn_caller
-from rwalk.labels import columns_of, labels_of, merged, whole
+from rwalk.labels import columns_of, labels_of, whole
 from rwalk.learners import LAMS, Learner, learner, with_lam
 from rwalk.methods import Method
 from rwalk.model_file import expect, is_whole
@@ -118,9 +118,7 @@ class NetworkClassifier(NetworkParameters, Stored, ArrayClassifier):
         settings = settings_of(self)
         x, labels, _ = self._examples(X, y, None, afresh)
         labels = labels_of(labels)
-        announced = labels[:0] if classes is None else labels_of(classes)
-        known = labels[:0] if afresh else self.classes_
-        every = merged(known, labels, announced)
+        known, every = self._classes_after(labels, classes, afresh)
         moves = columns_of(known, every).tolist()
         past, so_far = self._begun(x), None
         if not afresh:

@@ -28,7 +28,7 @@ from rwalk.classifier.base import (
     positive,
 )
 from rwalk.classifier.encoders import texts_of
-from rwalk.classifier.estimator_files import Contents, Stored
+from rwalk.classifier.estimator_files import Contents, Stored, check_tensors
 from rwalk.classifier.parameters import TextParameters
 from rwalk.classifier.sparse_sums import Sample, Solution, SparseSums
 from rwalk.data.datasets.images import is_image
@@ -46,6 +46,10 @@ LETTERS = {"analyzer": "char_wb", "ngram_range": (3, 5)}
 SHORT_WORDS = {"token_pattern": r"(?u)\b\w{1,4}\b"}
 TRIPLES = {"analyzer": "char_wb", "ngram_range": (3, 3)}
 ROOM = ("texts", "sparse")
+# The tensors of a file by their dimensions: equal letters are equal sizes. Files of earlier versions lack "mixed".
+DIMENSIONS = {"seen": "h", "products": "hk", "squares": "h", "present": "h", "cross": "hC", "fit": "hC",
+              "common": "kk", "mixed": "kC", "weights": "C", "counts": "C"}  # fmt: skip
+WHOLE, NOT_NEGATIVE = ("seen", "counts"), ("seen", "squares", "present", "weights", "counts")
 
 
 def is_sparse(X: Any) -> bool:
@@ -98,9 +102,7 @@ class TextClassifier(TextParameters, Summable, Stored, ArrayClassifier):
                 f"method={self.method!r} takes no texts and no wide sparse inputs: set method='closed-form'"
             )
         kind, x, labels, weight = self._examples_of(X, y, sample_weight, None if afresh else self._kind)
-        announced = labels[:0] if classes is None else labels_of(classes)
-        known = labels[:0] if afresh else self.classes_
-        every = merged(known, labels, announced)
+        known, every = self._classes_after(labels, classes, afresh)
         if afresh:
             width = COLUMNS if kind == "texts" else min(COLUMNS, X.shape[1])
             size = COMMON if self.size is None else positive("size", self.size, whole=True)
@@ -295,26 +297,18 @@ class TextClassifier(TextParameters, Summable, Stored, ArrayClassifier):
         if self._kind == "sparse":
             expect(is_whole(record["width"], MOST_DENSE + 1), "the number of columns")
             self.n_features_in_ = record["width"]
+        names = {name: form for name, form in DIMENSIONS.items() if name != "mixed" or name in tensors}
+        classes = len(self.classes_)
+        expect(tensors.keys() == names.keys(), "the list of tensors")
+        check_tensors(tensors, names, {"k": some, "C": classes}, WHOLE)
+        expect(all(bool((tensors[name] >= 0).all()) for name in NOT_NEGATIVE), "the sums")
         arrays = {name: each.numpy() for name, each in tensors.items()}
-        seen, weights, classes = arrays["seen"], arrays.pop("fit"), len(self.classes_)
-        expect(seen.dtype == np.int64 and seen.ndim == 1 and bool((np.diff(seen) > 0).all()), "the columns")
-        expect(not len(seen) or (seen[0] >= 0 and seen[-1] < columns), "the columns")
-        shapes = {"products": (len(seen), some), "squares": (len(seen),), "present": (len(seen),),
-                  "cross": (len(seen), classes), "mixed": (some, classes), "common": (some, some),
-                  "weights": (classes,), "counts": (classes,), "seen": (len(seen),)}  # fmt: skip
-        if "mixed" not in arrays:  # files of earlier versions
-            del shapes["mixed"]
-        expect(set(arrays) == set(shapes), "the list of tensors")
-        for name, shape in shapes.items():
-            whole = name in ("counts", "seen")
-            expect(arrays[name].shape == shape and arrays[name].dtype == (np.int64 if whole else np.float64), name)
-            expect(bool(np.isfinite(arrays[name]).all()), name)
-            expect(name in ("products", "cross", "mixed", "common") or bool((arrays[name] >= 0).all()), name)
+        seen, weights = arrays["seen"], arrays.pop("fit")
+        expect(bool((np.diff(seen) > 0).all()) and (not len(seen) or seen[-1] < columns), "the columns")
         self._sums, self._fit, self.input_shape_ = SparseSums(columns, some, classes), None, (columns,)
         self._sums.take(arrays)
         ridge, sharpness, rule = record["fit"]
-        expect(weights.shape == (len(seen), classes) and weights.dtype == np.float64, "the fit")
-        expect(bool(np.isfinite(weights).all()) and type(ridge) is type(sharpness) is float, "the fit")
+        expect(type(ridge) is type(sharpness) is float, "the fit")
         self._measured = sharpness
         if rule == self.ridge and self._sums.counts.any():
             full = np.zeros((columns, classes))

@@ -42,15 +42,16 @@ class Ledger:
         left = Ledger()
         left.marks = {salt: marks.copy() for salt, marks in self.marks.items()}
         labels = list(y)
-        under = [(left.marks[salt], _fingerprints(salt, x, labels, weight)) for salt in left.marks]
+        under = [(marks, _fingerprints(salt, x, labels, weight)) for salt, marks in left.marks.items()]
         for row in range(len(x)):
-            found = next((marks for marks, each in under if marks[each[row]] > 0), None)
+            found = next(((marks, each[row]) for marks, each in under if marks[each[row]] > 0), None)
             if found is None:
                 raise InputError(
                     f"row {row} (counted from 0) was not learned with this label and weight, or was forgotten "
                     "before: nothing was forgotten; give only learned examples"
                 )
-            found[next(each[row] for marks, each in under if marks is found)] -= 1
+            marks, mark = found
+            marks[mark] -= 1
         return left
 
     def merge(self, other: Ledger) -> None:
