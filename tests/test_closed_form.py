@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import platform
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from itertools import pairwise
@@ -593,3 +596,25 @@ def test_a_wrong_parameter_is_named_in_one_line(data, params, match):
     with pytest.raises(InputError, match=match) as caught:
         small(**params).fit(x, y)
     assert "\n" not in str(caught.value)
+
+
+FAULTS = """
+import torch
+from resource import RUSAGE_SELF, getrusage
+from rwalk.closed_form.features.patches import PatchFeatures
+torch.set_num_threads(1)
+features, images = PatchFeatures.blank((1, 32, 32), 800), torch.rand(24, 1, 32, 32)
+features(images[:4])
+before = getrusage(RUSAGE_SELF).ru_minflt
+features(images)
+print(getrusage(RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="other allocators return memory by rules of their own"
+)
+def test_patch_features_use_the_same_memory_again():
+    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 24 * 27 * 27 * 800 * 4 / 4096 / 4  # pages of a quarter of the answers

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Self
 
 import torch
@@ -33,8 +34,8 @@ THRESHOLD = 0.25
 LOOKED_AT, LOOKED_WITH, FEWEST = 600, 100, 50  # images, patches, and images at least, to see whether to mirror
 TOLD_APART = 0.65  # of the images, from their mirror images: writing is, photographs are not
 FLOOR = 1e-3  # added before the root, whose slope would otherwise magnify rounding
-# Numbers in the largest intermediate result: caches are small, and large blocks of memory are mapped each time.
-AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 28}
+AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 28}  # numbers in the largest intermediate result: caches are small
+REUSED = 31 << 20  # bytes of a block of memory, below glibc's limit for this
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class PatchFeatures:
         return self._averages(x).lerp(self._averages(x.flip(-1)), self.mirrored)
 
     def _averages(self, x: Tensor) -> Tensor:
+        _reuse_memory()
         stride = self._step
         positions = ((x.shape[2] - SIDE) // stride + 1) * ((x.shape[3] - SIDE) // stride + 1)
         at_once = AT_ONCE.get(x.device.type, AT_ONCE["cpu"])
@@ -107,6 +109,15 @@ class PatchFeatures:
     def blocks(self) -> list[int]:
         """Every feature is a block of its own: a rare patch has the same penalty as a common one."""
         return [1] * (2 * len(self.filters) * int(self.grid) ** 2)
+
+
+@cache
+def _reuse_memory() -> None:
+    """Free a large block of memory once: from then on, glibc keeps freed blocks up to its size.
+
+    Otherwise it may return every intermediate result to the system. Page faults then cost more than convolutions.
+    """
+    torch.empty(REUSED, dtype=torch.uint8, device="cpu")
 
 
 def looks_mirrored(features: PatchFeatures, x: Tensor) -> bool:
