@@ -1,11 +1,9 @@
-"""How much a model keeps and learns, with a guard and in other ways: five small tasks, and a language model.
+"""How much a model keeps and learns, with a guard and in other ways: five small tasks.
 
     python -m benchmarks.guard_skills                      five small tasks on a CPU, three seeds
     python -m benchmarks.guard_skills --quick              every task and way for a few steps: does it run?
-    python -m benchmarks.guard_skills --lm --texts FOLDER  SmolLM2-135M learns three languages (a GPU)
 
-On a language model, `--only default` compares the default with no guard in every language and seed first, and then
-measures budgets and fixed weights in the first language.
+`benchmarks.language_ways` does the same with a language model.
 
 Each task begins with a trained model, which then learns something new in every way: without a guard, at a smaller
 learning rate, with guards, by weight interpolation and with replay. All ways see the same batches and the same old
@@ -37,7 +35,6 @@ from benchmarks.guard_tasks import TASKS, Task
 from rwalk import Anchor, Guard
 from rwalk.errors import InputError
 
-HANDBOOK = Path("/usr/share/doc/debian-handbook/html")
 BUDGETS = (0.05, 0.1, 0.02, 0.2)
 RATES = (1.0, 0.3, 3.0)  # times the task's learning rate
 WEIGHTS = (0.3, 1.0, 3.0, 10.0)
@@ -329,10 +326,6 @@ Plan = list[tuple[int, str, list[Way]]]  # by seed and task
 def planned(tasks: Iterable[str], seeds: int, only: str | None) -> Plan:
     """The runs, in an order in which the first ones are worth the most if time runs out."""
     each = [(seed, name) for seed in range(seeds) for name in tasks]
-    if only == "default":
-        ways = [Way("none"), Way("anchor")]
-        one = [way for way in budget_ways() if way.rate == 1 and way.method == "anchor"]
-        return [*((*at, ways) for at in each), (*each[0], [way for way in one if way != Way("anchor")])]
     groups = {"ways": main_ways(), "budgets": budget_ways(), "quick": [*main_ways(), Way("anchor", budget=0.05)]}
     ways = groups[only] if only else [*main_ways(), *budget_ways()]
     return [(*at, list(dict.fromkeys(ways))) for at in each]
@@ -380,43 +373,19 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"{', '.join(TASKS)}; with --lm, languages")
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help=", ".join(TASKS))
     parser.add_argument(
         "--out", type=Path, default=Path("build/guard-skills"), help="the folder for rows and tables"
     )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", choices=("default", "ways", "budgets"), help="one group of ways")
+    parser.add_argument("--only", choices=("ways", "budgets"), help="one group of ways")
     parser.add_argument("--quick", action="store_true", help="one seed, few steps")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so long")
-    parser.add_argument("--lm", action="store_true", help="a language model learns languages")
-    language = parser.add_argument_group("with --lm")
-    language.add_argument("--model", type=Path, help="a folder in Hugging Face's format, or a GGUF file")
-    language.add_argument(
-        "--texts", type=Path, default=HANDBOOK, help="NAME.txt, or a folder of HTML, per language"
-    )
-    language.add_argument("--prepare", type=Path, help="write weights and tokens into this folder, and end")
-    language.add_argument("--prepared", type=Path, help="read weights and tokens from this folder")
-    for name, default, what in (
-        ("steps", 150, "training steps"), ("batch", 16, "sequences per step"), ("tokens", 512, "per sequence"),
-        ("probes", 256, "own samples"), ("held-out", 128, "more of them to measure drift on"),
-        ("probe-tokens", 256, "per own sample"), ("test", 32, "tested sequences"),
-    ):  # fmt: skip
-        language.add_argument(f"--{name}", type=int, default=default, help=f"{what} ({default})")
     options = parser.parse_args(arguments)
-    if options.lm:
-        from benchmarks.guard_languages import LANGUAGES, Lab, prepare
-
-        if options.prepare:
-            prepare(options.prepare, options, options.tasks or LANGUAGES)
-            return
-        if options.quick:
-            options.steps, options.probes, options.held_out, options.probe_tokens = 8, 8, 8, 16
-        known: Mapping[str, Callable[[int], Task]] = Lab(options, options.tasks or LANGUAGES).tasks()
-    else:
-        known = {name: _small(name, options.quick) for name in TASKS}
-        if unknown := [name for name in options.tasks if name not in TASKS]:
-            parser.error(f"there is no task {unknown[0]!r}: choose from {', '.join(TASKS)}")
-        known = {name: known[name] for name in options.tasks or TASKS}
+    known = {name: _small(name, options.quick) for name in TASKS}
+    if unknown := [name for name in options.tasks if name not in TASKS]:
+        parser.error(f"there is no task {unknown[0]!r}: choose from {', '.join(TASKS)}")
+    known = {name: known[name] for name in options.tasks or TASKS}
     plan = planned(
         known, 1 if options.quick else options.seeds, options.only or ("quick" if options.quick else None)
     )

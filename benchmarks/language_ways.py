@@ -34,6 +34,7 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rwalk
-from benchmarks.guard_languages import read_text
 from rwalk.before_after.rewind import rewind
 from rwalk.before_after.skills import Answer
 from rwalk.errors import InputError
@@ -617,9 +617,43 @@ def text(name: str, root: Path) -> str:
     if name == "perl":
         parts = (each.read_text("latin-1") for each in sorted((share / "perl").glob("5*/**/*.pm")))
         return "\n".join(POD.sub("", part.partition("\n__END__")[0]) for part in parts)[:PERL]
-    handbook = share / "doc/debian-handbook/html"
-    english = set(read_text(handbook, "en-US").splitlines())  # what is not translated yet
-    return "\n".join(line for line in read_text(handbook, name).splitlines() if line not in english)
+    place = share / "doc/debian-handbook/html"
+    english = set(handbook(place / "en-US").splitlines())  # what is not translated yet
+    return "\n".join(line for line in handbook(place / name).splitlines() if line not in english)
+
+
+def handbook(folder: Path) -> str:
+    """The text of a folder's pages of HTML."""
+    pages = sorted(folder.glob("*.html"))
+    if not pages:
+        raise InputError(f"there is no text in {folder}: install Debian's packages, or give --root")
+    return "\n".join(_Words.of(page.read_text(encoding="utf-8")) for page in pages)
+
+
+class _Words(HTMLParser):
+    """The text of a page, without its tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[str] = []
+        self.hidden = 0
+
+    @classmethod
+    def of(cls, page: str) -> str:
+        parser = cls()
+        parser.feed(page)
+        lines = (" ".join(line.split()) for line in "".join(parser.parts).splitlines())
+        return "\n".join(line for line in lines if line)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.hidden += tag in ("script", "style", "head")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.hidden -= tag in ("script", "style", "head")
+
+    def handle_data(self, data: str) -> None:
+        if not self.hidden:
+            self.parts.append(data)
 
 
 def prepare(data: Path, model: Path, root: Path) -> None:

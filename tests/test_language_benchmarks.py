@@ -15,7 +15,7 @@ from benchmarks import language_page, language_ways, scale_guard
 from benchmarks.language_ways import Cell, Lab, Plan, Run
 from benchmarks.scale_guard import Shape
 
-from rwalk import Skills
+from rwalk import InputError, Skills
 from rwalk.before_after.skills import Answer, Question, Scores
 
 pytest.importorskip("transformers")
@@ -121,7 +121,9 @@ def test_rows_of_several_processes_are_whole_lines(tmp_path: Path) -> None:
 SMALL = Shape(2, 128, 8, 4, 384, words=1024, rows=2, length=128)
 
 
-@pytest.mark.parametrize("way", ["no guard", "Guard", "LoRA", "RWalk, 8 bit"])
+@pytest.mark.parametrize(
+    "way", ["no guard", "Guard", "LoRA", pytest.param("RWalk, 8 bit", marks=pytest.mark.slow)]
+)
 def test_memory_is_what_the_formula_says(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "WARM_UP": 2,
@@ -166,6 +168,7 @@ def rows_of_all_runs() -> list[dict[str, Any]]:
 
 
 def test_the_page_follows_from_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(language_ways, "SEEDS", 2)
     kept = rows_of_all_runs()
     language_ways.append(tmp_path / "rows.jsonl", kept)
     times = [
@@ -189,7 +192,7 @@ def test_the_page_follows_from_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         language_page.main([])
         text = page.read_text()
         assert text.startswith("by hand\n") and text.endswith("too\n") and "old\n" not in text
-        assert "| **`Guard(probes)`** | 3.017 ± 0.010 | 0.013 ± 0.000 | 3.500" in text and "| 1.00 | 1.0 |" in text
+        assert "| **`Guard(probes)`** | 3.012 ± 0.007 | 0.013 ± 0.000 | 3.500" in text and "| 1.00 | 1.0 |" in text
         assert "| Guard | 9 ms, 1.0 (2.0) | – (256) |" in text and "| the first pull | 80 ms |" in text
         assert "Guard" in capsys.readouterr().out
     assert (tmp_path / "f.svg").read_text().count("<path") > 10
@@ -200,3 +203,16 @@ def test_the_frontier_and_the_line_between_fixed_weights() -> None:
     assert language_page.frontier(points) == ["a", "b", "d"]
     line = [(0.0, 4.0), (1.0, 3.0), (3.0, 1.0)]
     assert language_page._at(line, 2.0) == 2.0 and language_page._at(line, 5.0) is None
+
+
+def test_the_text_of_pages_is_read_without_tags_and_without_what_is_not_translated(tmp_path: Path) -> None:
+    pages = tmp_path / "usr/share/doc/debian-handbook/html"
+    for name, words in {"en-US": "one", "it-IT": "<b>uno</b>"}.items():
+        (pages / name).mkdir(parents=True)
+        (pages / name / "a.html").write_text(
+            f"<head>no</head><p>{words}</p>\n<script>no</script><p>three  four</p>"
+        )
+    assert language_ways.text("it-IT", tmp_path) == "uno"
+    assert language_ways.handbook(pages / "en-US") == "one\nthree four"
+    with pytest.raises(InputError, match="there is no text"):
+        language_ways.text("fr-FR", tmp_path)
