@@ -557,6 +557,17 @@ def test_modules_that_do_more_in_train_than_set_a_flag_come_back() -> None:
     assert model.adapter.grad is not None
 
 
+def test_weights_are_interpolated_inside_of_autocast_too() -> None:
+    """Autocast keeps a rounded copy of each parameter until it ends, and does not see it change."""
+    model, optimizer = fresh()
+    guard = Guard(model, optimizer, probes=task(0)[0])
+    train(model, optimizer, *task(1), steps=20)
+    with torch.autocast("cpu", torch.bfloat16):
+        first = guard.drift()
+        assert guard.rewind(first / 4) < 1
+        assert guard.drift() <= first / 4
+
+
 def test_parameters_that_are_added_to_each_other_are_pulled_once_each() -> None:
     """Autograd gives both biases one and the same gradient tensor."""
 

@@ -79,6 +79,7 @@ class Reference:
                         continue
                     wide = torch.promote_types(tensor.dtype, torch.float32)
                     tensor.copy_(torch.lerp(self.tensors[name].to(wide), now[name].to(wide), share))
+            torch.clear_autocast_cache()  # inside of autocast it holds roundings of the weights from before
 
         try:
             yield put
