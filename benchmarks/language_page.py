@@ -3,8 +3,7 @@
     python -m benchmarks.language_page                     writes them into the page
     python -m benchmarks.language_page --pack FOLDER …     first takes over the rows in these folders
 
-A learning rate is chosen by held-out new text, the strength of a penalty by held-out text plus drift on the probes
-(`language_ways.Plan`). The page's sentences are written by hand.
+The page's sentences are written by hand.
 """
 
 from __future__ import annotations
@@ -13,112 +12,36 @@ import argparse
 import json
 import lzma
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-from benchmarks.language_ways import (
-    BEFORE,
-    BUDGETS,
-    COUNTS,
-    DOMAINS,
-    POSTHOC,
-    PROBES,
-    RATES,
-    SMALLER,
-    STRENGTHS,
-    Plan,
-    cell_of,
-)
-from benchmarks.scale_guard import GIB
+from benchmarks.language_ways import ADAPTER_RATES, BEFORE, COUNTS, DOMAINS, PROBES, RATES, SMALLER, cell_of
+from benchmarks.scale_guard import EVERY, GIB, SHAPES, predicted
 
 ROWS = Path(__file__).with_name("language_rows.jsonl.xz")
 PAGE = Path(__file__).parents[1] / "docs" / "language-models.md"
 FIGURE = PAGE.with_name("language-frontier.svg")
-FILES = ("rows", "times", "scale")
+FILES = ("rows", "scale")
 Row = Mapping[str, Any]
-Point = tuple[str, float | None]  # a way and its number
+Way = tuple[str, float | None, float]  # its name, its number, the learning rate
 
-NAMES: dict[Point, str] = {
-    ("no guard", None): "no guard",
-    ("smaller", 1 / 3): "no guard, next smaller learning rate",
-    ("smaller", 0.1): "no guard, the one below that",
-    ("Guard", None): "**`Guard(probes)`**",
-    ("Guard, every", 16): "`Anchor(every=16)`",
-    ("Guard, budget", 0.05): "`Guard(probes, budget=0.05)`",
-    ("LoRA", 8): "LoRA, rank 8",
-    ("LoRA", 64): "LoRA, rank 64",
-    ("LoRA, Guard", 8): "LoRA, rank 8, `Guard(probes)`",
-    ("STM", 2.5): "unlikely tokens masked (STM)",
-    ("replay", 0.05): "old text, 5 % of a batch",
-    ("replay", 0.1): "old text, 10 %",
-    ("replay", 0.25): "old text, 25 %",
-    ("WiSE-FT", 0.5): "no guard, then interpolated halfway (WiSE-FT)",
-    ("rewind", 0.05): "no guard, then `rwalk rewind` to 0.05",
+NAMES = {
+    "no guard": "no guard",
+    "Guard": "**`Guard(probes)`**",
+    "Guard, every": "`Anchor(every={:g})`",
+    "Guard, weight": "`Anchor(weight={:g})`",
+    "Guard, budget": "`Guard(probes, budget={:g})`",
+    "LoRA": "LoRA, rank {:g}",
+    "LoRA, Guard": "LoRA, rank {:g}, `Guard(probes)`",
+    "STM": "tokens above a perplexity of {:g} masked (STM)",
+    "replay": "old text, {:.0%} of all sequences",
+    "WiSE-FT": "no guard, interpolated to {:.0%} (WiSE-FT)",
+    "rewind": "no guard, `rwalk rewind` to {:g}",
+    "L2-SP": "L2-SP, λ = {:g}",
+    "EWC": "EWC, λ = {:g}",
+    "EWC-DR": "EWC-DR, λ = {:g}",
 }
-TIMED = {"Guard, budget": ("Guard", None), "replay": ("replay", 0.1)}  # others take as long as these
-
-
-class Found:
-    """All rows, and what they say of each way."""
-
-    def __init__(self, rows: Iterable[Row]) -> None:
-        kinds: dict[str, list[Row]] = {name: [] for name in FILES}
-        for row in rows:
-            kinds[row["kind"]].append(row)
-        self.rows = {
-            (row["domain"], row["way"], row["value"], row["rate"], row["seed"]): row
-            for row in kinds["rows"]
-            if "error" not in row
-        }
-        self.times = {(row["way"], row["value"]): row for row in kinds["times"]}
-        self.scale = kinds["scale"]
-        self.plan = Plan([dict(row) for row in kinds["rows"]])
-        self.rates = {
-            domain: {(cell.way, cell.value): cell.rate for cell in self.plan.chosen(domain)} for domain in DOMAINS
-        }
-
-    def points(self) -> list[Point]:
-        known = [*NAMES, *((way, self.plan.strength(way)) for way in STRENGTHS)]
-        return [point for point in known if all(self.of(point, domain) for domain in DOMAINS)]
-
-    def of(self, point: Point, domain: str) -> list[Row]:
-        """Its rows in a text, one per seed."""
-        way, value = point
-        rates = self.rates[domain]
-        if way == "smaller":
-            grid = [SMALLER, *RATES]
-            place = grid.index(rates.get(("no guard", None), SMALLER)) - (1 if value and value > 0.2 else 2)
-            if place < 0:
-                return []
-            way, value, rate = "no guard", None, grid[place]
-        elif way in POSTHOC:
-            rate = rates.get(("no guard", None), 0.0)
-        else:
-            rate = rates.get(point, 0.0)
-        return [row for at, row in self.rows.items() if at[:4] == (domain, way, value, rate)]
-
-    def value(self, point: Point, name: str) -> tuple[float, float, int]:
-        """The mean over texts and seeds, the standard deviation over seeds, and how many seeds all texts have."""
-        of_text = [{row["seed"]: row[name] for row in self.of(point, domain)} for domain in DOMAINS]
-        seeds = sorted(set.intersection(*(set(each) for each in of_text)))
-        by_seed = [mean(each[seed] for each in of_text) for seed in seeds]
-        return mean(by_seed), stdev(by_seed) if len(by_seed) > 1 else 0.0, len(by_seed)
-
-    def before(self, name: str) -> float | None:
-        """A measure of the model before training, the mean over texts."""
-        rows = [self.rows.get((domain, BEFORE, None, SMALLER, 0)) for domain in DOMAINS]
-        return None if None in rows else mean(row[name] for row in rows if row is not None)
-
-    def placed(self) -> dict[Point, tuple[float, float]]:
-        """Drift and the new text's loss of each way."""
-        return {each: (self.value(each, "drift")[0], self.value(each, "new")[0]) for each in self.points()}
-
-    def name(self, point: Point) -> str:
-        return NAMES[point] if point in NAMES else f"{point[0]}, λ = {point[1]:g}"
-
-
 MEASURES = {
     "new": ("new text", ".3f"),
     "drift": ("drift", ".3f"),
@@ -128,29 +51,55 @@ MEASURES = {
 }
 
 
-def ways(found: Found) -> str:
-    head = ["", *(title for title, _ in MEASURES.values()), "time of a step", "GiB"]
-    lines = [_line(head), "|---|" + "---:|" * (len(head) - 1)]
-    first = [(found.before(name), form) for name, (_, form) in MEASURES.items()]
-    lines.append(_line(["before training", *("" if x is None else format(x, form) for x, form in first), "", ""]))
-    base = found.times.get(("no guard", None))
-    for point in found.points():
-        cells = []
-        for name, (_, form) in MEASURES.items():
-            middle, spread, seeds = found.value(point, name)
-            cells.append(format(middle, form) + (f" ± {spread:{form}}" if seeds > 1 and form == ".3f" else ""))
-        timed = found.times.get(_timed(point))
-        both = timed is not None and base is not None
-        cells += [f"{timed['ms'] / base['ms']:.2f}", f"{timed['bytes'] / GIB:.1f}"] if both else ["", ""]
-        lines.append(_line([found.name(point), *cells]))
+class Found:
+    """All rows, by way and text."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.ways: dict[Way, dict[str, list[Row]]] = {}
+        self.scale: list[Row] = []
+        for row in rows:
+            if row["kind"] == "scale":
+                self.scale.append(row)
+            elif "error" not in row:
+                way = (row["way"], row["value"], row["rate"])
+                self.ways.setdefault(way, {}).setdefault(row["domain"], []).append(row)
+
+    def at(self, rate: float, texts: Sequence[str]) -> dict[Way, dict[str, float]]:
+        """The means over texts and seeds of every way that learned all these texts, at this learning rate.
+
+        Adapters are at a larger one; the smallest learning rate without a guard is always there.
+        """
+        found = {}
+        for way, by_text in self.ways.items():
+            rates = ADAPTER_RATES[-1:] if "LoRA" in way[0] else (rate, SMALLER)
+            if way[0] in NAMES and way[2] in rates and all(text in by_text for text in texts):
+                found[way] = {
+                    name: mean(mean(row[name] for row in by_text[text]) for text in texts) for name in MEASURES
+                }
+        return dict(sorted(found.items(), key=lambda item: item[1]["drift"]))
+
+    def before(self, texts: Sequence[str]) -> dict[str, float] | None:
+        by_text = self.ways.get((BEFORE, None, SMALLER), {})
+        if not all(text in by_text for text in texts):
+            return None
+        return {name: mean(by_text[text][0][name] for text in texts) for name in MEASURES}
+
+
+def name_of(way: Way, rate: float) -> str:
+    name, value, own = way
+    text = NAMES[name] if value is None else NAMES[name].format(value)
+    return text if own == rate else f"{text}, at {own:.0e}".replace("e-0", "e-")
+
+
+def ways(found: Found, rate: float, texts: Sequence[str]) -> str:
+    lines = [_line(["", *(title for title, _ in MEASURES.values())]), "|---|" + "---:|" * len(MEASURES)]
+    before = found.before(texts)
+    rows = [] if before is None else [("before training", before)]
+    rows += [(name_of(way, rate), each) for way, each in found.at(rate, texts).items()]
+    for name, each in rows:
+        cells = (format(max(each[key], 0.0), form) for key, (_, form) in MEASURES.items())
+        lines.append(_line([name, *cells]))
     return "\n".join(lines)
-
-
-def _timed(point: Point) -> Point:
-    way = point[0]
-    if way in ("smaller", *POSTHOC):
-        return "no guard", None
-    return (way, 1e-3) if way in STRENGTHS else TIMED.get(way, point)
 
 
 def curve(found: Found) -> str:
@@ -163,39 +112,11 @@ def curve(found: Found) -> str:
         for way in ("Guard, own samples", "Guard, old text"):
             default = (way, count) == ("Guard, own samples", PROBES)
             at = ("Guard", None) if default else (way, count)
-            row = found.rows.get((DOMAINS[0], *at, RATES[1], 0))
-            cells += ["" if row is None else format(row[name], ".3f") for name, _ in measures]
+            rows = found.ways.get((*at, RATES[1]), {}).get(DOMAINS[0])
+            cells += [format(rows[0][name], ".3f") if rows else "" for name, _ in measures]
         if any(cells):
             lines.append(_line([str(count), *cells]))
     return "\n".join(lines)
-
-
-def budgets(found: Found) -> str:
-    """Drift by budget, and the new text's loss beside that of a fixed weight which ends at the same drift."""
-    lines = ["| learning rate | budget | drift | kept | new text | at the same drift by a fixed weight |"]
-    lines.append("|---:|---:|---:|---:|---:|---:|")
-    for rate in RATES:
-        fixed = [
-            (row["drift"], row["new"])
-            for at, row in found.rows.items()
-            if at[0] == DOMAINS[0] and at[3:] == (rate, 0) and at[1] in ("no guard", "Guard", "Guard, weight")
-        ]
-        for budget in BUDGETS:
-            row = found.rows.get((DOMAINS[0], "Guard, budget", budget, rate, 0))
-            if row is not None:
-                beside = _at(sorted(fixed), row["drift"])
-                cells = [f"{rate:.0e}".replace("e-0", "e-"), f"{budget:g}", f"{row['drift']:.3f}"]
-                cells += [f"{row['left']:.0%}", f"{row['new']:.3f}", "" if beside is None else f"{beside:.3f}"]
-                lines.append(_line(cells))
-    return "\n".join(lines)
-
-
-def _at(points: Sequence[tuple[float, float]], drift: float) -> float | None:
-    """The new text's loss at a drift, on the line between the two nearest points."""
-    for (low, left), (high, right) in pairwise(points):
-        if low <= drift <= high and high > low:
-            return left + (right - left) * (drift - low) / (high - low)
-    return None
 
 
 def scale(found: Found) -> str:
@@ -206,12 +127,14 @@ def scale(found: Found) -> str:
         cells = []
         for size in sizes:
             row = next((each for each in found.scale if (each["size"], each["way"]) == (size, way)), None)
+            formula = predicted(SHAPES[size], way) / GIB
             if row is None:
                 cells.append("")
             elif row["fits"]:
-                cells.append(f"{row['step_ms']:.0f} ms, {row['peak'] / GIB:.1f} ({row['predicted'] / GIB:.1f})")
+                step = row["plain_ms"] + row["pull_ms"] / EVERY if row.get("pull_ms") else row["step_ms"]
+                cells.append(f"{step:.0f} ms, {row['peak'] / GIB:.1f} ({formula:.1f})")
             else:
-                cells.append(f"– ({row['predicted'] / GIB:.0f})")
+                cells.append(f"– ({formula:.0f})")
         lines.append(_line([way, *cells]))
     return "\n".join(lines)
 
@@ -220,11 +143,7 @@ def pulls(found: Found) -> str:
     """The time of a pull, beside a pass of as many tokens."""
     rows = [row for row in found.scale if row["way"] == "Guard" and row["fits"]]
     lines = [_line(["", *(f"{row['size']} B" for row in rows)]), "|---|" + "---:|" * len(rows)]
-    titles = {
-        "first_pull_ms": "the first pull",
-        "pull_ms": "later ones",
-        "pass_ms": "forward and backward pass alone",
-    }
+    titles = {"pull_ms": "a pull", "pass_ms": "forward and backward pass of 2,048 tokens alone"}
     for key, title in titles.items():
         lines.append(_line([title, *(f"{row[key]:.0f} ms" for row in rows)]))
     return "\n".join(lines)
@@ -244,23 +163,33 @@ def frontier(points: Mapping[Any, tuple[float, float]]) -> list[Any]:
 
 
 def figure(found: Found, path: Path) -> None:
+    """Both learning rates of the first text; a line joins the ways that no other beats."""
     import matplotlib
 
     matplotlib.use("agg")
     matplotlib.rcParams.update({"svg.hashsalt": "rwalk", "svg.fonttype": "none"})
     import matplotlib.pyplot as plt
 
-    at = found.placed()
+    at = {
+        (way, rate): (max(each["drift"], 1e-3), each["new"])
+        for rate in RATES
+        for way, each in found.at(rate, DOMAINS[:1]).items()
+        if way[2] == rate or (rate == RATES[1] and way[0] != "STM")
+    }
     best = frontier(at)
-    figure, axes = plt.subplots(figsize=(8.5, 5), layout="constrained")
-    line = sorted(at[point] for point in best)
-    axes.plot(*zip(*line, strict=True), color="#999999", linewidth=1, zorder=1)
-    for point, (x, y) in at.items():
-        colour, mark = ("#009E73", "o") if "Guard" in point[0] else ("#D55E00", "s")
-        axes.plot(x, y, mark, color=colour, markersize=7 if point in best else 5)
-        name = found.name(point).replace("*", "").replace("`", "")
-        axes.annotate(name, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=7)
-    axes.set(xscale="log", xlabel="drift on own samples, nats", ylabel="loss on the new text, nats")
+    figure, axes = plt.subplots(figsize=(8.5, 5.5), layout="constrained")
+    axes.plot(*zip(*sorted(at[each] for each in best), strict=True), color="#999999", linewidth=1, zorder=1)
+    for (way, rate), (x, y) in at.items():
+        if way[0] == "STM":
+            continue
+        colour, mark = ("#009E73", "o") if "Guard" in way[0] else ("#D55E00", "s")
+        axes.plot(x, y, mark, color=colour, markersize=7 if (way, rate) in best else 4)
+        if (way[0] in ("EWC", "EWC-DR") and way[1] != 100) or way[:2] in (("replay", 0.05), ("replay", 0.25)):
+            continue  # beside others of their kind
+        text = name_of(way, 0.0).replace("*", "").replace("`", "").replace(" of all sequences", "")
+        below = way[0] in ("EWC", "LoRA") or (way[0] == "replay" and rate == RATES[2])
+        axes.annotate(text, (x, y), xytext=(5, -9 if below else 4), textcoords="offset points", fontsize=6)
+    axes.set(xscale="log", xlabel="drift on own samples, nats", ylabel="loss on the Italian text, nats")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
@@ -277,13 +206,11 @@ def filled(page: str, blocks: Mapping[str, str]) -> str:
 
 
 def blocks(found: Found) -> dict[str, str]:
-    return {
-        "ways": ways(found),
-        "probes": curve(found),
-        "budgets": budgets(found),
-        "scale": scale(found),
-        "pulls": pulls(found),
+    tables = {
+        "both texts, 1e-4": ways(found, RATES[1], DOMAINS[:2]),
+        "Italian, 3e-4": ways(found, RATES[2], DOMAINS[:1]),
     }
+    return {**tables, "probes": curve(found), "scale": scale(found), "pulls": pulls(found)}
 
 
 def read(path: Path) -> list[Row]:
@@ -313,7 +240,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = Found(read(ROWS))
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), blocks(found)), encoding="utf-8")
     figure(found, FIGURE)
-    print("on the frontier:", ", ".join(found.name(point) for point in frontier(found.placed())))
 
 
 if __name__ == "__main__":

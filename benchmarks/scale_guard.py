@@ -108,8 +108,14 @@ def predicted(shape: Shape, way: str) -> float:
     always += FLOAT * trained + NARROW * shape.parameters if adapted else FLOAT * shape.parameters
     rounded = NARROW * (shape.adapter if adapted else shape.linear + shape.words * shape.width)
     gradients = FLOAT * trained
-    in_training = rounded + activations(shape, shape.tokens, adapted, "checkpointing" in way)
-    most = max(in_training, gradients + working * FLOAT * trained)
+    embedding = shape.words * shape.width
+    in_training = rounded + activations(shape, shape.tokens, adapted)
+    if "checkpointing" in way:  # each layer's input is kept; logits come before any layer is computed again
+        in_training = shape.tokens * 4.0 * shape.width * (shape.layers + 2)
+        in_training += max(
+            rounded + 8 * shape.words * shape.tokens, 6 * embedding + HEAD * shape.words * shape.tokens
+        )
+    most = max(in_training, gradients + 2 * FLOAT * embedding, gradients + working * FLOAT * trained)
     if "Guard" in way:
         always += PROBES * PROBE_TOKENS * KEPT
         in_pull = rounded + activations(shape, PULLED, adapted) - kept * FLOAT * trained  # the last one is gone
@@ -117,15 +123,13 @@ def predicted(shape: Shape, way: str) -> float:
     return always + most
 
 
-def activations(shape: Shape, tokens: int, adapted: bool = False, checkpointed: bool = False) -> float:
+def activations(shape: Shape, tokens: int, adapted: bool = False) -> float:
     """Bytes that a forward pass keeps for the backward pass, and the logits with their gradients."""
     wide = (
         16 * shape.width + 14 * RANK if adapted else 30 * shape.width
     )  # residuals of an adapted model are bfloat16
     of_layer = wide + 4 * shape.narrow + 8 * shape.inner + 4 * shape.heads + 8
     layers = shape.layers * of_layer
-    if checkpointed:  # the input of each layer, and all of the one that is computed again
-        layers = shape.layers * FLOAT * shape.width + of_layer
     return float(tokens * (layers + HEAD * shape.words + 8 * shape.width))
 
 
@@ -229,7 +233,7 @@ def measured(shape: Shape, way: str, device: str) -> dict[str, Any]:
     found: dict[str, Any] = {"parameters": sum(each.numel() for each in training.model.parameters())}
     found |= {"peak": readings.readings["all"].peak, "step_ms": mean(after)}
     if "Guard" in way:
-        often = Anchor(every=EVERY).interval(0, training.optimizer)  # a task's first steps have more pulls
+        often = Anchor(every=EVERY).interval(0)  # a task's first steps have more pulls
         pulls = [number % often == often - 1 for number in range(WARM_UP + STEPS)]
         plain = median(each for each, pulled in zip(after, pulls[WARM_UP:], strict=True) if not pulled)
         pull = median(each for each, pulled in zip(after, pulls[WARM_UP:], strict=True) if pulled) - plain
