@@ -13,13 +13,14 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from reproduction.budgets import budgeted, load, under_budget
-from reproduction.paper_experiments import Entry, listed, table_s2
+from reproduction.paper_experiments import OUTDATED, Entry, listed, table_s2
 from reproduction.tuning_settings import (
     ABLATIONS,
     BLOCKS,
     EXEMPLARS,
     HELD_OUT,
     RWALKS_BLOCKS,
+    SWEEPS,
     base,
     decades,
     resnet,
@@ -187,7 +188,8 @@ def resnets() -> Iterator[Entry]:
     for method in ("icarl", "gem", "rwalk", "vanilla"):
         # GEM trains on no exemplars, only constrains by them, always under their own head: table S1 has its runs.
         run = resnet(method, 51 if method in ("icarl", "gem") else 50, masked=method != "gem")
-        yield Entry(method, under_budget("cifar100-resnet-shared", run), "multi", "one budget")
+        label = OUTDATED.get(method, method)
+        yield Entry(label, under_budget("cifar100-resnet-shared", run), "multi", "one budget")
 
 
 def surface() -> Iterator[Entry]:
@@ -233,7 +235,7 @@ def factor_label(on: tuple[str, ...]) -> str:
 def _as_authors(name: str, method: str, on: tuple[str, ...]) -> RunSpec:
     """A run of table 1 with these of the FACTORS; `rwalk-2018` has RWalk's hyper-parameters."""
     _, dataset, *samples = name.split("-")
-    block, exemplars = ("samples", EXEMPLARS[dataset]) if samples else ("multi", None)
+    block, exemplars = (SWEEPS[dataset], EXEMPLARS[dataset]) if samples else ("multi", None)
     run = budgeted(dataset, "rwalk" if method == "rwalk-2018" else method, block, exemplars)
     network = base(dataset, None).network + "-5" * ("conv5" in on) + "-normal" * ("init" in on)
     steps = AUTHORS_STEPS[dataset] if "length" in on else run.training.steps
@@ -259,5 +261,7 @@ QUESTIONS = listed(
         "surface-mnist": surface,
         "resnet": resnets,
         "precision-cifar100": precision,
+        "multihead-cifar100": multihead,
+        "tableS2-mnist-normal": table_s2_normal,
     },
 )

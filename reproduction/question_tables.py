@@ -288,4 +288,6 @@ TABLES: dict[str, Callable[[Measured], Iterator[str]]] = {
     "precision-cifar100": partial(
         differences, "precision-cifar100", "A in bfloat16 minus A in float32", PRECISIONS
     ),
+    "tableS2-mnist-normal": spread_of_lambda,
+    "multihead-cifar100": multihead,
 }

@@ -121,6 +121,27 @@ def test_how_long_and_how_strongly(every_row: Measured) -> None:
     stands("RESULTS.md", f"six decades of λ differ by {flat:.1f} points at {plain.steps} steps")
 
 
+def test_how_lambda_matters_from_the_authors_weights_and_longer(every_row: Measured) -> None:
+    def of(name: str, method: str) -> dict[float, float]:
+        """A by λ, in the gradient form."""
+        cells = {
+            e.run.lam: e for e, _ in every_row.entries(name) if (e.run.method, e.block) == (method, "gradient")
+        }
+        return {lam: every_row.mean("A", name, e.block, e.label).value for lam, e in cells.items()}
+
+    rwalk, pi, before = (
+        of("tableS2-mnist-normal", "rwalk"),
+        of("tableS2-mnist-normal", "pi"),
+        of("tableS2-mnist", "pi"),
+    )
+    held = [a for lam, a in rwalk.items() if lam >= 1]
+    stands("RESULTS.md", f"it varies by {max(rwalk.values()) - min(rwalk.values()):.1f} on MNIST")
+    stands("RESULTS.md", f"and by {max(held) - min(held):.1f} from λ = 1 on")
+    stands("RESULTS.md", f"RWalk at {min(held):.1f} to {max(held):.1f} for every λ from 1 to 10⁴")
+    spread_before = max(before.values()) - min(before.values())
+    stands("RESULTS.md", f"spread was {spread_before:.1f}, at {min(pi.values()):.1f} to {max(pi.values()):.1f}")
+
+
 def test_pages_that_repeat_a_figure_have_it_from_the_rows(every_row: Measured) -> None:
     """One place for figures that stand on several pages: this test."""
     mean = every_row.mean

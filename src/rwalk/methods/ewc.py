@@ -17,9 +17,8 @@ class EWC(Method):
     Args:
         lam: λ.
         penalty: "gradient" or "proximal".
-        fisher: "batch", "example" or "exact" squares in that pass. "example" is eq. (1) of the RWalk paper: its λ
-            does not depend on the batch size. "batch" is the default because it stores no gradient of a single
-            example, and a Guard sees only batches.
+        fisher: Squares of gradients of a "batch", of each "example" (eq. (1) of the RWalk paper), or "exact":
+            expected over the predicted labels. The λ of "batch", the default, depends on the batch size.
     """
 
     name: ClassVar[str] = "ewc"
