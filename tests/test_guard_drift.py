@@ -238,7 +238,9 @@ def test_drift_with_standard_errors_is_an_upper_bound_of_the_mean() -> None:
 def test_the_first_steps_have_more_pulls() -> None:
     model, optimizer, guard = guarded(layers)
     train(model, optimizer, *task(1), steps=80)
-    assert [reading.step for reading in guard.report().readings] == [*range(3, 64, 4), 71, 79]
+    pulled = [reading.step for reading in guard.report().readings]
+    assert pulled == [*range(3, 64, 4), 71, 79]
+    assert [Anchor().pulls_before(step) for step in pulled] == list(range(18)), "batches take turns"
     guard.detach()
 
 
@@ -369,6 +371,18 @@ def test_rewind_keeps_the_budget_for_certain() -> None:
     torch.testing.assert_close(model.state_dict()["2.running_mean"], start["2.running_mean"], rtol=1e-2, atol=1e-2)
     with pytest.raises(InputError, match="rewind needs a budget"):
         guard.rewind()
+    with pytest.raises(InputError, match="budget must be a number above 0"):
+        guard.finish(budget=-1.0)
+
+
+def test_a_budget_is_kept_within_the_users_autocast() -> None:
+    """Autocast keeps rounded weights until it ends, whatever becomes of the weights."""
+    model, optimizer, guard = guarded(layers, lr=3e-3, budget=0.01)
+    train(model, optimizer, *task(1))
+    with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a small share that is left
+        report = guard.finish()
+    assert 0 < report.left < 1 and report.drift is not None and report.drift <= 0.01
 
 
 def test_parameters_unfrozen_later_are_held_and_rewound() -> None:

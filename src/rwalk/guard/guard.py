@@ -238,7 +238,7 @@ class Guard:
         return self._pull_added
 
     def _pull(self, anchor: Anchor) -> Pull:
-        number = self.steps // anchor.interval(self.steps)
+        number = anchor.pulls_before(self.steps)
         autocast = self._first_pass.context(self.model)
         pull = Pull.of(self.model, self._parameters, self._sets, number, autocast)
         self._readings.add(self.tasks, self.steps, pull.drift)
@@ -452,10 +452,10 @@ class Guard:
         budget = self.budget if budget is None else budget
         if budget is None or not self._sets:
             raise InputError("rewind needs a budget, guard.rewind(0.05), and probes: guard.begin(probes)")
-        check_budget(budget)
         return self._rewind(budget)
 
     def _rewind(self, budget: float) -> float:
+        check_budget(budget)
         assert self._reference is not None
         self._pull_added = {}
         with self._state.moved():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 from rwalk.errors import InputError
@@ -24,10 +24,6 @@ def selected(model: nn.Module, params: Params | None) -> dict[str, nn.Parameter]
     if not chosen:
         raise InputError(f"params selects none of the model's {len(named)} parameters ({some(named)})")
     return chosen
-
-
-def named_buffers(model: nn.Module) -> dict[str, Tensor]:
-    return {plain(name): buffer for name, buffer in unwrapped(model).named_buffers()}
 
 
 def _chosen(named: dict[str, nn.Parameter], params: Params | None) -> dict[str, nn.Parameter]:

@@ -53,6 +53,10 @@ class Anchor:
         """Steps from one pull to the next at this step of a task, counted from 0."""
         return min(OFTEN, self.every) if step < EARLY else self.every
 
+    def pulls_before(self, step: int) -> int:
+        """The number of pulls in a task before this step."""
+        return min(step, EARLY) // self.interval(0) + max(step - EARLY, 0) // self.every
+
 
 # ── readings ─────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -72,6 +72,7 @@ class Reference:
         now = {name: tensor.to("cpu", copy=True) for name, tensor in here.items()}
 
         def put(share: float) -> None:
+            torch.clear_autocast_cache()  # the user's autocast may hold rounded copies of the weights
             with torch.no_grad():
                 for name, tensor in here.items():
                     if share == 1.0 or not tensor.is_floating_point():
