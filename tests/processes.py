@@ -25,6 +25,7 @@ class Child:
 
     def __init__(self, work: Callable[[], object], log: Path) -> None:
         self.log = log
+        log.touch()  # it may be killed before it writes anything
         self.status: int | None = None
         self.pid = os.fork()
         if self.pid == 0:

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -158,13 +158,20 @@ def test_a_study_of_2000_rows_opens_at_once(tmp_path: Path) -> None:
         blank = replace(row(tasks=10), made=Made(numerics=1, code=code))
         rows = [replace(blank, hash=run.hash(), spec=run, lam=run.lam) for run in study.runs]
         store.add(*rows)
-        begun = time.process_time()  # a busy machine is not the study's fault
-        assert len(study.execute(store)) == 2000
-        taken = time.process_time() - begun
-        begun = time.process_time()
-        lines = [json.dumps(json.loads(line)) for line in store.rows_file.read_bytes().splitlines()]
-        plain = time.process_time() - begun
-    assert len(lines) == 2000
+
+        def plain_json() -> list[str]:
+            return [json.dumps(json.loads(line)) for line in store.rows_file.read_bytes().splitlines()]
+
+        def seconds(work: Callable[[], Sized]) -> float:
+            """Of a processor, the least of three: a busy machine is not the study's fault."""
+            found = []
+            for _ in range(3):
+                begun = time.process_time()
+                assert len(work()) == 2000
+                found.append(time.process_time() - begun)
+            return min(found)
+
+        taken, plain = seconds(lambda: study.execute(store)), seconds(plain_json)
     assert taken < 10 * plain, f"opening took {taken:.2f} s, JSON alone {plain:.2f}"  # nor is a slow processor
 
 

@@ -403,6 +403,11 @@ def test_workers_answer_report_refuse_and_are_missed_when_they_die() -> None:
     assert not any(process.is_alive() for process in pool.processes)
 
 
+@pytest.mark.parametrize("device", ["cpu:0", torch.device("cpu")])
+def test_another_name_of_the_cpu_is_the_cpu(device: Any) -> None:
+    assert replace(little.study(), device=device) == replace(little.study(), device="cpu")
+
+
 def test_a_worker_that_is_told_to_stop_twice_still_saves() -> None:
     told: list[Any] = []
     with Pool(little.work, [None]) as pool, pytest.raises(WorkerDied):

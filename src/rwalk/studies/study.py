@@ -72,6 +72,8 @@ class Study:
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
             raise InputError(f"checkpoint_every must be at least 1, not {self.checkpoint_every}")
         find_executor(self.executor).check_device(self.device)
+        named = "cpu" if torch.device(self.device).type == "cpu" else str(self.device)  # not "cpu:0"
+        object.__setattr__(self, "device", named)
         listed = set[str]()
         for run in self.runs:
             if run.dtype not in DTYPES:
