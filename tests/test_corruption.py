@@ -1,4 +1,4 @@
-"""300 random corruptions of each kind of file in a study: none passes with another result or is a traceback."""
+"""300 random corruptions of each kind of file: none passes with another result or is a traceback."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import little
 from corruption import forged, survey
-from rwalk import Fleet, InputError, MemorySpec, Training, learner
+from rwalk import Fleet, Guard, IncrementalClassifier, InputError, MemorySpec, Training, learner, model_file
 from rwalk.atomic_files import with_checksum
 from rwalk.report import result_folders
 from rwalk.report.html_page import render
@@ -153,6 +155,60 @@ def test_corrupt_checkpoint_is_refused_and_changes_nothing(part: str, tmp_path: 
     with pytest.raises(InputError):
         load(record, victim, "run")
     assert torch.equal(victim.theta, untouched)
+
+
+LEARNERS: dict[str, dict[str, Any]] = {
+    "closed form": {"size": 8, "warm_up": 20},
+    "closed form that holds examples": {"size": 8, "warm_up": 100},
+    "network": {"method": "rwalk", "network": little.Network, "memory": 1, "epochs": 1},
+    "texts": {"size": 16},
+    "chosen": {"method": "auto", "network": little.Network, "memory": 1, "epochs": 1},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", LEARNERS)
+@pytest.mark.filterwarnings("ignore")
+def test_corrupt_classifier_is_refused(kind: str, tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
+    x = np.array([f"{'ab'[each % 2]} c{each}" for each in range(40)]) if kind == "texts" else numbers
+    path = tmp_path / "classifier.safetensors"
+    IncrementalClassifier(random_state=0, **LEARNERS[kind]).fit(x, ["a", "b"] * 20).save(path)
+    own = {name: value for name, value in LEARNERS[kind].items() if name == "network"}
+
+    def read() -> Any:
+        learned = IncrementalClassifier.load(path, **own)
+        return learned.predict_proba(x).tolist(), learned.classes_.tolist()
+
+    counts = survey(path, read, NUMBER)
+    assert counts["refused"] > NUMBER * 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["rwalk", "ewc"])
+def test_corrupt_guard_is_refused(method: str, tmp_path: Path) -> None:
+    model, path = nn.Linear(2, 2), tmp_path / "guard.safetensors"
+
+    def optimizer() -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    guard = Guard(model, optimizer(), method)
+    model(torch.ones(2)).square().sum().backward()
+    guard.optimizer.step()
+    guard.consolidate([model(torch.ones(2)).square().sum()] if method == "ewc" else None)
+    guard.save(path)
+    guard.detach()
+
+    def read() -> Any:
+        found = Guard.load(path, model, optimizer())
+        try:
+            found.save(tmp_path / "again.safetensors")
+        finally:
+            found.detach()
+        return model_file.read(tmp_path / "again.safetensors")[0]["sha256"]
+
+    counts = survey(path, read, NUMBER)
+    assert counts["refused"] > NUMBER * 0.9
 
 
 def test_corrupt_claim_is_taken_over_or_respected(folder: Path) -> None:
