@@ -20,14 +20,14 @@ from test_guard_drift import guarded, layers, task, train
 
 def test_report_of_an_anchor_says_what_happened() -> None:
     model, optimizer, guard = guarded(layers, budget=0.05)
-    train(model, optimizer, *task(1), steps=64)
+    train(model, optimizer, *task(1), steps=80)
     report = guard.report()
     assert report.probes[0].examples == 192 and report.probes[0].drift == report.drift == guard.drift()
     assert report.budget == 0.05 and report.weight == guard.method.weight  # type: ignore[union-attr]
-    assert [reading.step for reading in report.readings] == list(range(7, 64, 8))
+    assert [reading.step for reading in report.readings] == [*range(3, 64, 4), 71, 79]
     assert json.loads(json.dumps(report.to_dict()))["readings"][-1]["drift"] == report.readings[-1].drift
     first, *_, last = str(report).splitlines()
-    assert first.startswith("anchor, weight ") and "64 steps after task 1" in first and "budget of 0.05" in first
+    assert first.startswith("anchor, weight ") and "80 steps after task 1" in first and "budget of 0.05" in first
     assert last.startswith("set 1         192") and f"{guard.drift():.4f}" in last
     page = ElementTree.fromstring(f"<div>{report._repr_html_()}</div>")
     assert page.findtext("p") == first

@@ -38,7 +38,7 @@ UNKNOWN = 7  # the colour of a method that is drawn without the others
 def palette_places(methods: Iterable[str]) -> dict[str, int]:
     """The place in the palette of every method on a page; no two share one while there are enough.
 
-    >>> places(["ridge", "pi", "mas"])
+    >>> palette_places(["ridge", "pi", "mas"])
     {'pi': 3, 'ridge': 9, 'mas': 0}
     """
     present = set(methods)

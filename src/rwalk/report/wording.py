@@ -79,7 +79,7 @@ def counted(count: int, noun: str) -> str:
 def capital(sentence: str) -> str:
     """The sentence with a capital at its beginning; the name of a user's own code stays as it is.
 
-    >>> begun("no protection is behind"), begun("package.module:Own is ahead")
+    >>> capital("no protection is behind"), capital("package.module:Own is ahead")
     ('No protection is behind', 'package.module:Own is ahead')
     """
     return sentence if ":" in sentence.split(" ")[0] else sentence[:1].upper() + sentence[1:]
