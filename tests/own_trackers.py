@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rwalk.studies.specs import RunSpec
+from rwalk.studies.rows import Row
 from rwalk.studies.trackers import Tracker
-from rwalk.studies.trackers.tracker import digest
+from rwalk.studies.trackers.tracker import Values, digest
 
 
 class Diary(Tracker):
@@ -21,16 +21,11 @@ class Diary(Tracker):
     def known(self) -> Mapping[str, str]:
         return {file.stem: json.loads(file.read_text()) for file in self._folder.glob("*.done")}
 
-    def begin(self, run: RunSpec) -> None:
+    def show(self, row: Row, history: Sequence[Values]) -> None:
         self._folder.mkdir(exist_ok=True)
-        self._file(run).write_text("")
-
-    def log(self, run: RunSpec, values: Mapping[str, float], step: int) -> None:
-        with self._file(run).open("a") as file:
-            file.write(json.dumps([step, dict(values)]) + "\n")
-
-    def finish(self, run: RunSpec, row: Mapping[str, Any]) -> None:
-        self._file(run).with_suffix(".done").write_text(json.dumps(digest(row)))
+        file = self._folder / f"{row.hash}.log"
+        file.write_text("".join(json.dumps([step, dict(values)]) + "\n" for step, values in history))
+        file.with_suffix(".done").write_text(json.dumps(digest(row)))
 
     def attach(self, page: Path) -> None:
         (self._folder / "page").write_text(str(page))
@@ -39,20 +34,14 @@ class Diary(Tracker):
     def _folder(self) -> Path:
         return self.subject.folder / "diary"
 
-    def _file(self, run: RunSpec) -> Path:
-        return self._folder / f"{run.hash()}.log"
-
 
 class Failing(Diary):
-    """Its server goes away after a few calls."""
+    """Its server goes away after the first row."""
 
-    calls = 0
-
-    def log(self, run: RunSpec, values: Mapping[str, float], step: int) -> None:
-        self.calls += 1
-        if self.calls > 5:
+    def show(self, row: Row, history: Sequence[Values]) -> None:
+        if self.known():
             raise ConnectionError("the server is gone\nand this is a second line")
-        super().log(run, values, step)
+        super().show(row, history)
 
 
 class Unreachable(Diary):
@@ -65,7 +54,7 @@ class Unreachable(Diary):
 class Hanging(Diary):
     """Its server accepts a connection, and says nothing."""
 
-    def begin(self, run: RunSpec) -> None:
+    def show(self, row: Row, history: Sequence[Values]) -> None:
         time.sleep(3600)
 
 

@@ -28,7 +28,7 @@ from rwalk.studies.losses_and_costs import Curves
 from rwalk.studies.specs import RunSpec, steps_of
 from rwalk.studies.study import Study
 from rwalk.studies.study_folder import Store
-from rwalk.studies.trackers import Subject, Tracking, tracker
+from rwalk.studies.trackers import Shows, Subject, tracker
 
 OPTIONS = ["--methods=vanilla,rwalk", "--seeds=2", "--steps=5", "--workers=1", "--quiet", "--out=study"]
 Rwalk = Callable[..., tuple[int, str, str]]
@@ -166,7 +166,7 @@ def test_a_tracked_study_is_read_back_and_an_export_adds_nothing(tool: str, rwal
 @pytest.mark.parametrize("tool", TOOLS, indirect=True)
 def test_an_export_shows_what_tracking_would_have_shown_once(tool: str, rwalk: Rwalk, tmp_path: Path) -> None:
     folder, read = tmp_path / "study", readers.READERS[tool]
-    assert rwalk("run", *OPTIONS, "--track=own_trackers:Diary")[0] == 0  # which keeps the losses for later
+    assert rwalk("run", *OPTIONS)[0] == 0
     _, out, _ = rwalk("export", "study", f"--to={tool}")
     assert f"{tool}: 4 of 4 runs added" in out
     rows, shown = Store(folder).rows(), read(folder)
@@ -220,12 +220,13 @@ def tracked(study: Study, folder: Path, kind: type[own_trackers.Diary], **how: A
         return steps_of(run, study.stream(run.stream), task)
 
     def watch(event: Any) -> None:
-        listener.watch(event)
+        curves.watch(event)
+        shows.watch(event)
         how.get("watch", lambda event: None)(event)
 
-    record = study.describe()
+    record, curves = study.describe(), Curves(folder, steps_before)
     store, tracker = Store(folder), kind(Subject.of(folder, record))
-    with store.opened(record), Tracking([tracker], Curves(folder), steps_before) as listener:
+    with store.opened(record), Shows(tracker, curves) as shows:
         return study.execute(store, watch, how.get("stop", lambda: False))
 
 

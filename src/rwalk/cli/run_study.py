@@ -24,7 +24,7 @@ from rwalk.studies.rows import Row, Rows
 from rwalk.studies.specs import RunSpec, steps_of
 from rwalk.studies.study_events import Event
 from rwalk.studies.study_folder import SharedStore, Store
-from rwalk.studies.trackers import Tracking
+from rwalk.studies.trackers import Shows
 from rwalk.studies.worker_pool import Interrupts, WorkerDied
 
 if TYPE_CHECKING:  # with all of scikit-learn
@@ -129,11 +129,10 @@ def execute(
         if todo:
             note_command(store.folder, as_typed())
         console = Console(stderr=True)
-        tracking = Tracking(
-            trackers, Curves(store.folder), lambda run, task: steps_of(run, study.stream(run.stream), task)
-        )
-        # Without trackers too: losses and costs are in no row, and a report shows them.
-        listeners = [open_displays.enter_context(tracking).watch, Costs(store.folder).watch]
+        curves = Curves(store.folder, lambda run, task: steps_of(run, study.stream(run.stream), task))
+        shows = [open_displays.enter_context(Shows(tracker, curves)) for tracker in trackers]
+        # Losses and costs are in no row, and a report shows them.
+        listeners = [curves.watch, Costs(store.folder).watch, *(each.watch for each in shows)]
         if keeper:
             from rwalk.models.kept_by_studies import Pruner
 
@@ -154,8 +153,9 @@ def execute(
                 if show:
                     to_stderr(f"{len(runs)} finished runs are trained again, because their models were not kept")
                 replace(study, runs=runs, reference="none").execute(stop=interrupts)
-            if trackers and todo and (page := report_and_export.report_page(store.folder)):
-                tracking.attach(page)
+            if shows and todo and (page := report_and_export.report_page(store.folder)):
+                for each in shows:
+                    each.attach(page)
             return rows
         except (KeyboardInterrupt, WorkerDied) as error:
             to_stderr(

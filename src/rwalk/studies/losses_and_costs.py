@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.study_events import Event, Spent
+from rwalk.studies.study_events import Event, Spent, Stepped
 
 COMMANDS, LOSSES, COSTS = "commands.txt", "losses.csv", "costs.csv"
 NOT_UTF8 = "surrogateescape"  # how Python reads the rest of a command line, and writes it back
@@ -32,16 +32,33 @@ def commands(folder: Path) -> list[str]:
     return []
 
 
-class Curves:
-    """Losses by run and step. If an interrupted run repeats steps, the later value counts."""
+StepsBefore = Callable[[RunSpec, int], int]  # a run and a task → the steps of all tasks before it
 
-    def __init__(self, folder: Path) -> None:
+
+class Curves:
+    """Losses by run and step. If an interrupted run repeats steps, the later value counts.
+
+    `steps_before` counts a running study's steps over the tasks, which may differ in length.
+    """
+
+    def __init__(self, folder: Path, steps_before: StepsBefore = lambda run, task: 0) -> None:
         self.file = folder / LOSSES
+        self._steps_before = steps_before
+        self._counted: dict[tuple[str, int], int] = {}  # steps before a task, by run and task, for every loss
         self._losses: dict[str, dict[int, float]] = {}
         for line in _lines(self.file):
             with suppress(ValueError):  # a crash truncated the line
                 key, step, loss = line
                 self._losses.setdefault(key, {})[int(step)] = float(loss)
+
+    def watch(self, event: Event) -> None:
+        """Add the loss of a run; a fleet reports one mean of all its losses."""
+        if isinstance(event, Stepped) and len(event.runs) == 1 and event.runs[0].counts:
+            (run,), (task, _, step, _, loss) = event.runs, event.progress
+            if (key := (run.hash(), task)) not in self._counted:
+                self._counted[key] = self._steps_before(run, task)
+            if math.isfinite(loss):
+                self.add(run, self._counted[key] + step, loss)
 
     def add(self, run: RunSpec, step: int, loss: float) -> None:
         self._losses.setdefault(run.hash(), {})[step] = loss

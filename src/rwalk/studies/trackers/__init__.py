@@ -6,11 +6,11 @@ One file each; a new file in this folder is found automatically, by its tracker'
 from __future__ import annotations
 
 from rwalk.registry import discovered, found
-from rwalk.studies.trackers.tracker import Subject, Tracker, Tracking, export
+from rwalk.studies.trackers.tracker import Shows, Subject, Tracker, export
 
 TRACKERS: dict[str, type[Tracker]] = discovered(__name__, Tracker)
 
-__all__ = ["TRACKERS", "Subject", "Tracker", "Tracking", "export", "find"]
+__all__ = ["TRACKERS", "Shows", "Subject", "Tracker", "export", "find"]
 
 
 def find(name: str) -> type[Tracker]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from rwalk.escaping import shown
 from rwalk.studies.rows import Row
-from rwalk.studies.specs import RunSpec
-from rwalk.studies.trackers.tracker import Subject, Tracker, digest, measures, run_title, settings
+from rwalk.studies.trackers.tracker import Tracker, Values, digest, run_title, settings
 
 STUDY, ROW, DIGEST = "rwalk.study", "rwalk.row", "rwalk.digest"  # tags of a run
 PARENT = "mlflow.parentRunId"  # the tag by which MLflow nests runs
+BATCH = 1000  # metrics that a server takes at a time
 # Defaults for the user's variables: a dead server is noticed in seconds, and MLflow prints nothing.
 QUICK_AND_QUIET = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 
@@ -26,10 +26,6 @@ class MLflow(Tracker):
     summary: ClassVar[str] = "nested runs in MLflow: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME"
     package: ClassVar[str] = "mlflow"
 
-    def __init__(self, subject: Subject) -> None:
-        super().__init__(subject)
-        self._ids: dict[str, str] = {}  # hash of a row → id of its run
-
     def __enter__(self) -> Self:
         for variable, value in QUICK_AND_QUIET.items():
             os.environ.setdefault(variable, value)
@@ -37,42 +33,30 @@ class MLflow(Tracker):
 
         self._client = MlflowClient()
         self._experiment = self._experiment_id(os.environ.get("MLFLOW_EXPERIMENT_NAME") or "rwalk")
-        of_study = f"tags.`{STUDY}` = '{self._quoted()}'"
-        rows = list(self._found(of_study))
-        self._ids = {run.data.tags[ROW]: run.info.run_id for run in rows if ROW in run.data.tags}
-        parents = [run.info.run_id for run in rows if ROW not in run.data.tags]
+        there = list(self._found(f"tags.`{STUDY}` = '{self._quoted()}'"))
+        self._rows = {run.data.tags[ROW]: run for run in there if ROW in run.data.tags}
+        parents = [run.info.run_id for run in there if ROW not in run.data.tags]
         self._parent = parents[0] if parents else self._new_run(self.subject.name, {})
-        self._digests = {
-            run.data.tags[ROW]: run.data.tags[DIGEST] for run in rows if run.data.tags.keys() >= {ROW, DIGEST}
-        }
         return self
 
     def __exit__(self, *error: object) -> None:
         self._client.set_terminated(self._parent)
 
     def known(self) -> Mapping[str, str]:
-        return self._digests
+        return {key: run.data.tags[DIGEST] for key, run in self._rows.items() if DIGEST in run.data.tags}
 
-    def begin(self, run: RunSpec) -> None:
-        from mlflow.entities import Param
+    def show(self, row: Row, history: Sequence[Values]) -> None:
+        from mlflow.entities import Metric, Param
 
-        key = run.hash()
-        if key in self._ids:
-            self._client.delete_run(self._ids[key])
-        self._ids[key] = self._new_run(run_title(run), {PARENT: self._parent, ROW: key})
-        params = [Param(name, str(value)) for name, value in settings(run).items()]
-        self._client.log_batch(self._ids[key], params=params)
-
-    def log(self, run: RunSpec, values: Mapping[str, float], step: int) -> None:
-        from mlflow.entities import Metric
-
+        if earlier := self._rows.pop(row.hash, None):
+            self._client.delete_run(earlier.info.run_id)
+        this = self._new_run(run_title(row.spec), {PARENT: self._parent, ROW: row.hash})
+        params = [Param(name, str(value)) for name, value in settings(row.spec).items()]
+        self._client.log_batch(this, params=params)
         now = int(1000 * time.time())
-        metrics = [Metric(name, value, now, step) for name, value in values.items()]
-        self._client.log_batch(self._ids[run.hash()], metrics=metrics)
-
-    def finish(self, run: RunSpec, row: Row) -> None:
-        self.log(run, measures(row), row.tasks)
-        this = self._ids[run.hash()]
+        metrics = [Metric(name, each, now, step) for step, values in history for name, each in values.items()]
+        for start in range(0, len(metrics), BATCH):
+            self._client.log_batch(this, metrics=metrics[start : start + BATCH])
         if row.stopped:
             self._client.set_tag(this, "rwalk.stopped", shown(row.stopped))
         self._client.set_terminated(this)

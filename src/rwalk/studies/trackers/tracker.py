@@ -1,8 +1,8 @@
 """Trackers: writers for one tool each, which identify a run by the hash of its row.
 
-Trackers do not listen to events themselves. `Tracking` feeds them while a study runs, `export` from the rows of a
-finished one: with the same calls, and so with the same result. A tracker never delays a study, and never stops it.
-Each has a thread of its own, and one that fails is dropped with one warning: `rwalk export` shows the study later.
+A tracker shows finished rows: `Shows` passes them on while a study runs, `export` those of a finished one. It
+never delays a study, and never stops it. Each has a thread of its own, and one that fails is dropped with one
+warning: `rwalk export` shows the study later.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import re
 import shlex
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
@@ -28,7 +27,7 @@ from rwalk.studies.json_records import content_hash, to_json
 from rwalk.studies.losses_and_costs import Curves
 from rwalk.studies.rows import Description, Row
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.study_events import Event, RowDone, Stepped, TaskMeasured
+from rwalk.studies.study_events import Event, RowDone
 
 PATIENCE = 60.0  # seconds that a study waits, when it has ended, for a tracker to have written everything
 
@@ -40,24 +39,25 @@ class Subject(NamedTuple):
 
     folder  where its rows are
     name    the folder's name and its data, so that a study that grows keeps its name in every tool
-    record  the content of study.json
     """
 
     folder: Path
     name: str
-    record: Description
 
     @classmethod
     def of(cls, folder: Path, record: Description) -> Subject:
-        return cls(folder, f"{shown(folder.resolve().name)}-{content_hash(to_json(record.data))[:8]}", record)
+        return cls(folder, f"{shown(folder.resolve().name)}-{content_hash(to_json(record.data))[:8]}")
+
+
+class Values(NamedTuple):
+    """`loss` at a training step; `HEAD/task N` after a task, counted from 1; `HEAD/A` … after the last."""
+
+    step: int
+    values: Mapping[str, float]
 
 
 class Tracker:
-    """Base of all trackers.
-
-    Every run is begun, logged and finished, in this order. A run that was begun but never finished, because a
-    process died, is begun again from nothing.
-    """
+    """Base of all trackers."""
 
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""
@@ -74,22 +74,14 @@ class Tracker:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing more will be logged."""
+        """Nothing more will be shown."""
 
     def known(self) -> Mapping[str, str]:
-        """The runs that are finished there: the hash of each row, and the digest of its content."""
+        """The rows that are there: the hash of each, and the digest of its content."""
         raise NotImplementedError
 
-    def begin(self, run: RunSpec) -> None:
-        """A run begins; the tool's earlier record of it is replaced."""
-        raise NotImplementedError
-
-    def log(self, run: RunSpec, values: Mapping[str, float], step: int) -> None:
-        """Values at a step: `loss` at a training step, `HEAD/task N` after a task, counted from 1."""
-        raise NotImplementedError
-
-    def finish(self, run: RunSpec, row: Row) -> None:
-        """The run's row is there: its A, F and I, and then the mark that `known` reads."""
+    def show(self, row: Row, history: Sequence[Values]) -> None:
+        """Show a row, instead of what the tool has of its run; and at last the mark that `known` reads."""
         raise NotImplementedError
 
     def attach(self, page: Path) -> None:
@@ -124,153 +116,61 @@ def settings(run: RunSpec) -> dict[str, Any]:
 
 def measures(row: Row) -> dict[str, float]:
     """A, F and I by head, as far as they are known."""
-    return {
-        f"{head}/{name}": value
-        for head in HEADS
-        for name, value in to_json(row.measures(head)).items()
-        if value is not None
-    }
+    every = {f"{head}/{name}": value for head in HEADS for name, value in to_json(row.measures(head)).items()}
+    return {name: value for name, value in every.items() if value is not None}
 
 
-# ── feeding trackers ────────────────────────────────────────────────────────────────────────────────────────────
+def history(row: Row, curves: Curves) -> list[Values]:
+    """All values of a row, in their order."""
+    losses = [Values(step, {"loss": loss}) for step, loss in curves.of(row.spec)]
+    return [*losses, *_accuracies(row), Values(row.tasks, measures(row))]
 
 
-StepsBefore = Callable[[RunSpec, int], int]  # a run and a task → the steps of all tasks before it
-TrackerCall = Callable[[Tracker], None]
-
-
-class Tracking:
-    """Turns events into calls of trackers, and records the loss curves that rows do not hold.
-
-    `steps_before` counts a run's steps over the tasks, which may differ in length.
-    """
-
-    def __init__(self, trackers: Sequence[Tracker], curves: Curves, steps_before: StepsBefore) -> None:
-        self._outlets = [_Outlet(tracker) for tracker in trackers]
-        self._curves = curves
-        self._steps_before = steps_before
-        self._counted: dict[tuple[str, int], int] = {}  # steps before a task, by run and task, for every loss
-        self._logged: dict[str, set[int]] = {}  # the tasks whose accuracies were logged, by the runs begun here
-
-    def __enter__(self) -> Self:
-        for outlet in self._outlets:
-            outlet.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for outlet in self._outlets:
-            outlet.close()
-
-    def attach(self, page: Path) -> None:
-        self._tell(lambda tracker: tracker.attach(page))
-
-    def watch(self, event: Event) -> None:
-        if isinstance(event, Stepped) and event.runs[0].counts:
-            if len(event.runs) == 1:  # a fleet reports one mean of all its losses
-                (run,), (task, _, step, _, loss) = event.runs, event.progress
-                self._loss(run, self._begun_at(run, task) + step, loss)
-        elif isinstance(event, TaskMeasured) and event.runs[0].counts:
-            task, _, accuracy = event.measured
-            for number, run in enumerate(event.runs):
-                self._accuracies(run, task, {head: accuracy[head][number] for head in HEADS})
-        elif isinstance(event, RowDone):
-            self._finish(event.row)
-
-    def _begun_at(self, run: RunSpec, task: int) -> int:
-        key = (run.hash(), task)
-        if key not in self._counted:
-            self._counted[key] = self._steps_before(run, task)
-        return self._counted[key]
-
-    def _loss(self, run: RunSpec, step: int, loss: float) -> None:
-        if not math.isfinite(loss):
-            return
-        self._begin(run, before=step)
-        self._curves.add(run, step, loss)
-        self._tell(lambda tracker: tracker.log(run, {"loss": loss}, step))
-
-    def _accuracies(self, run: RunSpec, task: int, accuracy: Mapping[str, Iterable[float]]) -> None:
-        self._begin(run)
-        self._logged[run.hash()].add(task)
-        values = _by_task(accuracy)
-        self._tell(lambda tracker: tracker.log(run, values, task + 1))
-
-    def _finish(self, row: Row) -> None:
-        """Tasks that ended before an interruption were measured in another process: the row has them."""
-        run = row.spec
-        self._begin(run)
-        for task in range(row.tasks):
-            if task not in self._logged[run.hash()]:
-                self._accuracies(run, task, _measured(row, task))
-        self._tell(lambda tracker: tracker.finish(run, row))
-
-    def _begin(self, run: RunSpec, before: int | None = None) -> None:
-        """Begin a run; if it resumes from a checkpoint, with its losses from before the interruption."""
-        if run.hash() in self._logged:
-            return
-        self._logged[run.hash()] = set()
-        earlier = [(step, loss) for step, loss in self._curves.of(run) if before is None or step < before]
-
-        def begin(tracker: Tracker) -> None:
-            tracker.begin(run)
-            for step, loss in earlier:
-                tracker.log(run, {"loss": loss}, step)
-
-        self._tell(begin)
-
-    def _tell(self, call: TrackerCall) -> None:
-        for outlet in self._outlets:
-            outlet.put(call)
+def _accuracies(row: Row) -> Iterator[Values]:
+    """After each task those of all tasks so far; a run that stopped has none from then on."""
+    for k in range(row.tasks):
+        yield Values(
+            k + 1,
+            {
+                f"{head}/task {j + 1}": value
+                for head in HEADS
+                for j, value in enumerate(row.accuracy[head][k][: k + 1])
+                if value is not None
+            },
+        )
 
 
 def export(tracker: Tracker, rows: Iterable[Row], curves: Curves) -> int:
-    """Show every row that the tool does not have yet, as if it had just been trained; how many those were."""
-    known, added = tracker.known(), 0
-    for row in rows:
-        if known.get(row.hash) == digest(row):
-            continue
-        run = row.spec
-        tracker.begin(run)
-        for step, loss in curves.of(run):
-            tracker.log(run, {"loss": loss}, step)
-        for task in range(row.tasks):
-            tracker.log(run, _by_task(_measured(row, task)), task + 1)
-        tracker.finish(run, row)
-        added += 1
-    return added
+    """Show every row that the tool does not have yet; how many those were."""
+    known = tracker.known()
+    new = [row for row in rows if known.get(row.hash) != digest(row)]
+    for row in new:
+        tracker.show(row, history(row, curves))
+    return len(new)
 
 
-def _measured(row: Row, task: int) -> dict[str, list[float]]:
-    """The accuracies after a task of a row: none, if the run had stopped by then."""
-    return {head: [value for value in row.accuracy[head][task][: task + 1] if value is not None] for head in HEADS}
+class Shows:
+    """Calls a tracker in a thread of its own, while a study runs; its first error is its last call."""
 
-
-def _by_task(accuracy: Mapping[str, Iterable[float]]) -> dict[str, float]:
-    return {
-        f"{head}/task {old + 1}": float(value)
-        for head, values in accuracy.items()
-        for old, value in enumerate(values)
-        if value == value  # a run that diverged has NaN
-    }
-
-
-class _Outlet:
-    """A tracker and the thread that calls it; its first error is its last call."""
-
-    def __init__(self, tracker: Tracker) -> None:
-        self._tracker = tracker
-        self._calls: SimpleQueue[TrackerCall | None] = SimpleQueue()
+    def __init__(self, tracker: Tracker, curves: Curves) -> None:
+        self._tracker, self._curves = tracker, curves
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._failed = False
         self._thread = threading.Thread(target=self._work, name=f"tracker {tracker.name}", daemon=True)
 
-    def start(self) -> None:
+    def watch(self, event: Event) -> None:
+        if isinstance(event, RowDone):
+            row, found = event.row, history(event.row, self._curves)
+            self._calls.put(lambda: self._tracker.show(row, found))
+
+    def attach(self, page: Path) -> None:
+        self._calls.put(lambda: self._tracker.attach(page))
+
+    def __enter__(self) -> Self:
         self._thread.start()
+        return self
 
-    def put(self, call: TrackerCall) -> None:
-        if not self._failed:
-            self._calls.put(call)
-
-    def close(self) -> None:
+    def __exit__(self, *error: object) -> None:
         self._calls.put(None)
         self._thread.join(PATIENCE)
         if self._thread.is_alive():
@@ -278,9 +178,9 @@ class _Outlet:
 
     def _work(self) -> None:
         try:
-            with self._tracker as tracker:
+            with self._tracker:
                 while (call := self._calls.get()) is not None:
-                    call(tracker)
+                    call()
         except Exception as error:  # no failure of a server or a disk may stop the study
             self._give_up(first_line(error))
 

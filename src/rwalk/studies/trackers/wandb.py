@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Self
 from rwalk.atomic_files import write_atomically
 from rwalk.errors import InputError
 from rwalk.escaping import all_shown
+from rwalk.metrics import HEADS
 from rwalk.studies.json_records import content_hash
 from rwalk.studies.rows import Row
-from rwalk.studies.specs import RunSpec
-from rwalk.studies.trackers.tracker import Subject, Tracker, digest, measures, run_title, settings
+from rwalk.studies.trackers.tracker import Subject, Tracker, Values, digest, run_title, settings
 
 
 class WandB(Tracker):
@@ -40,40 +40,27 @@ class WandB(Tracker):
         self._folder = subject.folder / "wandb"
         self._note = self._folder / f"rwalk-rows-{content_hash([self._project, self._mode])[:8]}.json"
         self._written: dict[str, str] = {}
-        self._runs: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
         with suppress(OSError, ValueError, TypeError):  # a damaged note: all rows are written again
             self._written = dict(json.loads(self._note.read_text()))
         return self
 
-    def __exit__(self, *error: object) -> None:
-        for run in self._runs.values():
-            run.finish()
-
     def known(self) -> Mapping[str, str]:
         return self._written
 
-    def begin(self, run: RunSpec) -> None:
-        key = run.hash()
-        begun = self._new_run(key, run_title(run), "row", settings(run))
-        begun.define_metric("step", hidden=True)
-        begun.define_metric("task", hidden=True)
-        begun.define_metric("loss", step_metric="step")
-        for head in ("single", "multi"):
-            begun.define_metric(f"{head}/*", step_metric="task")
-        self._runs[key] = begun
-
-    def log(self, run: RunSpec, values: Mapping[str, float], step: int) -> None:
-        axis = "step" if "loss" in values else "task"
-        self._runs[run.hash()].log({**values, axis: step})
-
-    def finish(self, run: RunSpec, row: Row) -> None:
-        begun = self._runs.pop(run.hash())
-        begun.log({**measures(row), "task": row.tasks})
-        begun.summary.update({"rwalk.row": run.hash(), "rwalk.stopped": all_shown(row.stopped)})
-        begun.finish()
-        self._written[run.hash()] = digest(row)
+    def show(self, row: Row, history: Sequence[Values]) -> None:
+        run = self._new_run(row.hash, run_title(row.spec), "row", settings(row.spec))
+        run.define_metric("step", hidden=True)
+        run.define_metric("task", hidden=True)
+        run.define_metric("loss", step_metric="step")
+        for head in HEADS:
+            run.define_metric(f"{head}/*", step_metric="task")
+        for step, values in history:
+            run.log({**values, "step" if "loss" in values else "task": step})
+        run.summary.update({"rwalk.row": row.hash, "rwalk.stopped": all_shown(row.stopped)})
+        run.finish()
+        self._written[row.hash] = digest(row)
         write_atomically(self._note, json.dumps(self._written, indent=1) + "\n")
 
     def attach(self, page: Path) -> None:
