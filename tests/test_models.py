@@ -419,7 +419,6 @@ REFUSED = {
     "predict clf.safetensors missing.png": "there is no file or folder",
     "predict clf.safetensors other.csv --out=x": "has no column",
     "predict clf.safetensors broken.csv --out=x": "row 2 of 'broken.csv' has 'much' in column 'alcohol'",
-    "fit a.csv --executor=nosuch --out=x": "unknown executor 'nosuch'",
     "predict clf.safetensors a.csv --out=a.csv": "would overwrite what is read",
     "predict clf.safetensors a.csv --out=./clf.safetensors": "would overwrite what is read",
     "predict clf.safetensors a.csv --out=pipe": "cannot write pipe: it is a device or a pipe",

@@ -84,15 +84,6 @@ def test_network_continues_forgets_and_merges(rwalk: Rwalk) -> None:
         np.testing.assert_allclose(known[one].coef_ / scale, known[other].coef_ / scale, rtol=0, atol=1e-6)
 
 
-def test_network_learns_in_other_processes_as_here(rwalk: Rwalk) -> None:
-    network = "--network=little:array_eyes"  # its preprocessing is a function without a name
-    assert rwalk(*FIT, network).code == 0
-    assert rwalk(*FIT[:2], "--out=parts", network, "--executor=local", "--workers=2").code == 0
-    one, other = (IncrementalClassifier.load(each, network=little.eyes()) for each in ("clf.safetensors", "parts"))
-    x = np.zeros((1, 1, 14, 14))
-    np.testing.assert_allclose(one.predict_proba(x), other.predict_proba(x), atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("network", "options", "message"),
     [

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rwalk.atomic_files import replacing, writing
-from rwalk.cli.command_options import Given, Workers, let_import, to_stderr, told_warnings
+from rwalk.cli.command_options import Given, let_import, to_stderr, told_warnings
 from rwalk.data.file_options import Reading
 from rwalk.errors import InputError
 from rwalk.escaping import cell, shown
@@ -22,7 +22,6 @@ from rwalk.escaping import cell, shown
 if TYPE_CHECKING:
     from rwalk.data.large_files import Source
     from rwalk.models import Backbone, FileClassifier
-    from rwalk.models.trained_on_files import LearnedCount
 
 Files = Annotated[
     list[Path], typer.Argument(help="tables (.csv, .tsv, .parquet), folders of images by class, or .npz files")
@@ -55,31 +54,15 @@ def fit(
         float | None,
         typer.Option(help="measure the accuracy on this fraction, such as 0.2, then learn it too"),
     ] = None,
-    executor: Annotated[
-        str,
-        typer.Option(
-            help="where files are learned, each on its own and then merged: here, local (all cores), ray, or "
-            "package.module:Name"
-        ),
-    ] = "here",
-    workers: Workers = None,
 ) -> None:
     """Learn a classifier from files of any size.
 
     More files, and new classes, may follow at any time (--continue): nothing is forgotten.
     """
-    if executor != "here" and holdout is not None:
-        raise InputError("--holdout predicts between two passes, in one process: drop it, or --executor")
-    if executor == "here" and workers is not None:
-        raise InputError("--workers are processes: give --executor local too")
     if go_on and like:
         raise InputError("give --continue or --like, not both")
     if holdout is not None and not 0 < holdout < 1:
         raise InputError(f"the part to hold out is {holdout}: give one between 0 and 1")
-    if executor != "here":
-        from rwalk.studies import executors
-
-        executors.find(executor)
     target = out or go_on
     if target is None:
         raise InputError("say where to write the model: --out clf.safetensors")
@@ -96,11 +79,7 @@ def fit(
         for note in source.notes:
             to_stderr(note)
         working(f"learning {_names(data)}")
-        learned = (
-            learn(trained, source, holdout)
-            if executor == "here"
-            else _in_parts(trained, source, executor, workers)
-        )
+        learned = learn(trained, source, holdout)
         working(f"writing {target}")
         _write(trained, target)
     if holdout is not None:
@@ -193,18 +172,6 @@ def merge(
                 raise InputError(f"{path} cannot be merged with {models[0]} ({error}): {begin}") from None
         _write(first, out)
     print(f"{shown(out)}: {len(models)} models merged; {_classes(first)}")
-
-
-def _in_parts(trained: FileClassifier, source: Source, executor: str, workers: int | None) -> LearnedCount:
-    from rwalk.models import learn_in_parts
-    from rwalk.studies.worker_pool import Interrupts
-
-    with Interrupts() as interrupts:
-        try:
-            return learn_in_parts(trained, source, executor, workers, interrupts)
-        except KeyboardInterrupt:
-            to_stderr("stopped; nothing was written: the same command begins again")
-            raise SystemExit(128 + (interrupts.caught or 2)) from None
 
 
 def _begun(

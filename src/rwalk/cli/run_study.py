@@ -16,7 +16,7 @@ from rich.console import Console
 from rwalk.cli import report_and_export
 from rwalk.cli.command_options import say, to_stderr
 from rwalk.errors import InputError
-from rwalk.report.progress_display import Lines, Live
+from rwalk.report.progress_display import Display
 from rwalk.studies import Study
 from rwalk.studies.losses_and_costs import Costs, Curves, note_command
 from rwalk.studies.provenance import strangers
@@ -128,7 +128,6 @@ def execute(
         todo = study.missing(there)
         if todo:
             note_command(store.folder, as_typed())
-        console = Console(stderr=True)
         curves = Curves(store.folder, lambda run, task: steps_of(run, study.stream(run.stream), task))
         shows = [open_displays.enter_context(Shows(tracker, curves)) for tracker in trackers]
         # Losses and costs are in no row, and a report shows them.
@@ -139,9 +138,8 @@ def execute(
             keeper.begin()
             listeners.append(Pruner(keeper, there.values()).watch)
         if show and todo:
-            display: Live | Lines = Live(study, console) if console.is_terminal else Lines(study, to_stderr)
-            open_displays.enter_context(display)
-            listeners.append(display.watch)
+            display = Display(study, Console(stderr=True), to_stderr)
+            listeners.append(open_displays.enter_context(display).watch)
 
         def watch(event: Event) -> None:
             for listen in listeners:

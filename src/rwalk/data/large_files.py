@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,10 +126,6 @@ class Source:
         """
         raise NotImplementedError
 
-    def parts(self) -> list[Source]:
-        """Sources of the same examples, of which each can be read on another machine."""
-        return [self]
-
 
 @dataclass(frozen=True)
 class FileSource(Source):
@@ -143,9 +139,6 @@ class FileSource(Source):
     @property
     def places(self) -> tuple[str, ...]:  # type: ignore[override]
         return PLACES if self.id is None else (*PLACES, "id" if self.id in RESERVED else self.id)
-
-    def parts(self) -> list[Source]:
-        return [replace(self, paths=(path.absolute(),)) for path in self.paths]
 
 
 class Tables(FileSource):
@@ -214,7 +207,7 @@ class Pictures(Source):
     places = ("file",)
 
     def portions(self, labelled: bool = True, mixed: bool = False) -> Iterator[Portion]:
-        rows = self._at_a_time()
+        rows = max(16, BYTES // (4 * int(np.prod(self.form.shape))))
         order = shuffled(len(self.paths), 0) if mixed else [*range(len(self.paths))]
         for start in range(0, len(order), rows):
             chosen = order[start : start + rows]
@@ -224,22 +217,6 @@ class Pictures(Source):
 
     def _read(self, paths: list[Path]) -> NDArray[np.float32]:
         return unit_pixels(read_images(paths, self.form))
-
-    def parts(self) -> list[Source]:
-        """Mixed, so that each shows many classes."""
-        order, rows = shuffled(len(self.paths), 0), self._at_a_time()
-        chunks = [order[start : start + rows] for start in range(0, len(order), rows)]
-        return [
-            replace(
-                self,
-                paths=tuple(self.paths[place].absolute() for place in chunk),
-                labels=tuple(self.labels[place] for place in chunk) if self.labels else None,
-            )
-            for chunk in chunks
-        ]
-
-    def _at_a_time(self) -> int:
-        return max(16, BYTES // (4 * int(np.prod(self.form.shape))))
 
 
 class Arrays(FileSource):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rwalk.models.kept_by_studies import Keeper
-from rwalk.models.map_reduce import learn_in_parts
 from rwalk.models.network_factory import Backbone, backbone, load_with, through
 from rwalk.models.trained_on_files import FileClassifier, learn, load, predictions
 
@@ -13,7 +12,6 @@ __all__ = [
     "Keeper",
     "backbone",
     "learn",
-    "learn_in_parts",
     "load",
     "load_with",
     "predictions",

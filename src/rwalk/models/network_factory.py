@@ -116,10 +116,6 @@ class Preparation:
                 f"{path} was learned with another preprocessing than that of {self.name!r}: give that"
             )
 
-    def __reduce__(self) -> Any:
-        """Other processes import it anew: functions without a name cannot be sent to them."""
-        return _preparation, (self.name,)
-
 
 @dataclass(frozen=True)
 class Prepared(Pictures):
@@ -192,10 +188,6 @@ def through(source: Source, own: Backbone) -> Source:
     if own.prepare is None:
         return replace(source, form=form)
     return Prepared(source.paths, source.labels, form, own.prepare)
-
-
-def _preparation(name: str) -> Preparation | None:
-    return backbone(name).prepare
 
 
 def _probe() -> NDArray[np.uint8]:

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rwalk.classifier.closed_form import METHODS as CLOSED_FORM
-from rwalk.classifier.closed_form import ClosedFormClassifier
 from rwalk.classifier.estimator import IncrementalClassifier
 from rwalk.data.datasets import TableEncoder
 from rwalk.data.large_files import Portion, Source
@@ -57,14 +56,6 @@ class FileClassifier:
         if len(portion.x):
             self.classifier.partial_fit(portion.x, portion.y)
         return len(portion.x)
-
-    def has_features(self) -> bool:
-        """Whether the features are fixed: they are made of the first examples."""
-        classifier = self._closed("be learned in parts")
-        if not hasattr(classifier, "classes_"):
-            return False
-        sums = classifier._sums()
-        return not isinstance(sums, ClosedFormClassifier) or sums._model.counted is not None
 
     def forget(self, portion: Portion) -> None:
         assert portion.y is not None

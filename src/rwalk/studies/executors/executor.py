@@ -178,7 +178,7 @@ def _one_thread(device: str) -> AbstractContextManager[None]:
 class Executor:
     """Does jobs somewhere; the `map` of a subclass defines where.
 
-    shared   the same for all jobs: a study's Context, or anything else that `work` takes.
+    context  the same for all jobs.
     workers  how many jobs to do at a time.
     stop     checked continually: where it is true, running jobs are saved and KeyboardInterrupt is raised.
     """
@@ -187,17 +187,16 @@ class Executor:
     summary: ClassVar[str] = ""
     work: ClassVar[Work] = staticmethod(train_fleet)  # trains a job
 
-    def __init__(self, shared: Any, workers: int, stop: Stop) -> None:
-        self.shared = shared
+    def __init__(self, context: Context, workers: int, stop: Stop) -> None:
+        self.context = context
         self.workers = workers
         self.stop = stop
         self._until_end = ExitStack()
 
-    def map(self, work: Work, jobs: Sequence[Any], report: Report) -> Iterator[tuple[int, Any]]:
-        """Do jobs of any kind.
+    def map(self, jobs: Sequence[Job], report: Report) -> Iterator[tuple[int, Any]]:
+        """Do jobs, each by `work`.
 
         Args:
-            work: Does one job.
             jobs: All of them.
             report: Takes a job's number and its news.
 
@@ -224,12 +223,6 @@ class Executor:
             why = first_line(error)
             raise InputError(f"device {device!r} cannot be used ({why}): give cpu, or auto") from None
 
-    @property
-    def context(self) -> Context:
-        """The Context of a study."""
-        assert isinstance(self.shared, Context)
-        return self.shared
-
     def __enter__(self) -> Self:
         return self
 
@@ -250,7 +243,7 @@ class Executor:
         while jobs:
             split: list[Job] = []
             news_of: Callable[[int, Any], None] = lambda number, news, jobs=jobs: report(jobs[number], news)  # type: ignore[misc] # noqa: E731
-            for number, results in self.map(self.work, jobs, news_of):
+            for number, results in self.map(jobs, news_of):
                 if isinstance(results, TooWide):
                     split += _narrower(jobs[number], self.context.device, results.reason)
                     self.forget(jobs[number])

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from rwalk.errors import InputError
-from rwalk.studies.executors.executor import Context, Executor
+from rwalk.studies.executors.executor import Context, Executor, Job
 from rwalk.studies.worker_pool import Pool, Report, Stop, Work
 
 
@@ -19,9 +19,9 @@ class Here(Executor):
     name: ClassVar[str] = "here"
     summary: ClassVar[str] = "the current process, one run or fleet after the other: for debuggers and notebooks"
 
-    def map(self, work: Work, jobs: Sequence[Any], report: Report) -> Iterator[tuple[int, Any]]:
+    def map(self, jobs: Sequence[Job], report: Report) -> Iterator[tuple[int, Any]]:
         for number, job in enumerate(jobs):
-            yield number, work(self.shared, job, partial(report, number), self.stop)
+            yield number, self.work(self.context, job, partial(report, number), self.stop)
 
 
 class Local(Here):
@@ -31,11 +31,11 @@ class Local(Here):
     summary: ClassVar[str] = "the processes of this machine, or its device"
     _pool: Pool | None = None
 
-    def map(self, work: Work, jobs: Sequence[Any], report: Report) -> Iterator[tuple[int, Any]]:
+    def map(self, jobs: Sequence[Job], report: Report) -> Iterator[tuple[int, Any]]:
         if self.workers == 1:
-            return super().map(work, jobs, report)
+            return super().map(jobs, report)
         if self._pool is None:
-            self._pool = self._until_end.enter_context(Pool(work, [self.shared] * self.workers))
+            self._pool = self._until_end.enter_context(Pool(self.work, [self.context] * self.workers))
         return self._pool.run(jobs, report, self.stop)
 
 
@@ -51,12 +51,10 @@ class Gpus(Executor):
         """The devices to use."""
         return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
 
-    def map(self, work: Work, jobs: Sequence[Any], report: Report) -> Iterator[tuple[int, Any]]:
+    def map(self, jobs: Sequence[Job], report: Report) -> Iterator[tuple[int, Any]]:
         if self._pool is None:
-            shares = [(device, self.shared) for device in self.devices()[: self.workers]]
-            if not shares or not isinstance(self.shared, Context):
-                raise InputError("the executor gpus is for studies on CUDA: give --executor local or ray")
-            self._pool = self._until_end.enter_context(Pool(partial(_on_device, work), shares))
+            shares = [(device, self.context) for device in self.devices()[: self.workers]]
+            self._pool = self._until_end.enter_context(Pool(partial(_on_device, self.work), shares))
         return self._pool.run(jobs, report, self.stop)
 
     @classmethod
@@ -70,9 +68,11 @@ class Gpus(Executor):
         super().check_device(device)
 
 
-def _on_device(work: Work, shared: tuple[str, Any], job: Any, report: Callable[[Any], None], stop: Stop) -> Any:
+def _on_device(
+    work: Work, shared: tuple[str, Context], job: Job, report: Callable[[Any], None], stop: Stop
+) -> Any:
     """Do a job on the device of this process: "cuda" then means that one, and rows do not depend on its number."""
-    device, content = shared
+    device, context = shared
     if device != "cpu":
         torch.cuda.set_device(device)
-    return work(content, job, report, stop)
+    return work(context, job, report, stop)

@@ -39,7 +39,7 @@ from rwalk.errors import InputError, first_line
 from rwalk.studies import user_code
 from rwalk.studies.executors.executor import Context, Executor, Job, train_fleet
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.worker_pool import GRACE, Interrupts, Report, Stop, Work, WorkerDied
+from rwalk.studies.worker_pool import GRACE, Interrupts, Report, Stop, WorkerDied
 from rwalk.threads import available_cores
 
 LIVES = 20  # Workers that a task may lose before it counts as the cause.
@@ -66,15 +66,11 @@ class Ray(Executor):
         "a Ray cluster (RAY_ADDRESS, or `ray start`), else the cores of this machine through Ray"
     )
 
-    def __init__(self, shared: Any, workers: int, stop: Stop) -> None:
-        self._device, self._folder = "cpu", None
-        self._code: tuple[str, ...] = ()
-        if isinstance(shared, Context):
-            # Ray moves the working directory, and gives each task a GPU of its own, which is that process's first.
-            self._device, self._code = torch.device(shared.device).type, shared.code
-            self._folder = shared.checkpoints.absolute() if shared.checkpoints else None
-            shared = shared._replace(device=self._device, checkpoints=self._folder)
-        super().__init__(shared, workers, stop)
+    def __init__(self, context: Context, workers: int, stop: Stop) -> None:
+        # Ray moves the working directory, and gives each task a GPU of its own, which is that process's first.
+        self._device = torch.device(context.device).type
+        self._folder = context.checkpoints.absolute() if context.checkpoints else None
+        super().__init__(context._replace(device=self._device, checkpoints=self._folder), workers, stop)
         self._mark = f".seen-{secrets.token_hex(8)}"  # in the study's folder: a node that finds it has the folder
         self._ray: Any = None  # once it is connected
         self._needs = {"num_cpus": 1, "num_gpus": 0 if self._device == "cpu" else 1}
@@ -99,7 +95,7 @@ class Ray(Executor):
             self.workers = self.places()
         return super().jobs_of(specs)
 
-    def map(self, work: Work, jobs: Sequence[Any], report: Report) -> Iterator[tuple[int, Any]]:
+    def map(self, jobs: Sequence[Job], report: Report) -> Iterator[tuple[int, Any]]:
         self._connect()
         waiting = list(enumerate(jobs))[::-1]
         room, looked = 0, float("-inf")
@@ -111,7 +107,7 @@ class Ray(Executor):
             while waiting and len(self._pending) < room:
                 number, job = waiting.pop()
                 # In a list, so that Ray does not fetch and unpack the content again for every task.
-                task = self._task.remote(rwalk.__version__, work, [self._content], job)
+                task = self._task.remote(rwalk.__version__, [self._content], job)
                 self._pending[task] = number
             finished, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=PAUSE)
             for task in finished:
@@ -155,12 +151,9 @@ class Ray(Executor):
         if self._needs["num_gpus"] and not self._ray.cluster_resources().get("GPU"):
             logger.warning("the Ray cluster has no GPU yet: waiting for one (or give --device cpu)")
         self._task = self._ray.remote(perform).options(**self._needs, max_retries=LIVES, name="rwalk")
-        content = self.shared
-        if isinstance(content, Context):
-            content = content, self._mark
-            if self._folder:
-                write_atomically(self._folder / self._mark, b"")
-        self._content = self._ray.put(packed(content, self._code))
+        if self._folder:
+            write_atomically(self._folder / self._mark, b"")
+        self._content = self._ray.put(packed((self.context, self._mark), self.context.code))
 
     def _answer(self, task: Any) -> JobAnswer:
         """The answer of a task that was done."""
@@ -191,13 +184,10 @@ def _train_anywhere(shared: tuple[Context, str], job: Job, report: Callable[[Any
     return train_fleet(context, job, report, stop)
 
 
-Ray.work = staticmethod(_train_anywhere)
-
-
 # ── in a worker process ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def perform(asked: str, work: Work, shared: list[Any], job: Any) -> JobAnswer:
+def perform(asked: str, shared: list[Any], job: Job) -> JobAnswer:
     """One job, in a worker process of Ray's."""
     news: list[Any] = []
     if asked != (here := rwalk.__version__):
@@ -205,7 +195,7 @@ def perform(asked: str, work: Work, shared: list[Any], job: Any) -> JobAnswer:
         return JobAnswer("refused", reason, news)
     try:
         with Interrupts(signal.SIGINT) as interrupts:  # this is how ray.cancel reaches a running task
-            return JobAnswer("done", work(_opened(shared[0]), job, news.append, interrupts), news)
+            return JobAnswer("done", _train_anywhere(_opened(shared[0]), job, news.append, interrupts), news)
     except KeyboardInterrupt:
         return JobAnswer("stopped", None, news)
     except InputError as error:

@@ -49,13 +49,11 @@ class Join(Executor):
     name: ClassVar[str] = "join"
     summary: ClassVar[str] = "all processes that join a study's folder, on one machine or many (--join)"
 
-    def __init__(self, shared: Context, workers: int, stop: Stop) -> None:
-        super().__init__(shared, workers, stop)
-        if not isinstance(shared, Context):
-            raise InputError("only studies can be joined: give --executor local or ray")
-        if shared.checkpoints is None:
+    def __init__(self, context: Context, workers: int, stop: Stop) -> None:
+        super().__init__(context, workers, stop)
+        if context.checkpoints is None:
             raise InputError("only a study with a folder can be joined: give --out")
-        self._folder = shared.checkpoints.parent
+        self._folder = context.checkpoints.parent
         self._claims = Claims(self._folder / CLAIMS)
 
     def train(self, specs: Sequence[RunSpec], watch: Watch) -> Iterator[Outcomes]:
