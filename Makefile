@@ -87,7 +87,7 @@ test-kernels: $(READY)
 # Clusters of two and three Ray nodes, all on this machine; Ray is installed for this alone.
 test-ray: $(READY)
 	$(INSTALL) -e '.[ray]'
-	$(BIN)/python -m pytest -m 'slow or not slow' tests/test_ray.py tests/test_parts.py
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/test_ray.py
 
 # The demonstration and table 1's MNIST half (two seeds), by local processes, by two Ray nodes and by three processes that
 # join a folder: rows must be the same, byte for byte. RWALK_DATA=DIR, if MNIST cannot be downloaded.

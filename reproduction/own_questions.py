@@ -36,11 +36,6 @@ TASKS_STEPS = {"cifar100": 1000}
 AROUND = (-2, -1, 0, 1, 2)  # decades from the λ that is best in table 1
 FISHER_STEPS = {"mnist": (200, 1000, 5000), "cifar100": (250, 2000)}
 FISHER_LAMBDAS = {"mnist": decades(3, 12), "cifar100": decades(3, 12)}
-# Which squares, steps per task, batch size.
-EWC_FISHERS = [(kind, steps, 64) for kind in ("batch", "example", "exact") for steps in FISHER_STEPS["mnist"]] + [
-    (kind, 1000, batch) for kind in ("batch", "example") for batch in (16, 256)
-]
-EWC_LAMBDAS = decades(-1, 12)
 NORMAL_STEPS = 1000  # at which the surface is flattest with the initial weights of the authors' code
 # What might close the gap to the published value on CIFAR-100 in multi-head evaluation.
 MULTIHEAD: dict[str, dict[str, Any]] = {
@@ -126,16 +121,6 @@ def tasks(dataset: str) -> Iterator[Entry]:
             for lam in decades_of(dataset, method):
                 each = replace(divided, numbers={**run.numbers, "lam": lam})
                 yield Entry(f"{method} λ={lam:g}", held_out(each), "multi", f"{count} tasks")
-
-
-def ewc_fishers() -> Iterator[Entry]:
-    """How EWC's λ depends on which gradients its Fisher squares, on the batch size and on the training time."""
-    for kind, steps, batch in EWC_FISHERS:
-        training = Training(steps=steps, batch=batch)
-        run = held_out(replace(base("mnist", None), method="ewc", training=training))
-        for lam in EWC_LAMBDAS:
-            numbers = {"lam": lam} if kind == "batch" else {"lam": lam, "fisher": kind}
-            yield Entry(f"ewc λ={lam:g}", replace(run, numbers=numbers), "multi", f"{kind}, {steps} × {batch}")
 
 
 def table_s2_normal() -> Iterator[Entry]:

@@ -384,11 +384,9 @@ def measured(config: Config, experiment: Experiment, data: Data) -> dict[str, An
 
 
 def _plain(value: Any) -> Any:
-    return sorted(value) if isinstance(value, set) else value if isinstance(value, dict | list) else _simple(value)
-
-
-def _simple(value: Any) -> Any:
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+    if isinstance(value, set):
+        return sorted(value)
+    return value if value is None or isinstance(value, bool | int | float | str | dict | list) else str(value)
 
 
 def _guard_info(guard: rwalk.Guard | None) -> dict[str, Any] | None:

@@ -26,14 +26,12 @@ from reproduction.own_questions import (
     factor_label,
     surface_label,
 )
-from reproduction.paper_claims import NEAR
-from reproduction.paper_experiments import Entry
 from reproduction.published_values import TABLE1
 from reproduction.tuning_settings import ABLATIONS, RWALKS_BLOCKS
 from rwalk.report.seed_summaries import Summary
 from rwalk.report.welch_test import Mean
 
-NO_CELLS = ("surface-mnist", "ewc-fishers-mnist")  # their tables would be long
+NO_CELLS = ("surface-mnist",)  # its table would be long
 Values = NDArray[np.float64]
 Factors = tuple[str, ...]
 Outcome = Callable[[Factors], Values]  # which factors are on → one value per seed
@@ -46,9 +44,7 @@ def signed(mean: Mean, digits: int = 1) -> str:
 
 # ── RWalk's distance, the precision of convolutions, ResNet-18 ────────────────────────────────────────────────
 
-ABLATED = {
-    **dict(zip(("Δθ² instead of ½FΔθ²", "no denominator"), (("rwalk", each) for each in ABLATIONS), strict=True)),
-}
+ABLATED = {"Δθ² instead of ½FΔθ²": ("rwalk", ABLATIONS[0]), "no denominator": ("rwalk", ABLATIONS[1])}
 PRECISIONS = {each: (f"{each}, bfloat16", f"{each}, float32") for each in IN_BOTH_PRECISIONS}
 
 
@@ -73,21 +69,6 @@ def multihead(measured: Measured) -> Iterator[str]:
     base, *means = (measured.mean("A", "multihead-cifar100", "held out", each) for each in (first, *others))
     rows = ([label, f"{mean.value:.1f}", signed(mean - base)] for label, mean in zip(others, means, strict=True))
     yield from table(["RWalk", "A, held out", "change"], ([first, f"{base.value:.1f}", ""], *rows))
-
-
-def ewc_fishers(measured: Measured) -> Iterator[str]:
-    """The best λ by squares, training time and batch size, and all λ's that are as good to half a point."""
-    blocks: dict[str, list[tuple[Entry, Mean]]] = {}
-    for entry, _ in measured.entries("ewc-fishers-mnist"):
-        mean = measured.mean("A", "ewc-fishers-mnist", entry.block, entry.label)
-        blocks.setdefault(entry.block, []).append((entry, mean))
-    rows = []
-    for block, cells in blocks.items():
-        best, a = max(cells, key=lambda cell: cell[1].value)
-        near = [entry.run.lam for entry, mean in cells if mean.value >= a.value - NEAR]
-        rows.append((block, f"{best.run.lam:g}", f"{min(near):g} to {max(near):g}", f"{a.value:.1f}"))
-    head = ("squares, steps × batch", "best λ", f"λ within {NEAR} points of the best", "A, held out")
-    yield from table(head, rows)
 
 
 def spread_of_lambda(measured: Measured) -> Iterator[str]:
@@ -124,7 +105,7 @@ def factorial(name: str, measured: Measured) -> Iterator[str]:
     effects = [
         [
             f"{each}: {FACTORS[each]}",
-            *(_effect(main_effect(of, factors, each), what) for what, of in shown.items()),
+            *(signed(main_effect(of, factors, each), _decimals(what)) for what, of in shown.items()),
         ]
         for each in factors
     ]
@@ -180,11 +161,11 @@ def _measure(summary: Summary, name: str) -> Mapping[str, Values]:
 
 
 def _digits(value: float, what: str) -> str:
-    return f"{value:.{3 if what.endswith(' F') else 1}f}"
+    return f"{value:.{_decimals(what)}f}"
 
 
-def _effect(mean: Mean, what: str) -> str:
-    return signed(mean, 3 if what.endswith(" F") else 1)
+def _decimals(what: str) -> int:
+    return 3 if what.endswith(" F") else 1
 
 
 # ── the surface steps × λ ─────────────────────────────────────────────────────────────────────────────────────

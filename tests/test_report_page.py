@@ -302,12 +302,8 @@ def test_every_figure_can_be_taken_away(opened: Opened, kind: str) -> None:
 # ── figures ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_matrix_follows_its_slider(opened: Opened, rows: list[Row]) -> None:
+def test_the_matrix_is_that_of_the_configuration_chosen(opened: Opened, rows: list[Row]) -> None:
     opened.tab.locator("#section-0 .which select").select_option(label="no protection")
-    slider = opened.tab.locator("#section-0 .after input")
-    slider.focus()
-    slider.press("ArrowLeft")
-    assert opened("document.querySelector('#section-0 .after output').textContent") == "after task 2 of 3"
     cells = opened(
         "document.querySelector('#section-0 figure[data-kind=matrix]').plot.panels[0].cells.map(c => c.value)"
     )
@@ -317,7 +313,7 @@ def test_the_matrix_follows_its_slider(opened: Opened, rows: list[Row]) -> None:
         values = [row["accuracy"]["single"][k][j] for row in own]
         assert cells[number] == pytest.approx(np.mean([value for value in values if value is not None]), abs=1e-6)
     after = "document.querySelector('#section-0 figure[data-kind=matrix]').plot.panels[1].cells"
-    assert opened(f"new Set({after}.map(cell => cell.column)).size") == 2
+    assert opened(f"new Set({after}.map(cell => cell.column)).size") == 3
 
 
 def test_forgetting_is_shown_task_by_task(opened: Opened, rows: list[Row]) -> None:
@@ -353,7 +349,7 @@ def test_no_control_is_shown_that_changes_nothing(browser: Any, tmp_path: Path) 
     row |= {"accuracy": dict.fromkeys(HEADS, row["accuracy"]["single"]), **dict.fromkeys(HEADS, alike)}
     write_rows(tmp_path / "runs.jsonl", [row])
     page = Opened(browser, write_report([tmp_path]))
-    controls = "[...document.querySelectorAll('input, select, .chips button')]"
+    controls = "[...document.querySelectorAll('input, select')]"
     assert page(f"{controls}.filter(each => each.checkVisibility()).length") == 0
     assert page.labels() == ["no protection"] and page.complaints == []
     assert "which are the same here" in page.tab.locator(".results h3").inner_text()
@@ -388,14 +384,7 @@ def test_the_numbers_of_a_figure_can_be_read(opened: Opened) -> None:
     assert charts and all(each.startswith("img") and len(each) > 8 for each in charts)
 
 
-def test_tasks_can_be_switched_on_and_off(opened: Opened) -> None:
-    count = "document.querySelectorAll('#section-0 figure[data-kind=accuracy] .panel').length"
-    assert opened(count) == 4
-    opened.tab.locator("#section-0 .chips button", has_text="task 2").click()
-    assert opened(count) == 3
-
-
-def test_dark_mode_follows_the_system_and_the_button(opened: Opened) -> None:
+def test_dark_mode_follows_the_system(opened: Opened) -> None:
     def colours() -> tuple[Any, Any]:
         mark = "document.querySelector('svg.chart path[transform]')"
         return opened("getComputedStyle(document.body).backgroundColor"), opened(f"getComputedStyle({mark}).fill")
@@ -405,10 +394,6 @@ def test_dark_mode_follows_the_system_and_the_button(opened: Opened) -> None:
     opened.tab.emulate_media(color_scheme="dark")
     dark = colours()
     assert light[0] != dark[0] and light[1] != dark[1]
-    opened.tab.locator("#theme").click()
-    assert colours() == light
-    opened.tab.locator("#theme").click()
-    assert colours() == dark
 
 
 def test_paper_is_light_and_without_controls(opened: Opened) -> None:
@@ -417,7 +402,7 @@ def test_paper_is_light_and_without_controls(opened: Opened) -> None:
     opened("dispatchEvent(new Event('beforeprint'))")
     opened.tab.emulate_media(media="print")
     assert opened(background) == "rgb(255, 255, 255)"
-    for control in ("#theme", ".csv", ".chips", ".choices", "details"):
+    for control in (".csv", ".choices", "details"):
         assert not opened.tab.locator(control).first.is_visible()
     boxes = [box for each in opened.tab.locator(".panel, table").all() if (box := each.bounding_box())]
     assert max(box["x"] + box["width"] for box in boxes) <= 186 / 25.4 * 96 + 1  # A4 less its margins
@@ -446,7 +431,7 @@ ACTIONS = {
     "sort": "document.querySelectorAll('thead button')[2].click()",
     "other head": "document.querySelector('#heads input[value=multi]').click()",
     "hide a method": "document.querySelector('#methods input').click()",
-    "move the slider": f"({CHANGE})(document.querySelector('.after input'), 'value', 2, 'input')",
+    "another plot": f"({CHANGE})(document.querySelector('.over select'), 'value', 'forgetting', 'input')",
     "more rows": "document.querySelector('.more').click()",
 }
 UNTIL_PAINTED = "new Promise(done => requestAnimationFrame(() => setTimeout(done)))"

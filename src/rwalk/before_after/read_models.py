@@ -39,11 +39,6 @@ def read_model(path: Path, factory: str | None = None, base: Path | None = None)
         raise InputError(f"{path} cannot be loaded: {reason}") from error
 
 
-def is_adapter(path: Path) -> bool:
-    """Whether a folder holds an adapter of peft alone."""
-    return (path / ADAPTER).is_file()
-
-
 def read_tokenizer(path: Path) -> Any:
     """The tokenizer in a Hugging Face folder."""
     try:
@@ -75,7 +70,7 @@ def _adapted(path: Path, base: Path | None) -> nn.Module:
         import peft
     except ImportError as error:
         raise InputError("an adapter needs peft: pip install 'rwalk[peft]'") from error
-    if base is None or is_adapter(base):
+    if base is None or (base / ADAPTER).is_file():
         raise InputError(f"{path} is an adapter: give the folder of the whole model it was trained on as BEFORE")
     model: nn.Module = peft.PeftModel.from_pretrained(_of_folder(base), path, is_trainable=True)
     return model

@@ -56,7 +56,10 @@ def _usual(method: str, dataset: str, settable: Collection[str], lams: Sequence[
 
 def _strengths(lam: str) -> list[Any]:
     """The λ's in a comma-separated list: numbers, or `auto`."""
-    return [AUTO if part.strip() == AUTO else _float(part, "--lam") for part in lam.split(",")] if lam else []
+    try:
+        return [AUTO if part.strip() == AUTO else float(part) for part in lam.split(",")] if lam else []
+    except ValueError:
+        raise InputError(f"--lam takes numbers separated by commas, or auto, not {lam!r}") from None
 
 
 def _settings(given: Sequence[str], settable: Mapping[str, Collection[str]]) -> dict[str, Grid]:
@@ -92,10 +95,3 @@ def _value(method: str, name: str, text: str) -> Any:
             except ValueError:
                 continue
     return text  # the part that uses it checks it
-
-
-def _float(text: str, option: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"{option} takes numbers separated by commas, or auto, not {text!r}") from None

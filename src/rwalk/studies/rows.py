@@ -123,6 +123,9 @@ class ReferenceOutcome:
         sound = self.stopped is not None or all(each is not None and 0 <= each <= 1 for each in found)
         _need(sound, "no accuracies of a reference")
 
+    def to_json(self) -> dict[str, Any]:
+        return dict(to_json(self))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row(Outcome):

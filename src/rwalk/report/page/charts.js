@@ -222,7 +222,7 @@ function swatch(look) {
 // ── a heat map: cells [{ row, column, value (0 to 1), text }]; a null value is left empty ────────────────────
 
 function heatMap(panel, width, height) {
-  const side = Math.min(1.1 * Math.max(0, ...panel.rows.map(widthOf)), width * 0.38); // one of them is bold
+  const side = Math.min(Math.max(0, ...panel.rows.map(widthOf)), width * 0.38);
   const frame = { left: side + 12, right: width - 4, top: panel.title ? 46 : 24, bottom: height - 8 };
   const [w, h] = [(frame.right - frame.left) / panel.columns.length,
                   Math.min(34, (frame.bottom - frame.top) / Math.max(1, panel.rows.length))];
@@ -232,7 +232,7 @@ function heatMap(panel, width, height) {
     label(fitting(text, w + 6), frame.left + (i + 0.5) * w, frame.top - 8, { "text-anchor": "middle" })));
   panel.rows.forEach((text, i) => {
     const name = label(fitting(text, side + 1), frame.left - 8, frame.top + (i + 0.5) * h + 4,
-                       { "text-anchor": "end", ...(i === panel.strong ? { fill: "var(--ink)", "font-weight": 600 } : {}) });
+                       { "text-anchor": "end" });
     name.append(svg("title", {}, text));
     picture.append(name);
   });
@@ -243,10 +243,6 @@ function heatMap(panel, width, height) {
     if (w > 26 && h > 14) {
       picture.append(label(cell.shown, x + w / 2, y + h / 2 + 4, { "text-anchor": "middle", fill: "var(--ink)" }));
     }
-  }
-  if (panel.strong !== undefined) {
-    picture.append(svg("rect", { x: frame.left - 1, y: frame.top + panel.strong * h - 0.5, width: w * (panel.strong + 1) + 2,
-                                 height: h + 1, rx: 4, fill: "none", stroke: "var(--ink)", "stroke-width": 1.5 }));
   }
   picture.targets = panel.cells.map((cell) => ({ x: at(cell)[0] + w / 2, y: at(cell)[1] + h / 2, text: cell.text }));
   return picture;

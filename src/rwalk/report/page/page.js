@@ -1,4 +1,4 @@
-// The page: controls, theme, printing. `refresh` redraws everything from the reader's choices.
+// The page: controls, printing. `refresh` redraws everything from the reader's choices.
 
 const sectionsOnPage = [...document.querySelectorAll("section[data-section]")]
   .map((element) => ({ element, section: report.sections[Number(element.dataset.section)] }));
@@ -42,33 +42,25 @@ document.getElementById("heads")?.addEventListener("change", (event) => {
 
 function prepareSection(element, section) {
   prepareTable(element, section);
-  preparePanels(element, section);
   const redraw = (kind) => draw(element.querySelector(`figure[data-kind=${kind}]`), section);
   const choose = (selector, name, kind, parse = (value) => value) => {
     element.querySelector(selector).addEventListener("input", (event) => {
       section.chosen[name] = parse(event.target.value);
-      if (name === "after") event.target.nextElementSibling.textContent = afterWords(section);
       redraw(kind);
     });
   };
   choose(".over select", "over", "accuracy");
   choose(".which select", "matrix", "matrix", Number);
-  choose(".after input", "after", "matrix", (value) => Number(value) - 1);
   choose(".measure select", "seeds", "seeds");
-  const slider = element.querySelector(".after input");
-  Object.assign(slider, { max: section.tasks, value: section.chosen.after + 1 });
-  slider.nextElementSibling.textContent = afterWords(section);
   element.querySelector(".measure select").replaceChildren(...section.measures.map(({ key, name }) =>
     made("option", { value: key }, `${name} ${key}`)));
   element.querySelector(".measure").hidden = section.measures.length < 2;
-  for (const control of [".over", ".chips"]) element.querySelector(control).hidden = section.tasks < 2;
+  element.querySelector(".over").hidden = section.tasks < 2;
   for (const figure of element.querySelectorAll("figure")) {
     prepareExports(figure, section);
     figure.querySelector("details").addEventListener("toggle", () => showNumbers(figure));
   }
 }
-
-const afterWords = (section) => `after task ${section.chosen.after + 1} of ${section.tasks}`;
 
 function prepareTable(element, section) {
   const results = element.querySelector(".results");
@@ -97,28 +89,6 @@ function prepareTable(element, section) {
     download(tableLatex(section), `${fileName(section, "table", chosen.head)}.tex`, "application/x-tex"));
 }
 
-// Tasks, and their average last, can be switched on and off; many tasks, or a phone, begin with a few.
-function preparePanels(element, section) {
-  const average = section.tasks;
-  const few = NARROW.matches ? [0, average] : [0, Math.floor((section.tasks - 1) / 2), section.tasks - 1, average];
-  const all = Array.from({ length: section.tasks + 1 }, (_, j) => j);
-  section.chosen.panels = new Set(section.tasks <= 5 && !NARROW.matches ? all : few);
-  const chips = all.map((j) => {
-    const name = j === average ? "average" : `task ${j + 1}`;
-    const chip = made("button", { type: "button", title: section.classes[j] ?? "" }, name);
-    chip.setAttribute("aria-pressed", section.chosen.panels.has(j));
-    chip.addEventListener("click", () => {
-      const shown = section.chosen.panels;
-      if (shown.has(j) && shown.size === 1) return;
-      shown[shown.has(j) ? "delete" : "add"](j);
-      chip.setAttribute("aria-pressed", shown.has(j));
-      draw(element.querySelector("figure[data-kind=accuracy]"), section);
-    });
-    return chip;
-  });
-  element.querySelector(".chips").replaceChildren(...chips);
-}
-
 const OPTIONS = 300; // of a list to choose from
 
 // The configuration of the left matrix: one of those in the table.
@@ -131,15 +101,9 @@ function showConfigurations(element, section) {
     made("option", { value: each.number, selected: each.number === section.chosen.matrix }, names.get(each))));
 }
 
-// ── theme, size, printing ────────────────────────────────────────────────────────────────────────────────────
+// ── size, printing ────────────────────────────────────────────────────────────────────────────────────
 
 const root = document.documentElement;
-const DARK = matchMedia("(prefers-color-scheme: dark)");
-
-document.getElementById("theme").addEventListener("click", () => {
-  const dark = root.dataset.theme ? root.dataset.theme === "dark" : DARK.matches;
-  root.dataset.theme = dark ? "light" : "dark";
-});
 
 // Charts have a size in pixels: for another width, and for paper, they are drawn again.
 function redrawFigures() {

@@ -16,7 +16,7 @@ const chosen = { head: HEADS[0], methods: new Set(report.methods.map((method) =>
 for (const section of report.sections) {
   section.chosen = {
     memory: "", variants: "best", sort: null, rows: ROWS_AT_ONCE,
-    panels: null, over: "accuracy", after: section.tasks - 1, matrix: null, seeds: "A",
+    over: "accuracy", matrix: null, seeds: "A",
   };
   for (const each of section.configurations) each.multi ??= each.single; // where both heads agree
   section.configurations.forEach((each, number) => Object.assign(each, { section, number, known: {} }));

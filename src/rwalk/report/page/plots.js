@@ -70,7 +70,7 @@ function overTime(section) {
       }),
     })),
   });
-  const panels = [...section.chosen.panels].sort((a, b) => a - b).flatMap((j) => {
+  const panels = tasksShown(section).flatMap((j) => {
     if (j < section.tasks) {
       return j + from < section.tasks ? [panel(taskName(section, j), j + from, (a, k) => at(a, k, j))] : [];
     }
@@ -79,6 +79,12 @@ function overTime(section) {
   });
   shareRange(panels);
   return { panels: shown.length ? panels : [], legend: series, csv: () => accuracyCsv(all), note };
+}
+
+// Tasks, and their average last; of many tasks, or on a phone, a few.
+function tasksShown({ tasks }) {
+  if (tasks <= 5 && !NARROW.matches) return Array.from({ length: tasks + 1 }, (_, j) => j);
+  return [...new Set([0, ...(NARROW.matches ? [] : [Math.floor((tasks - 1) / 2), tasks - 1]), tasks])];
 }
 
 const taskName = (section, j) => `task ${j + 1}${section.classes[j] ? `: ${section.classes[j]}` : ""}`;
@@ -97,7 +103,7 @@ function matrix(section) {
   if (!all.length || section.tasks < 2) return { panels: [], legend: [] };
   const { shown, note } = few(all, LINES);
   const own = all.find((each) => each.number === section.chosen.matrix) ?? all[0];
-  const after = section.chosen.after;
+  const last = section.tasks - 1;
   const columns = Array.from({ length: section.tasks }, (_, j) => `task ${j + 1}`);
   const accuracyOf = (each, k, j) => mean(each[chosen.head].accuracy.map((a) => a[k][j]));
   const cell = (each, row, k, column) => {
@@ -109,12 +115,12 @@ function matrix(section) {
   const upTo = (k) => columns.slice(0, k + 1).map((_, j) => j);
   const names = shortNames(all);
   const whole = {
-    title: `${names[all.indexOf(own)]}: accuracy, %`, columns, rows: columns.map((_, k) => `after task ${k + 1}`), strong: after,
+    title: `${names[all.indexOf(own)]}: accuracy, %`, columns, rows: columns.map((_, k) => `after task ${k + 1}`),
     cells: columns.flatMap((_, k) => upTo(k).map((j) => cell(own, k, k, j))), lines: section.tasks,
   };
   const everyone = {
-    title: `all, after task ${after + 1}: accuracy, %`, columns, rows: names.slice(0, shown.length),
-    cells: shown.flatMap((each, row) => upTo(after).map((j) => cell(each, row, after, j))), lines: shown.length,
+    title: "all, after the last task: accuracy, %", columns, rows: names.slice(0, shown.length),
+    cells: shown.flatMap((each, row) => upTo(last).map((j) => cell(each, row, last, j))), lines: shown.length,
   };
   return { panels: [whole, everyone], legend: [], csv: () => accuracyCsv(all), note };
 }

@@ -31,7 +31,7 @@ from rwalk.studies.executors.executor import (
     reporter,
     train_fleet,
 )
-from rwalk.studies.json_records import UNREADABLE, from_json, to_json
+from rwalk.studies.json_records import UNREADABLE, from_json
 from rwalk.studies.rows import Outcome, ReferenceOutcome
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.study_events import Trained, Watch
@@ -110,7 +110,10 @@ class Join(Executor):
                 results = read_outcomes(path, job)  # another may have finished it before our claim
                 if results is None:
                     results = self._trained(job, partial(report, job))
-                    record = {"runs": [run.hash() for run in job], "outcomes": list(map(_as_json, results))}
+                    record = {
+                        "runs": [run.hash() for run in job],
+                        "outcomes": [each.to_json() for each in results],
+                    }
                     with self._writing():
                         write_atomically(path, with_checksum(record))
             return key, results
@@ -141,7 +144,3 @@ def read_outcomes(path: Path, job: Job) -> list[Result] | None:
         return [from_json(kind, each, "an outcome") for each in outcomes]
     except (OSError, *UNREADABLE):
         return None
-
-
-def _as_json(result: Result) -> Any:
-    return result.to_json() if isinstance(result, Outcome) else to_json(result)
