@@ -21,7 +21,6 @@ from rwalk.engine import evaluation, snapshots
 from rwalk.engine import fisher as fisher_of
 from rwalk.engine.evaluation import kept_bytes
 from rwalk.engine.fleet import Fleet
-from rwalk.engine.progress import Progress
 from rwalk.engine.task_plan import batches_of
 from rwalk.errors import InputError
 from rwalk.gc_pause import gc_paused
@@ -265,7 +264,7 @@ def test_the_proximal_form_survives_any_lambda(stream: Stream) -> None:
 def test_training_lowers_the_loss_and_learns(stream: Stream) -> None:
     losses = []
     fleet = Fleet(stream, "mlp", [Learner()], [0], Training(epochs=30))
-    fleet.train(lambda news: losses.append((news.task, news.loss)) if isinstance(news, Progress) else None)
+    fleet.train(lambda news: losses.append((news.task, news.loss)))
     assert np.nanmean(fleet.accuracy["multi"][0, -1]) > 0.9
     assert losses[0][0] == 0 and losses[-1][0] == 2
 

@@ -328,7 +328,7 @@ def _trained(
     if so_far is not None:
         take_up(fleet, call.past, so_far.layout, so_far.moves, exemplars)
     news: list[Progress] = []
-    fleet.train(lambda each: news.append(each) if isinstance(each, Progress) else None, enough=enough)
+    fleet.train(news.append, enough=enough)
     return fleet, news[-1].step
 
 

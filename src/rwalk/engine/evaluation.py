@@ -146,16 +146,14 @@ def measure_within(fleet: Fleet) -> None:
             fleet.measured[f"within.{head}"][alive, k, fleet.step // every - 1, : k + 1] = values[alive]
 
 
-def measure_task(fleet: Fleet) -> dict[str, NDArray[np.float64]]:
-    """Measure accuracies at a task's end, and calibration if required; returns the accuracies."""
+def measure_task(fleet: Fleet) -> None:
+    """Measure accuracies at a task's end, and calibration if required."""
     alive, k = [reason is None for reason in fleet.stopped], fleet.task
-    found = evaluate(fleet, fleet.stream, k)
-    for head, values in found.items():
+    for head, values in evaluate(fleet, fleet.stream, k).items():
         fleet.accuracy[head][alive, k, : k + 1] = values[alive]
     if fleet.measures.calibration:
         for head, values in calibration(fleet, fleet.stream, k).items():
             fleet.measured[f"calibration.{head}"][alive, k, : k + 1] = values[alive]
-    return found
 
 
 def kept_bytes(fleet: Fleet) -> list[int]:

@@ -24,7 +24,7 @@ from rwalk.engine.choose_execution import Execution, execution_of, execution_pla
 from rwalk.engine.method_groups import method_groups
 from rwalk.engine.optimizers import OPTIMIZERS, Optimizer
 from rwalk.engine.parameter_matrix import Networks
-from rwalk.engine.progress import LateLosses, Measured, Progress, Tell, thinned
+from rwalk.engine.progress import LateLosses, Progress, Tell, thinned
 from rwalk.engine.task_plan import TaskPlan, batches_of, task_plan
 from rwalk.errors import InputError
 from rwalk.learners import Learner
@@ -165,7 +165,7 @@ class Fleet:
         """Learn the tasks one after another, and measure all tasks seen after each.
 
         Args:
-            tell: Called with Progress now and then, and with Measured after every task.
+            tell: Called with Progress now and then.
             checkpoints: Saves the fleet.
             enough: Whether a task has been learned long enough; called after every step.
         """
@@ -173,7 +173,7 @@ class Fleet:
             while self.task < len(self.stream) and not all(self.stopped):
                 self.begin_task()
                 self.train_task(tell, checkpoints, enough)
-                self.end_task(tell)
+                self.end_task()
                 self.task, self.step = self.task + 1, 0
                 if checkpoints and checkpoints.due(self):
                     checkpoints.save(self)
@@ -221,16 +221,14 @@ class Fleet:
             if ended or all(self.stopped):
                 return
 
-    def end_task(self, tell: Tell | None = None) -> None:
+    def end_task(self) -> None:
         """Consolidate the methods, choose exemplars, and measure the accuracies."""
         self.execution.end_task()
         importance = fisher.of_task(self) if self.learner.method.data_pass else None
         for group in self.method_groups:
             group.method.consolidate(group.state, self.theta[group.rows], importance)
         exemplars.keep(self, before=False)
-        accuracy = evaluation.measure_task(self)
-        if tell:
-            tell(Measured(self.task, len(self.stream), accuracy))
+        evaluation.measure_task(self)
 
     def _stop_diverged(self, last: int, losses: Tensor) -> None:
         """Stop the runs whose loss is non-finite; they continue as NaN and do not affect the others."""

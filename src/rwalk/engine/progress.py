@@ -1,4 +1,4 @@
-"""Reports of a fleet in training: losses, read without stalling the device, and accuracies."""
+"""Reports of a fleet in training: losses, read without stalling the device."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 CHUNK = 64  # steps between two reads of the losses
@@ -25,15 +23,7 @@ class Progress(NamedTuple):
     loss: float
 
 
-class Measured(NamedTuple):
-    """A task has ended: accuracies [R, task + 1] on it and on all earlier tasks, by each head."""
-
-    task: int
-    tasks: int
-    accuracy: dict[str, NDArray[np.float64]]
-
-
-Tell = Callable[[Progress | Measured], None]
+Tell = Callable[[Progress], None]
 
 
 class LateLosses:

@@ -21,7 +21,7 @@ from rwalk.learners import LAMS
 from rwalk.metrics import HEADS
 from rwalk.studies.rows import Outcome, ReferenceOutcome
 from rwalk.studies.specs import RunSpec, StreamSpec, Trial
-from rwalk.studies.study_events import Event, Stepped, TaskMeasured, Trained, Watch
+from rwalk.studies.study_events import Event, Stepped, Trained, Watch
 
 Streams = Callable[[StreamSpec], Stream]
 FIRST_TASKS = 3  # that a run without exemplars chooses by
@@ -89,7 +89,7 @@ def renamed(watch: Watch, names: Mapping[str, Sequence[RunSpec]]) -> Watch:
     """Passes events on, with the owners instead of the runs that are trained for them."""
 
     def tell(event: Event) -> None:
-        if isinstance(event, Stepped | TaskMeasured | Trained):
+        if isinstance(event, Stepped | Trained):
             event = event._replace(runs=tuple(names.get(run.hash(), [run])[0] for run in event.runs))
         watch(event)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rwalk.engine.evaluation import Cost
-from rwalk.engine.progress import Measured, Progress
+from rwalk.engine.progress import Progress
 from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec
 
@@ -25,13 +25,6 @@ class Stepped(NamedTuple):
 
     runs: Runs
     progress: Progress
-
-
-class TaskMeasured(NamedTuple):
-    """Some runs have finished a task and were evaluated on all tasks so far."""
-
-    runs: Runs
-    measured: Measured
 
 
 class Spent(NamedTuple):
@@ -53,5 +46,5 @@ class RowDone(NamedTuple):
     row: Row
 
 
-Event = Started | Stepped | TaskMeasured | Spent | Trained | RowDone
+Event = Started | Stepped | Spent | Trained | RowDone
 Watch = Callable[[Event], None]

@@ -21,7 +21,7 @@ from rwalk.data.streams import Stream
 from rwalk.engine import evaluation
 from rwalk.engine.evaluation import Cost, kept_bytes
 from rwalk.engine.fleet import Fleet
-from rwalk.engine.progress import Measured, Progress
+from rwalk.engine.progress import Progress
 from rwalk.errors import InputError, first_line
 from rwalk.metrics import HEADS
 from rwalk.studies import numerics_history, provenance
@@ -29,14 +29,14 @@ from rwalk.studies.checkpoint import Checkpointer, check_is_there
 from rwalk.studies.json_records import content_hash
 from rwalk.studies.rows import Outcome, ReferenceOutcome
 from rwalk.studies.specs import RunSpec, StreamSpec, learned_by, passes_of, steps_of
-from rwalk.studies.study_events import Spent, Stepped, TaskMeasured, Trained, Watch
+from rwalk.studies.study_events import Spent, Stepped, Trained, Watch
 from rwalk.studies.worker_pool import Report, Stop, Work
 from rwalk.threads import available_cores, few_threads, usual_torch
 
 Job = tuple[RunSpec, ...]  # the runs of one fleet
 Result = Outcome | ReferenceOutcome
 Outcomes = tuple[Job, list[Result]]  # and a result for each of them
-News = Progress | Measured | Cost | str
+News = Progress | Cost | str
 JobReport = Callable[[Job, News], None]  # takes the news of a job in progress
 Keep = Callable[[Sequence[RunSpec], Fleet], None]
 
@@ -282,8 +282,7 @@ def reporter(watch: Watch) -> JobReport:
         if isinstance(news, str):
             logger.warning("%s", news)
         else:
-            kind = {Cost: Spent, Progress: Stepped, Measured: TaskMeasured}[type(news)]
-            watch(kind(job, news))
+            watch(Spent(job, news) if isinstance(news, Cost) else Stepped(job, news))
 
     return report
 
