@@ -384,7 +384,7 @@ def test_the_printed_command_confirms_all_that_the_study_names() -> None:
 def test_options_become_runs_without_a_command_line() -> None:
     base = RunSpec(stream=StreamSpec("cifar10"), memory=MemorySpec(2))
     names = sweep.method_names("Vanilla, rwalk,icarl")
-    runs = sweep.runs(base, names, 2, lam="1,10", penalty="proximal", settings=["rwalk.alpha=0.1", "eps=0.5"])
+    runs = sweep.runs(base, names, 2, lam="1,10", settings=["penalty=proximal", "rwalk.alpha=0.1", "eps=0.5"])
     assert [(run.method, run.seed, dict(run.numbers)) for run in runs if run.seed == 0] == [
         ("vanilla", 0, {}),
         ("rwalk", 0, {"dt": 50, "penalty": "proximal", "lam": 1.0, "eps": 0.5, "alpha": 0.1}),
@@ -445,7 +445,6 @@ REFUSED = {
     "--rotated=2 --permuted=2": "permuted or rotated, not both",
     "--rotated=2 --scenario=task": "domain-incremental, every task having all classes",
     "--blurry=1": "between 0 and 1",
-    "--online --batch=5": "--online is one epoch in batches of ten",
     "--measure-every=0": "every 1 step or more",
     "--beside=3": "give --memory or --memory-total too",
     "--beside=3 --memory=1": "no method here adds exemplars to its batches",
@@ -462,7 +461,7 @@ REFUSED = {
     "--set=alpha": "NAME=VALUE",
     "--set=xi=1": "unknown setting of rwalk 'xi'",
     "--set=pi.xi=1": "unknown method here 'pi'",
-    "--penalty=proximate": "penalty must be one of gradient, proximal",
+    "--set=penalty=proximate": "penalty must be one of gradient, proximal",
     "--seeds=0": "--seeds must be at least 1",
     "--epochs=0": "epochs must be a whole number, at least 1",
     "--epochs=1 --steps=1": "give --epochs or --steps, not both",

@@ -52,7 +52,6 @@ def run(
             "its own, by trials on its training data"
         ),
     ] = "",
-    penalty: Annotated[str, typer.Option(help="gradient (the paper) or proximal (stable for any λ)")] = "gradient",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="a hyper-parameter: alpha=0.1, rwalk.dt=50, or several: dt=10,50; repeatable"),
@@ -60,9 +59,6 @@ def run(
     reference: Annotated[
         str, typer.Option(help="reference models for intransigence: final, all or none")
     ] = "final",
-    online: Annotated[
-        bool, typer.Option("--online", help="see every example once, ten per step: --epochs 1 --batch 10")
-    ] = False,
     given: Given,
     data: Data = None,
     device: Device = "auto",
@@ -98,15 +94,12 @@ def run(
     let_import([own["network"], memory["sampler"], training["augment"], *names])
     if "steps" in training and "epochs" in training:
         raise InputError("give --epochs or --steps, not both")
-    if online and training.keys() & {"epochs", "steps", "batch"}:
-        raise InputError("--online is one epoch in batches of ten: drop --epochs, --steps and --batch")
-    usual: dict[str, Any] = {} if online else {"epochs": DEFAULT_EPOCHS.get(dataset, 1)}
     remarks: list[str] = []
     reading = with_label(dataset, Reading(**given[Reading]), remarks.append)
     base = RunSpec(
         stream=StreamSpec(**stream, reading=reading),
         memory=_memory(memory),
-        training=(Training.online if online else Training)(**usual | training),
+        training=Training(**{"epochs": DEFAULT_EPOCHS.get(dataset, 1)} | training),
         **own,
     )
     if replay and base.memory is None:
@@ -115,7 +108,7 @@ def run(
         raise InputError("--sampler chooses exemplars: give --memory or --memory-total too")
     if beside and base.memory is None:
         raise InputError("--beside counts the exemplars added to a batch: give --memory or --memory-total too")
-    runs = sweep.runs(base, names, seeds, lam, penalty, settings or ())
+    runs = sweep.runs(base, names, seeds, lam, settings or ())
     if beside and not any(each.memory.replay in ("beside", "none") for each in runs if each.memory):
         raise InputError("no method here adds exemplars to its batches: drop --beside, or give --replay beside")
     if replay:

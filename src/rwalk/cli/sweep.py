@@ -25,33 +25,21 @@ def runs(
     methods: Sequence[str],
     seeds: int,
     lam: str = "",
-    penalty: str = "gradient",
     settings: Sequence[str] = (),
 ) -> list[RunSpec]:
     """The base run with every method, every combination of that method's hyper-parameters, and every seed."""
     settable = {name: {each.name for each in fields(parts.find(name))} for name in methods}
-    chosen, strengths = _settings(settings, settable), _strengths(lam)
-    found = []
+    chosen, found = _settings(settings, settable), []
+    usual: Grid = {"dt": [DT.get(base.stream.dataset)], "lam": _strengths(lam)}
+    shared = {key: values for key, values in usual.items() if values not in ([], [None])} | chosen.get("", {})
     for name in methods:
-        own = {key: values for key, values in chosen.get("", {}).items() if key in settable[name]}
-        grid = _usual(name, base.stream.dataset, settable[name], strengths, penalty) | own | chosen.get(name, {})
+        own = {} if name == "vanilla" else shared  # it holds nothing, whatever its strength
+        grid = {key: values for key, values in own.items() if key in settable[name]} | chosen.get(name, {})
         memory = as_used(parts.find(name), base.memory)
         for values in product(*grid.values()):
             run = replace(base, method=name, numbers=dict(zip(grid, values, strict=True)), memory=memory)
             found += [replace(run, seed=seed) for seed in range(seeds)]
     return found
-
-
-def _usual(method: str, dataset: str, settable: Collection[str], lams: Sequence[Any], penalty: str) -> Grid:
-    """The options for all methods, as far as this method has such hyper-parameters."""
-    grid: Grid = {"dt": [DT[dataset]]} if "dt" in settable and dataset in DT else {}
-    if method == "vanilla":  # it holds nothing, whatever its strength
-        return grid
-    if "penalty" in settable and penalty != "gradient":
-        grid["penalty"] = [penalty]
-    if "lam" in settable and lams:
-        grid["lam"] = [*lams]
-    return grid
 
 
 def _strengths(lam: str) -> list[Any]:
