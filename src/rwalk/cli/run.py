@@ -94,12 +94,13 @@ def run(
     let_import([own["network"], memory["sampler"], training["augment"], *names])
     if "steps" in training and "epochs" in training:
         raise InputError("give --epochs or --steps, not both")
+    usual: dict[str, Any] = {"epochs": DEFAULT_EPOCHS.get(dataset, 1)}
     remarks: list[str] = []
     reading = with_label(dataset, Reading(**given[Reading]), remarks.append)
     base = RunSpec(
         stream=StreamSpec(**stream, reading=reading),
         memory=_memory(memory),
-        training=Training(**{"epochs": DEFAULT_EPOCHS.get(dataset, 1)} | training),
+        training=Training(**usual | training),
         **own,
     )
     if replay and base.memory is None:
