@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.model_selection import GridSearchCV
 
@@ -221,7 +223,7 @@ def test_images_of_pillow_and_in_files_are_learned_like_their_pixels(tmp_path: P
     for path, each in zip(paths, pillow, strict=True):
         each.save(path)
     expected = IncrementalClassifier(size=10).fit(pixels[:, None], y).decision_function(pixels[:, None])
-    for given in (pillow, paths):
+    for given in (pillow, paths, np.array(paths, dtype=object)):
         clf = IncrementalClassifier(size=10).fit(given, y)
         np.testing.assert_array_equal(clf.decision_function(given), expected)
         np.testing.assert_array_equal(clf.decision_function([each.convert("RGB") for each in pillow]), expected)
@@ -248,6 +250,9 @@ def test_weights_of_extreme_scale_change_nothing(factor: float) -> None:
         (np.ones((4, 2)), [0, 1, 0, 1], [1, 1, 1, 1e300], "a sample_weight is beyond"),
         (np.full((4, 2), 1e-200), [0, 1, 0, 1], None, "all inputs are smaller than 1e-100"),
         (np.array([["a", "b"], ["c", "d"]]), [0, 1], None, "an input is text: give numbers, a list of texts"),
+        (np.ma.masked_greater(np.arange(8.0).reshape(4, 2), 6), [0, 1, 0, 1], None, "inputs have masked values"),
+        (np.array([[0.0], [np.inf]]), [0, 1], None, "contains infinity: leave such values out"),
+        ([np.ones((8, 8, 3)), np.ones((9, 8, 3))], [0, 1], None, r"the shapes \[8, 8, 3\] and \[9, 8, 3\]"),
     ],
 )
 def test_inputs_that_would_be_lost_are_refused(x: Any, y: Any, weight: Any, message: str) -> None:
@@ -270,6 +275,24 @@ def test_one_image_is_no_list_of_images() -> None:
     clf = IncrementalClassifier(size=20).fit(images, np.arange(20) % 2)
     with pytest.raises(InputError, match=r"X is one input of shape \[1, 8, 8\]: give a list"):
         clf.predict(images[0])
+
+
+def test_images_of_other_channels_are_refused_by_their_shape() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (20, 8, 8, 3), dtype=np.uint8)
+    clf = IncrementalClassifier(size=20).fit(images[:, None, :, :, 0], np.arange(20) % 2)
+    with pytest.raises(InputError, match=r"inputs have shape \[8, 8, 3\]: give \[1, 8, 8\], as learned"):
+        clf.predict(images)
+
+
+def test_sparse_tensors_and_frames_are_learned_like_dense_ones() -> None:
+    pandas = pytest.importorskip("pandas")
+    x, y = rows(60)
+    x[x < 0] = 0
+    expected = IncrementalClassifier(size=20).fit(x, y).decision_function(x)
+    sparse = csr_array(x)
+    for given in (torch.tensor(x).to_sparse(), pandas.DataFrame.sparse.from_spmatrix(sparse), sparse):
+        clf = IncrementalClassifier(size=20).fit(given, y)
+        np.testing.assert_allclose(clf.decision_function(given), expected)
 
 
 def test_html_links_to_the_documentation_that_the_package_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -364,6 +364,26 @@ def test_a_few_numbers_beside_a_name_are_text_and_flagged(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("header", "cells", "doubt"),
+    [
+        (["1.5", "2.5", "b"], lambda i: [i / 4, i / 3, "ab"[i % 2]], "the first line of"),
+        (["7", "9", "a"], lambda i: [i % 4, i % 3, "ab"[i % 2]], "has 'a', like a row"),
+        (["day", "x", "label"], lambda i: [f"2024-01-{i % 28 + 1:02}", i / 3, "ab"[i % 2]], "'day' holds dates"),
+    ],
+)
+def test_tables_that_were_hardly_meant_so_are_flagged(header, cells, doubt: str, tmp_path: Path) -> None:
+    found = TableEncoder.fit(written(tmp_path / "t.csv", header, [cells(i) for i in range(60)]))
+    assert doubt in "; ".join(found.doubts) and set(found.doubts) < set(found.notes)
+
+
+def test_decimal_points_beside_decimal_commas_are_flagged(tmp_path: Path) -> None:
+    """Between thousands, 1.234 is no fraction."""
+    path, rows = tmp_path / "t.csv", [f"{i},5;{i + 1}.234;{'ab'[i % 2]}" for i in range(40)]
+    path.write_text("\n".join(["width;price;label", *rows]))
+    assert any("'price' is read with decimal points" in doubt for doubt in TableEncoder.fit(path).doubts)
+
+
 @pytest.mark.parametrize("name", ["", "Unnamed: 0", "id", "PassengerId", "customer_id", "Order ID", "index"])
 @pytest.mark.parametrize("order", ["sorted", "shuffled"])
 def test_a_column_that_numbers_the_rows_is_not_learned(name: str, order: str, tmp_path: Path) -> None:
@@ -643,6 +663,28 @@ def test_a_frames_column_that_is_not_numbers_is_named(make, message: str) -> Non
         with refused(message):
             classifier.fit(frame, ["a", "b"] * 4)
         assert not hasattr(classifier, "classes_")
+
+
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [
+        (range(40), "'odd' counts the rows"),
+        ([f"2024-01-{i % 28 + 1:02}" for i in range(40)], "'odd' holds dates, learned as text"),
+        ([1.5, 2.5, 3.5, "many"] * 10, "'odd' is read as text, though 30 of its 40 values are numbers"),
+    ],
+)
+def test_a_frames_column_that_may_be_a_mistake_is_a_warning(odd: Any, message: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"x": np.arange(40) % 7 / 2, "odd": odd})
+    with pytest.warns(UserWarning, match=message):
+        IncrementalClassifier(size=4).fit(frame, ["a", "b"] * 20)
+
+
+def test_a_frames_column_to_leave_out_names_no_option_of_the_command_line() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"x": np.arange(40.0), "name": [f"name {i}" for i in range(40)]})
+    with pytest.raises(InputError, match=r"leave it out$"):
+        IncrementalClassifier(size=4).fit(frame, ["a", "b"] * 20)
 
 
 @pytest.mark.parametrize("categories", [False, True])

@@ -132,13 +132,19 @@ def test_texts_in_every_container_are_the_same() -> None:
     ("X", "message"),
     [
         ("one text", "give a list of texts"),
-        (["text", None], "input 1 is NoneType"),
+        (["text", None], "input 1 is missing"),
+        (["text", 7], "input 1 is int"),
         (["a"], "1 inputs but 2 labels"),
     ],
 )
 def test_texts_that_cannot_be_learned_are_refused(X: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         small().fit(X, ["a", "b"])
+
+
+def test_chinese_and_japanese_need_no_spaces_between_words() -> None:
+    clf = small().fit(["我喜欢猫", "我看见狗", "吾輩は猫である"], ["cat", "dog", "cat"])
+    assert clf.predict(["猫", "狗", "黑狗", "猫が好き"]).tolist() == ["cat", "dog", "dog", "cat"]
 
 
 def test_texts_and_numbers_do_not_mix() -> None:

@@ -31,6 +31,8 @@ def one_line() -> Iterator[None]:
         message = re.sub(r":?\s*array=\[.*?\]+\.", ".", " ".join(str(error).split()))  # without the array itself
         if "contains NaN" in message:  # scikit-learn then recommends other estimators
             message = f"{message.partition('.')[0]}: fill in or leave out missing values"
+        elif "contains infinity" in message:
+            message = f"{message.partition(' or a value')[0]}: leave such values out, or bring inputs to scale"
         elif "arrays of bytes/strings" in message:
             message = "an input is text: give numbers, a list of texts, or a DataFrame with columns of text"
         raise InputError(message) from error
@@ -40,6 +42,7 @@ def array(values: Any) -> Any:
     """Tensors of any device and type, NumPy's new strings and pandas' whole numbers, for scikit-learn."""
     if isinstance(values, Tensor):
         values = values.detach().cpu()
+        values = values if values.layout == torch.strided else values.to_dense()
         return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     if isinstance(values, np.ndarray) and values.dtype.kind == "T":
         return values.astype(object)
@@ -54,6 +57,8 @@ def inputs(X: Any) -> Any:
         for place, name in enumerate(X.columns):
             _check_column(name, X.iloc[:, place])
     X = array(X)
+    if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
+        raise InputError("inputs have masked values: fill them in, or leave them out")
     if isinstance(X, np.ndarray) and X.dtype.kind in UNUSABLE:
         if X.dtype.kind == "c":
             raise InputError(

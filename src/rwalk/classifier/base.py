@@ -66,8 +66,9 @@ class ArrayEstimator(BaseEstimator):  # type: ignore[misc]
         if len(self.input_shape_) > 1 and np.shape(dense) == self.input_shape_:
             raise InputError(f"X is one input of shape {list(self.input_shape_)}: give a list of inputs")
         with one_line():
-            x = validate_data(self, dense, reset=False, dtype=self._dtype, allow_nd=True)
-        return self._of_known_shape(_tensor(x))
+            x = _tensor(validate_data(self, dense, reset=False, dtype=self._dtype, allow_nd=True))
+        self._check_shape(x)
+        return x
 
     def _examples(
         self, X: Any, y: Any, sample_weight: Any, afresh: bool, **checks: Any
@@ -81,24 +82,35 @@ class ArrayEstimator(BaseEstimator):  # type: ignore[misc]
         if len(some) < len(x):
             x, y = x[some], y[some]
         x = _tensor(x)
-        return (x if afresh else self._of_known_shape(x)), y, torch.from_numpy(weight)
+        if not afresh:
+            self._check_shape(x)
+        return x, y, torch.from_numpy(weight)
 
     def _dense(self, X: Any, afresh: bool = False) -> Any:
         """Inputs for scikit-learn's checks: sparse ones as arrays, the channels of images first."""
         shape = None if afresh else getattr(self, "input_shape_", None)
-        x = X.toarray() if issparse(X) else inputs(_pixels(X, shape))
+        if issparse(X):
+            return X.toarray()
+        x = inputs(_pixels(X.sparse.to_dense() if _is_sparse_frame(X) else X, shape))
         if isinstance(x, list | tuple) and len(np.shape(x[0] if len(x) else ())) == 3:
+            other = next((each for each in x if np.shape(each) != np.shape(x[0])), x[0])
+            if np.shape(other) != np.shape(x[0]):
+                shapes = " and ".join(str(list(np.shape(each))) for each in (x[0], other))
+                raise InputError(f"inputs have the shapes {shapes}: give all one shape")
             x = np.asarray(x)
         given = tuple(np.shape(x)[1:]) if isinstance(x, np.ndarray) else ()
         if len(given) != 3 or given == shape:
             return x
         last = given[2] in CHANNELS and given[0] not in CHANNELS and min(given[:2]) > max(CHANNELS)
-        return np.moveaxis(x, 3, 1) if last and shape in (None, (given[2], *given[:2])) else x
+        if last and shape in (None, (given[2], *given[:2])):
+            return np.moveaxis(x, 3, 1)
+        if shape is not None:
+            self._check_shape(x)
+        return x
 
-    def _of_known_shape(self, x: Tensor) -> Tensor:
+    def _check_shape(self, x: Tensor | NDArray[Any]) -> None:
         if tuple(x.shape[1:]) != self.input_shape_:
             raise InputError(f"inputs have shape {list(x.shape[1:])}: give {list(self.input_shape_)}, as learned")
-        return x
 
     def _names(self) -> list[str]:
         """The columns' names, if the first inputs had any."""
@@ -177,8 +189,14 @@ class ArrayClassifier(ClassifierMixin, ArrayEstimator):  # type: ignore[misc]
         return float(np.average(right, weights=None if sample_weight is None else np.asarray(sample_weight)))
 
 
+def _is_sparse_frame(X: Any) -> bool:
+    return hasattr(X, "iloc") and bool(len(X.dtypes)) and all(hasattr(kind, "fill_value") for kind in X.dtypes)
+
+
 def _pixels(X: Any, shape: tuple[int, ...] | None) -> Any:
     """The pixels of Pillow's images or of image files, in as many channels as inputs of this shape; else X."""
+    if getattr(X, "ndim", 0) == 1 and X.dtype == np.dtype(object):
+        X = list(X)  # a column or an array of paths
     first = X[0] if isinstance(X, list | tuple) and len(X) else None
     if not (isinstance(first, Path) or hasattr(first, "getexif")):
         return X

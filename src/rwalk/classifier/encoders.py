@@ -50,9 +50,8 @@ def texts_of(X: Any) -> list[str] | None:
         return None
     for place, each in enumerate(X):
         if not isinstance(each, str):
-            raise InputError(
-                f"input {place} is {type(each).__name__}, where others are texts: give a text, or leave it out"
-            )
+            what = "missing" if each is None or each != each else type(each).__name__
+            raise InputError(f"input {place} is {what}, where others are texts: give a text, or leave it out")
     return [str(each) for each in X]
 
 

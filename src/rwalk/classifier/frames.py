@@ -8,7 +8,7 @@ import numpy as np
 
 from rwalk.classifier.encoders import texts_of
 from rwalk.data.datasets import TableEncoder
-from rwalk.data.datasets.columns import IDENTIFIER
+from rwalk.data.datasets.columns import FEW, IDENTIFIER
 from rwalk.data.streams import Form
 from rwalk.errors import InputError, warn_caller
 
@@ -28,9 +28,12 @@ def form_of_table(X: Any, encoder: Any) -> tuple[TableEncoder | None, Any]:
     kinds = [getattr(kind, "kind", "O") for kind in X.dtypes]
     named = [name for name in X.columns if isinstance(name, str) and IDENTIFIER.fullmatch(name)]
     if not named and all(kind in "biufMmcV" for kind in kinds):
+        _warn_of_counters(X, kinds)
         return None, X  # dates and complex numbers are refused there
     _check_values(X, [str(name) for name in X.columns])
     form = TableEncoder.fit(X, labelled=False)
+    for doubt in form.doubts:
+        warn_caller(doubt)
     if form.id is None and all(column.values is None for column in form.columns):
         return None, X
     if form.id is not None:
@@ -49,6 +52,14 @@ def rows_of(form: Form | None, X: Any) -> Any:
 def names_of(form: Form) -> Any:
     """The columns of a table that are learned; None for other inputs."""
     return np.array([each.name for each in form.columns], dtype=object) if isinstance(form, TableEncoder) else None
+
+
+def _warn_of_counters(X: Any, kinds: list[str]) -> None:
+    """Warn of a column that counts the rows: on rows sorted by class it would be all that is learned."""
+    for place, kind in enumerate(kinds):
+        column = X.iloc[:, place]
+        if kind in "iu" and len(X) >= FEW and (column.diff().iloc[1:] == 1).all():
+            warn_caller(f"column {X.columns[place]!r} counts the rows: leave it out, if that is no accident")
 
 
 def _check_values(X: Any, names: list[str]) -> None:

@@ -314,6 +314,11 @@ class ColumnScan:
         return not self.fractions and not self.repeats and self.absent is None
 
     @property
+    def separator(self) -> str:
+        """The character between the columns of a text file; else nothing."""
+        return "" if self.table is None else self.table.separator
+
+    @property
     def suspicion(self) -> str:
         """What may be wrong with it, in words; nothing in most cases."""
         if self.is_mixed:
@@ -323,12 +328,14 @@ class ColumnScan:
             return "counts the rows"
         if len(self.values) == 1 and self.rows > 1:
             return "has the same value in every row"
+        if self.is_text and all(DATE.fullmatch(value) for value in self.values):
+            return "holds dates, learned as text: later dates count as none of them"
         return ""
 
     def column(self, missing: str) -> Column:
         """The column of inputs; a column that cannot be learned is refused."""
         if not self.values:
-            raise InputError(f"column {self.name!r} is empty: leave it out, --drop {self.name!r}")
+            raise InputError(f"column {self.name!r} is empty: {self._leave_out}")
         if 0 < self.wrong <= TYPOS * self.present and len(self.values) > FEW:
             raise self._mistake()
         if self.is_text:
@@ -336,7 +343,7 @@ class ColumnScan:
             if self.is_all_different and self.present > FEW:
                 raise InputError(
                     f"column {self.name!r} holds another text in every row, such as {min(self.values)[:40]!r}: "
-                    f"leave it out, --drop {self.name!r}"
+                    f"{self._leave_out}"
                 )
         if self.absent is not None and missing == "refuse":
             raise no_value(*self.absent, self.name)
@@ -356,6 +363,12 @@ class ColumnScan:
         plain = not self.is_text and self.way.is_plain
         return plain and all(abs(float(value)) < EXACT for value in self.values)
 
+    @property
+    def _leave_out(self) -> str:
+        """How its owner leaves it out: an option of the command line reads files, not frames."""
+        from_file = self.table is not None and self.table.is_file
+        return "leave it out" + (f", --drop {self.name!r}" if from_file else "")
+
     def _mistake(self) -> InputError:
         first = self.tried[self.way].first
         assert first is not None
@@ -363,7 +376,7 @@ class ColumnScan:
         more = f" (and {self.wrong - 1:,} more)" if self.wrong > 1 else ""
         return InputError(
             f"row {row} of {table} has {text[:40]!r} in column {self.name!r}{more}, whose other values are "
-            f"{self.way.describe()}: correct it, or leave the column out, --drop {self.name!r}"
+            f"{self.way.describe()}: correct it, or {self._leave_out}"
         )
 
     def _check_values(self) -> None:
@@ -379,6 +392,6 @@ class ColumnScan:
         if not self.unnamed and not IDENTIFIER.fullmatch(self.name):
             what = "dates" if DATE.fullmatch(some) else "text"
             raise InputError(
-                f"column {self.name!r} holds {what} of more than {MOST_VALUES} values, such as {some!r}: leave it "
-                f"out, --drop {self.name!r}"
+                f"column {self.name!r} holds {what} of more than {MOST_VALUES} values, such as {some!r}: "
+                f"{self._leave_out}"
             )

@@ -29,7 +29,7 @@ from rwalk.data.datasets.columns import (
     read_classes,
     read_numbers,
 )
-from rwalk.data.datasets.tables import RowChunk, Table, as_table
+from rwalk.data.datasets.tables import RowChunk, Table, as_table, is_number
 from rwalk.data.file_options import MISSING, Reading
 from rwalk.data.streams import Dataset
 from rwalk.errors import InputError, unknown, warn_caller
@@ -66,6 +66,7 @@ class TableEncoder:
         scale: See `shift`.
         id: The column that identifies rows. It is not learned, but shown beside predictions.
         notes: How every column was read, in words; not saved.
+        doubts: Those notes that say what may be wrong; not saved.
         fitted: How many rows it was fitted on; not saved.
     """
 
@@ -77,6 +78,7 @@ class TableEncoder:
     scale: tuple[float, ...] = ()
     id: str | None = None
     notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    doubts: tuple[str, ...] = field(default=(), compare=False, repr=False)
     fitted: int = field(default=0, compare=False, repr=False)
 
     @classmethod
@@ -121,7 +123,8 @@ class TableEncoder:
         columns = tuple(scan.column(reading.missing) for scan in learned)
         encoder = cls(label, whole, columns, reading.missing, id=ids[0] if ids else None, fitted=scans[0].rows)
         notes = [] if label == reading.label else [f"the classes are in column {label!r} (--label names another)"]
-        return replace(encoder, notes=(*notes, *_notes(encoder, inputs, ids)))
+        doubts = (*_doubts_about_names(tables[0], classes), *_doubts(learned))
+        return replace(encoder, notes=(*notes, *_notes(encoder, inputs, ids), *doubts), doubts=doubts)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -324,9 +327,27 @@ def _notes(encoder: TableEncoder, inputs: Mapping[str, ColumnScan], ids: Sequenc
             yield f"{column.name!r} holds {column.written.describe()}, such as {inputs[column.name].some!r}"
     for name in ids:
         yield f"{name!r} is not learned: it numbers or names the rows (predictions show {ids[0]!r})"
-    for column in encoder.columns:
-        if warned := inputs[column.name].suspicion:
-            yield f"{column.name!r} {warned}: correct it, or leave it out (--drop), if that is wrong"
+
+
+def _doubts_about_names(table: Table, classes: ColumnScan | None) -> Iterator[str]:
+    """A file without a line of names: its first row was taken for one."""
+    if not table.separator:
+        return
+    cells = [name for name in table.columns if "." in name and is_number(name)]
+    if classes is not None and classes.name in classes.values:
+        cells.append(classes.name)
+    if cells:
+        yield f"the first line of {table.name} has {cells[-1]!r}, like a row: put the columns' names above it"
+
+
+def _doubts(scans: Sequence[ColumnScan]) -> Iterator[str]:
+    commas = [scan.name for scan in scans if not scan.is_text and scan.way.decimal == ","]
+    for scan in scans:
+        doubt = scan.suspicion
+        if commas and scan.fractions and not scan.is_text and scan.way.is_plain and scan.separator == ";":
+            doubt = f"is read with decimal points, such as {scan.some!r}, and {commas[0]!r} with decimal commas"
+        if doubt:
+            yield f"column {scan.name!r} {doubt}: correct it or leave it out, if that is wrong"
 
 
 def _listed(names: Sequence[str], most: int = 8) -> str:

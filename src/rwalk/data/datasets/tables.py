@@ -61,6 +61,8 @@ class Table:
         InputError: If there are too many columns, or two of one name.
     """
 
+    is_file = True  # and not a table in memory
+
     def __init__(
         self, name: str, columns: Sequence[str], unnamed: frozenset[str] = frozenset(), separator: str = ""
     ) -> None:
@@ -118,7 +120,7 @@ class TextTable(Table):
                 first = next(csv.reader(lines, delimiter=separator), [])
         if not first:
             raise InputError(f"{str(path)!r} begins with an empty line: put the columns' names there")
-        self.headed = not all(_is_number(cell) for cell in first)
+        self.headed = not all(is_number(cell) for cell in first)
         names = [cell.strip() if self.headed else "" for cell in first]
         called = [name or f"column{number}" for number, name in enumerate(names, 1)]
         unnamed = frozenset(each for each, name in zip(called, names, strict=True) if self.headed and not name)
@@ -160,6 +162,8 @@ class ParquetTable(Table):
 class ArrowTable(Table):
     """A pyarrow Table in memory."""
 
+    is_file = False
+
     def __init__(self, table: Any) -> None:
         super().__init__("the table", list(table.column_names))
         self.table = table
@@ -170,6 +174,8 @@ class ArrowTable(Table):
 
 class FrameTable(Table):
     """A pandas DataFrame."""
+
+    is_file = False
 
     def __init__(self, frame: Any) -> None:
         super().__init__("the table", [str(name) for name in frame.columns])
@@ -221,7 +227,7 @@ def _arrow_cells(name: str, column: Any, table: str) -> NDArray[Any]:
     )
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
     try:
         float(cell)
     except ValueError:
