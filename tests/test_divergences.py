@@ -356,9 +356,50 @@ def test_unit_of_numbers_is_free(seed: int) -> None:
     old, new = normal(8, 3, seed=seed), normal(8, 3, seed=seed + 1)
     kind = DIVERGENCES["mse"]
     expected = kind.between(kind.keep(old), new)
-    unit, offset = torch.tensor([1000.0, 700.0, 900.0]), 5.0
-    changed = kind.between(kind.keep(old * unit + offset), new * unit + offset)
+    changed = kind.between(kind.keep(1000 * old + 5), 1000 * new + 5)
     torch.testing.assert_close(changed, expected, rtol=1e-2, atol=1e-4)
+    turn = torch.linalg.qr(normal(3, 3, seed=seed + 2)).Q  # as in a mean squared error
+    torch.testing.assert_close(kind.between(kind.keep(old @ turn), new @ turn), expected, rtol=1e-2, atol=1e-4)
+
+
+def test_a_number_that_hardly_varies_does_not_outweigh_all_others() -> None:
+    """As the corner of an image: a small change of it is no drift."""
+    old, kind = normal(64, 3), DIVERGENCES["mse"]
+    old[:, 2] = 1e-4 * old[:, 2]
+    new = old.clone()
+    new[:, 2] += 0.01
+    assert float(kind.between(kind.keep(old), new).mean()) < 1e-3
+
+
+# ── all of them ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def outputs_for(name: str, seed: int = 0) -> Tensor:
+    return detected(seed=seed) if DIVERGENCES[name].picks else 3 * normal(6, 5, seed=seed)
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+@few
+@seeds
+def test_order_of_probes_is_free(name: str, seed: int) -> None:
+    kind, old, new = DIVERGENCES[name], outputs_for(name, seed), outputs_for(name, seed + 1)
+    order = torch.randperm(len(old), generator=torch.Generator().manual_seed(seed))
+    expected = kind.between(kind.keep(old), new)[order]
+    torch.testing.assert_close(kind.between(kind.keep(old[order]), new[order]), expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_classes_that_were_added_and_are_not_found_are_no_drift(name: str) -> None:
+    """They are the last columns, or stand before "no object"; embeddings keep their width."""
+    kind, old = DIVERGENCES[name], outputs_for(name)
+    parts = [old[..., :-1], old[..., -1:]] if name == "detr" else [old, old[..., :0]]
+    grown = torch.cat([parts[0], torch.full_like(old[..., :2], -60.0), parts[1]], -1)
+    if name in ("cosine", "similarity"):
+        with pytest.raises(InputError, match="embeddings have shape"):
+            kind.between(kind.keep(old), grown)
+        return
+    assert float(kind.between(kind.keep(old), grown).abs().max()) < 1e-4
+    assert float(kind.between(kind.keep(old), grown.flip(0)).mean()) > 0.01
 
 
 # ── settings of a divergence ─────────────────────────────────────────────────────────────────────────────────

@@ -793,7 +793,7 @@ def test_every_divergence_is_zero_at_home_positive_elsewhere_with_finite_gradien
     assert float(kind.between(kept, moved).mean()) > 0
 
 
-@pytest.mark.parametrize("name", ["kl", "binary_kl", "mse"])
+@pytest.mark.parametrize("name", ["kl", "binary_kl", "mse", "seq2seq"])
 def test_columns_added_since_do_not_count(name: str) -> None:
     old = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
     kind = DIVERGENCES[name]

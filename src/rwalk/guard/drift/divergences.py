@@ -307,11 +307,15 @@ def keep_outputs(outputs: Tensor) -> Kept:
 
 
 def keep_scaled(outputs: Tensor) -> Kept:
-    """The outputs, and the variance of each column; no column counts as less than 1e-4 of the mean variance."""
+    """The outputs, and the mean of their columns' variances, once per column.
+
+    Most losses of numbers add up squared or absolute errors, so drift weighs columns as they do. Divided by its
+    own variance, a column that hardly varies would outweigh all others.
+    """
     outputs = wide(outputs)
-    variance = outputs.var(0, unbiased=False) if len(outputs) > 1 else outputs[0].square()
-    floor = torch.maximum(1e-4 * variance.mean(), 1e-8 * outputs.square().mean())
-    return {"outputs": outputs, "variance": variance.clamp(min=floor.clamp(min=1e-12))}
+    variance = (outputs.var(0, unbiased=False) if len(outputs) > 1 else outputs[0].square()).mean()
+    floor = (1e-8 * outputs.square().mean()).clamp(min=1e-12)
+    return {"outputs": outputs, "variance": variance.clamp(min=floor).repeat(outputs.shape[-1])}
 
 
 def mse(old: Kept, outputs: Tensor) -> Tensor:
