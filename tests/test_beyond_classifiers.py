@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks import guard_families as families
 from torch import Tensor
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -149,3 +151,65 @@ def test_detector_keeps_its_classes_with_unlabelled_images_of_the_new_one() -> N
     assert before["old"] > 30
     assert guarded["old"] > 0.75 * before["old"] and guarded["old"] > without["old"] + 5
     assert guarded["new"] > 0.6 * without["new"]
+
+
+# ── taggers, segmenters, embedders, regressors ───────────────────────────────────────────────────────────────
+
+FAMILIES = ["tagger", "segmenter", "embedder", "regressor"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_example_and_its_table_run_for_a_few_steps(name: str, tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("matplotlib")
+    families.main([name, "--quick", "--seeds", "1", "--out", str(tmp_path)])
+    rows = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+    ways = [row["way"] for row in rows]
+    assert {"before", "no guard", "interpolated halfway", "guard, 128 new", "guard, 128 old"} <= {*ways}
+    table = capsys.readouterr().out.splitlines()[-len(rows) :]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in table] == ways
+    if name == "regressor":  # a run that was stopped continues
+        families.main([name, "--quick", "--seeds", "1", "--out", str(tmp_path)])
+        assert len((tmp_path / f"{name}.jsonl").read_text().splitlines()) == len(rows)
+
+
+@pytest.mark.parametrize("name", ["tagger", "segmenter"])
+def test_grown_model_gives_old_classes_as_before(name: str) -> None:
+    pytest.importorskip("matplotlib")
+    module = families.example(name)
+    torch.manual_seed(0)
+    model = module.Tagger(3) if name == "tagger" else module.Segmenter(3)
+    x = {"words": torch.randint(9, (2, 5, 4)), "attention_mask": torch.ones(2, 5)} if name == "tagger" else None
+    model.eval()
+    with torch.no_grad():
+        before = model(**x) if x else model(torch.ones(2, 3, 8, 8)).movedim(1, -1)
+        module.grow(model)
+        after = model(**x) if x else model(torch.ones(2, 3, 8, 8)).movedim(1, -1)
+    assert after.shape[-1] == 4
+    torch.testing.assert_close(after[..., :3], before)
+    assert bool((after[..., 3] < before.amax(-1)).all())
+
+
+@pytest.mark.parametrize("name", ["tagger", "segmenter"])
+def test_loss_with_unknown_annotations_counts_them_as_any_class_that_was_not_annotated(name: str) -> None:
+    pytest.importorskip("matplotlib")
+    module = families.example(name)
+    torch.manual_seed(0)
+    logits, labels = torch.randn(50, 4), torch.randint(4, (50,))
+    whole = torch.nn.functional.cross_entropy(logits, labels)
+    torch.testing.assert_close(module.loss_of(logits, labels, [1, 2, 3]), whole)
+    some = torch.where(labels == 3, 3, 0)
+    share = logits.softmax(-1)
+    expected = -torch.where(labels == 3, share[:, 3], 1 - share[:, 3]).log().mean()
+    torch.testing.assert_close(module.loss_of(logits, some, [3]), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_guard_with_old_inputs_keeps_more_than_no_guard(name: str) -> None:
+    pytest.importorskip("matplotlib")
+    module = families.example(name)
+    task = module.prepare(0)
+    first, *_, last = task.scores(task.model)
+    without, guarded = (task.scores(module.learn(task, probes)) for probes in (None, task.probes("old")))
+    assert without[first] < guarded[first] < 1.1 * task.scores(task.model)[first]
+    assert guarded[last] > 0.7 * without[last]

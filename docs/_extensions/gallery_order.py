@@ -7,7 +7,7 @@ from typing import Any
 ORDER = (
     *("classifier", "unlearn"),
     *("guard_plain", "guard_budget", "guard_one_head"),
-    "guard_detector",
+    *("guard_detector", "guard_segmenter", "guard_tagger", "guard_embedder", "guard_regressor"),
     *("guard_huggingface", "guard_trl", "guard_lightning", "guard_accelerate"),
     "compare_methods",
 )
