@@ -60,16 +60,12 @@ def known_rows(results: Path) -> dict[str, Row]:
     return {row.hash: row for rows in packed_rows.all_rows(results).values() for row in rows}
 
 
-def study_of(experiment: Experiment, seeds: int | None = None, **where: Any) -> Study:
-    """An experiment as a study; `where` it runs: data, device, workers."""
-    return Study(tuple(runs_of(experiment, seeds)), experiment.reference, **where)
-
-
 def plan(names: Sequence[str], results: Path, seeds: int | None = None, **where: Any) -> list[Planned]:
-    """Experiments by their names, each a study under `results`."""
+    """Experiments by their names, each a study under `results`; `where` it runs: data, device, workers."""
+    studies = {each: Study(tuple(runs_of(each, seeds)), each.reference, **where) for each in find(names)}
     return [
-        Planned(each.name, each.title, each.cost, study_of(each, seeds, **where), folder_of(each, results, seeds))
-        for each in find(names)
+        Planned(each.name, each.title, each.cost, study, folder_of(each, results, seeds))
+        for each, study in studies.items()
     ]
 
 

@@ -64,7 +64,8 @@ def run_and_show(
     rows = execute(study, store, show=visible, go_on=go_on, track=track, remarks=remarks, keeper=keeper)
     models = [] if keeper is None else keeper.settle(rows)
     if as_json:
-        said = {"rows": [_public(row) for row in rows], "study": study.describe().to_json()}
+        public = [{k: v for k, v in row.to_json().items() if k not in ("hash", "spec")} for row in rows]
+        said = {"rows": public, "study": study.describe().to_json()}
         said |= {"models": [str(path) for path in models]} if keeper else {}
         print(json.dumps(said, default=list))
         return
@@ -73,10 +74,6 @@ def run_and_show(
     show(rows, store.folder)
     if keeper:
         say(f"{keeper.folder}: {len(models)} kept, for rwalk predict or rwalk.IncrementalClassifier.load")
-
-
-def _public(row: Row) -> dict[str, object]:
-    return {key: value for key, value in row.to_json().items() if key not in ("hash", "spec")}
 
 
 def remarks_on(study: Study, keep: str) -> list[str]:

@@ -302,11 +302,6 @@ def union(stream: Stream, k: int) -> Stream:
     return replace(stream, tasks=(joined,), name=f"{stream.name}-union-{k}")
 
 
-def first_tasks(stream: Stream, count: int) -> Stream:
-    """The stream up to the end of its first tasks."""
-    return replace(stream, tasks=stream.tasks[:count])
-
-
 def validation_split(stream: Stream, fraction: float = 0.1, seed: int = 0, most: int | None = None) -> Stream:
     """The stream tested on a held-out part of every class's training data; its real test data are not in it.
 

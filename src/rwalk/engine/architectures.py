@@ -7,6 +7,7 @@ inputs of its head: the attribute `head`, or else its last nn.Linear with one ou
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -111,15 +112,11 @@ class ResNet18(nn.Module):
         return self.head(self.blocks(self.stem(x)).mean((2, 3)))  # type: ignore[no-any-return]
 
 
-def resnet18_full(shape: tuple[int, ...], classes: int) -> nn.Module:
-    return ResNet18(shape, classes, filters=64)
-
-
 NETWORKS: dict[str, tuple[Factory, str]] = {
     "mlp": (MLP, "two hidden layers of 256 ReLU units (the paper's MNIST network)"),
     "cnn": (CNN, "four 3×3 convolutions with dropout (the paper's CIFAR network)"),
     "resnet18": (ResNet18, "ResNet-18 for small images, 20 base filters (GEM's reduced version)"),
-    "resnet18-full": (resnet18_full, "ResNet-18 for small images, 64 base filters"),
+    "resnet18-full": (partial(ResNet18, filters=64), "ResNet-18 for small images, 64 base filters"),
 }
 
 

@@ -31,7 +31,8 @@ SCRIPTS = ("page_data.js", "charts.js", "plots.js", "figure_export.js", "tables.
 
 def write_report(folders: Sequence[Path], out: Path | None = None, title: str = "") -> Path:
     """Write the report of folders of results: by default as `report.html`, in the folder if there is only one."""
-    page = render(result_folders.read_all(folders), title)
+    named = zip(folders, result_folders.names_of(folders), strict=True)
+    page = render([result_folders.read(folder, name) for folder, name in named], title)
     if out is None:
         out = folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
     with writing(out, "; choose another --out"):

@@ -117,11 +117,6 @@ def read(folder: Path, name: str = "") -> Results:
     )
 
 
-def read_all(folders: Sequence[Path]) -> list[Results]:
-    """Several folders, each with a name that no other of them has."""
-    return [read(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
-
-
 def names_of(folders: Sequence[Path]) -> list[str]:
     """The last parts of paths, as many as are needed to make them distinct.
 

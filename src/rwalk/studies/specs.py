@@ -90,7 +90,7 @@ class StreamSpec:
         if self.validation is not None:
             stream = splits.validation_split(stream, self.validation)
         if self.trial is not None:
-            stream = stream if self.trial.first is None else splits.first_tasks(stream, self.trial.first)
+            stream = replace(stream, tasks=stream.tasks[: self.trial.first])
             stream = splits.validation_split(stream, HELD_OUT_FOR_TRIALS, most=self.trial.most)
         return stream if self.blurry is None else splits.blurred(stream, self.blurry, self.order_seed or 0)
 
