@@ -352,6 +352,7 @@ def test_code_of_ones_own_lies_where_one_works_and_is_confirmed_to_resume(
     assert rwalk("resume", "study", f"--trust={name}", "--quiet").code == 0
     assert Path("imported").exists()
     assert rwalk("resume", "study", f"--network={name}", "--quiet").code == 0  # as it was called once
+    refused(rwalk("resume", "study", f"--trust={name}", "--trust=other:Name"), "study imports no other:Name")
 
 
 def test_every_name_is_confirmed_and_reading_results_imports_nothing(
@@ -462,7 +463,15 @@ REFUSED = {
     "--set=xi=1": "unknown setting of rwalk 'xi'",
     "--set=pi.xi=1": "unknown method here 'pi'",
     "--set=penalty=proximate": "penalty must be one of gradient, proximal",
+    "--methods=vanilla --set=penalty=proximate": "no setting of vanilla changes anything",
+    "--methods=vanilla --set=lam=1": "no setting of vanilla changes anything",
+    "--set=alpha=0.1 --set=alpha=0.9": "--set alpha is given twice: separate its values by commas",
+    "--lam=1 --set=lam=2": "give --lam or --set lam=, not both",
+    "--lam=1 --lam=10": "--lam is given twice: drop one",
+    "--seeds=1 --seeds=2": "--seeds is given twice: drop one",
+    "--executor=here --workers=2": "--executor here trains in this process: drop --workers 2",
     "--seeds=0": "--seeds must be at least 1",
+    "--seeds=99999999999999999999": "runs: choose fewer seeds, methods or settings, 100,000 at most",
     "--epochs=0": "epochs must be a whole number, at least 1",
     "--epochs=1 --steps=1": "give --epochs or --steps, not both",
     "--steps=-1": "steps must be a whole number, at least 1",

@@ -106,6 +106,29 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     assert reason in said and "\n" not in said
 
 
+@pytest.mark.parametrize("read", ["before.safetensors", "after.safetensors", "probes.npy"])
+def test_a_file_that_is_read_is_not_overwritten(
+    read: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = (folder / read).read_bytes()
+    assert rwalk(monkeypatch, *WEIGHTS, "--probes=probes.npy", f"--json=./{read}") == 2
+    assert capsys.readouterr().err == f"rwalk: --json {read} would overwrite what is read: give another name\n"
+    assert (folder / read).read_bytes() == content
+    for _ in ("first", "again"):
+        assert rwalk(monkeypatch, *WEIGHTS, "--probes=probes.npy", "--json=drift.json", "--max-drift=9") == 0
+
+
+def test_a_result_that_cannot_be_written_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "file").touch()
+    assert rwalk(monkeypatch, *WEIGHTS, "--probes=probes.npy", "--json=file/drift.json") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("rwalk: cannot write file/drift.json: ") and said.endswith(": give another name\n")
+    assert rwalk(monkeypatch, "rewind", *WEIGHTS[1:], "--probes=probes.npy", "--out=file/x.safetensors") == 2
+    assert capsys.readouterr().err.startswith("rwalk: cannot write file/x.safetensors: ")
+
+
 @pytest.mark.parametrize("seed", [-1, 2**64])
 def test_a_seed_that_torch_does_not_take_is_one_line(
     seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

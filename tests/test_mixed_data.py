@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from rwalk import InputError, mix
 
@@ -85,6 +86,13 @@ def test_loaders_alternate_batches_and_go_on_where_they_stopped() -> None:
     ]  # fmt: skip
 
 
+class Endless(IterableDataset[int]):
+    """Data without a length, of which a loader nevertheless has the attribute."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield 0
+
+
 def test_what_cannot_be_mixed_is_refused() -> None:
     loader = DataLoader(torch.arange(4))
     for wrong, reason in (
@@ -93,6 +101,7 @@ def test_what_cannot_be_mixed_is_refused() -> None:
         (lambda: mix(loader, [1]), "two datasets or two loaders"),
         (lambda: mix([1], []), "old data are empty"),
         (lambda: mix(iter([1]), [1]), "no length"),
+        (lambda: mix(DataLoader(Endless()), loader), "no length"),
     ):
         with pytest.raises(InputError, match=reason):
             wrong()

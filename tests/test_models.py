@@ -34,8 +34,10 @@ from rwalk.errors import InputError
 from rwalk.models.kept_by_studies import Pruner, refusal
 from rwalk.studies import Study
 from rwalk.studies.executors import fleet_of
+from rwalk.studies.rows import Outcome, Row, lines_of
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.studies.study_events import RowDone
+from rwalk.studies.study_folder import Store
 
 WINE = load_wine()
 ORDER = np.random.default_rng(0).permutation(len(WINE.target))
@@ -423,6 +425,13 @@ REFUSED = {
     "predict clf.safetensors a.csv --out=./clf.safetensors": "would overwrite what is read",
     "predict clf.safetensors a.csv --out=pipe": "cannot write pipe: it is a device or a pipe",
     "forget clf.safetensors other.csv": "has no column",
+    "forget clf.safetensors a.csv --out=a.csv": "would overwrite what is read",
+    "forget clf.safetensors a.csv ./a.csv": "a.csv is given twice: drop one",
+    "fit a.csv ./a.csv --out=x": "a.csv is given twice: drop one",
+    "merge clf.safetensors ./clf.safetensors --out=x": "clf.safetensors is given twice: drop one",
+    "predict clf.safetensors a.csv --at=0.2": "give --unknown other too",
+    "predict clf.safetensors a.csv --unknown=": "--unknown is a label",
+    "predict clf.safetensors a.csv --out=x --out=y": "--out is given twice: drop one",
 }
 
 
@@ -534,6 +543,32 @@ def test_the_best_run_of_every_method_is_kept_and_predicts_as_its_row_says(rwalk
         assert all(len(exemplars) == 2 for exemplars in classifier.exemplars_.values())
     classifier.partial_fit(torch.rand(20, 1, 8, 8), np.full(20, 10))  # and it goes on learning
     assert 10 in classifier.classes_
+
+
+def test_a_model_that_measures_differently_from_its_row_is_reported(rwalk: Rwalk) -> None:
+    """A row of another machine: here, one with the accuracies of another seed."""
+    options = [
+        "run",
+        "--steps=5",
+        "--reference=none",
+        "--workers=1",
+        "--methods=vanilla",
+        "--seeds=2",
+        "--out=study",
+    ]
+    assert rwalk(*options).code == 0
+    store = Store("study")
+    one, other = store.rows()
+    assert one.accuracy != other.accuracy
+    outcome = Outcome(accuracy=one.accuracy, stopped=None, made=other.made)
+    store.rows_file.write_bytes(lines_of([one, Row.of(other.spec, outcome, {})]))
+    said = rwalk(*options, "--keep=all").err
+    assert "2 finished runs are trained again" in said
+    assert "1 of these models measure differently from their rows" in said
+    store.rows_file.write_bytes(lines_of([one, other]))
+    for path, _ in kept():
+        path.unlink()
+    assert "measure differently" not in rwalk(*options).err
 
 
 def test_all_runs_are_kept_if_asked_for(rwalk: Rwalk, quiet: None) -> None:
@@ -648,7 +683,8 @@ def test_a_resumed_study_keeps_models_as_it_began(rwalk: Rwalk, quiet: None, mon
     assert rwalk("resume", "study", "--workers=1", "--quiet").code == 0
     for path, row in kept():
         assert_measures_as_its_row(path, row)
-    assert rwalk(*options[:-1], "--out=whole", "--keep=best").code == 0
+    whole = ["--out=whole" if each == "--out=study" else each for each in options]
+    assert rwalk(*whole).code == 0
     assert [content(path) for path, _ in kept()] == [content(path) for path, _ in kept("whole")]
 
 

@@ -393,6 +393,33 @@ def test_without_its_extra_the_report_says_what_to_install(
         render([result_folders.Results(records(rows))], "title")
 
 
+def test_report_overwrites_nothing_but_a_page(tmp_path: Path) -> None:
+    row = made_row(RunSpec())
+    write_rows(tmp_path / "runs.jsonl", [row])
+    write_study(tmp_path, [row["spec"]])
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for path in before:
+        with pytest.raises(InputError, match=f"{path.name} exists and is no page: choose another --out"):
+            write_report([tmp_path], path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    page = write_report([tmp_path], tmp_path / "page")
+    assert write_report([tmp_path], page).read_text().startswith("<!doctype html")
+
+
+def test_results_that_contradict_each_other_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one, other = (made_row(RunSpec(method=name)) for name in ("vanilla", "rwalk"))
+    for folder, row in (("a", one), ("b", one)):
+        write_rows(tmp_path / "equal" / folder / "runs.jsonl", [row])
+    assert len(result_folders.read(tmp_path / "equal").rows) == 1 and not caplog.messages
+    write_rows(tmp_path / "both" / "a" / "runs.jsonl", [one, other])
+    changed = {**one, **{name: other[name] for name in ("single", "multi", "accuracy")}}
+    write_rows(tmp_path / "both" / "b" / "runs.jsonl", [changed])
+    result_folders.read(tmp_path / "both")
+    assert caplog.messages == [
+        f"of 1 runs {tmp_path}/both/b/runs.jsonl has other results than earlier files: its own are shown"
+    ]
+
+
 def test_the_command_writes_the_page(rows: list[Row], tmp_path: Path) -> None:
     from typer.testing import CliRunner
 

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from rwalk.cli import before_and_after, classifier_commands, report_and_export, run
-from rwalk.cli.command_options import add_command, to_stderr
+from rwalk.cli.command_options import Command, add_command, to_stderr
 from rwalk.cli.run import DEFAULT_METHODS
 from rwalk.errors import InputError
 
@@ -36,16 +36,16 @@ add_command(
     "rwalk.classifier.parameters:ClosedFormClassifierParameters",
     but="task_column",
 )
-app.command()(classifier_commands.predict)
-app.command()(classifier_commands.forget)
-app.command()(classifier_commands.merge)
+app.command(cls=Command)(classifier_commands.predict)
+app.command(cls=Command)(classifier_commands.forget)
+app.command(cls=Command)(classifier_commands.merge)
 add_command(app, run.run, "rwalk.studies.specs:RunSpec")
-app.command()(run.resume)
-app.command()(report_and_export.report)
-app.command()(report_and_export.export)
-app.command()(before_and_after.check)
-app.command()(before_and_after.rewind)
-app.command()(before_and_after.probes)
+app.command(cls=Command)(run.resume)
+app.command(cls=Command)(report_and_export.report)
+app.command(cls=Command)(report_and_export.export)
+app.command(cls=Command)(before_and_after.check)
+app.command(cls=Command)(before_and_after.rewind)
+app.command(cls=Command)(before_and_after.probes)
 
 
 @app.command()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rwalk.atomic_files import replacing, write_atomically
-from rwalk.cli.command_options import Device, checked_device, let_import, say, told_warnings
+from rwalk.atomic_files import replacing, write_atomically, writing
+from rwalk.cli.command_options import Device, check_spares, checked_device, let_import, say, told_warnings
 from rwalk.errors import InputError, first_line
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ PROBES = "inputs: .safetensors, .npy, .npz; for a language model also .txt, or o
 Factory = Annotated[
     str | None, typer.Option(help="package.module:name of a function that makes the network of the weights")
 ]
+GIVE = ": give another name"
 Tokens = Annotated[int, typer.Option(help="per sequence, of a text or of own samples")]
 
 
@@ -60,6 +61,9 @@ def check(
         raise InputError("give --probes, to measure drift, or --skills, to see which skills are lost")
     if page is not None and skills is None:
         raise InputError("--page shows skills: add --skills")
+    read = [before, after, *(Path(each) for each in (probes, skills) if each)]
+    check_spares("--json", json_file, read)
+    check_spares("--page", page, [*read, *([json_file] if json_file else [])])
     asked = None if skills is None else _questions(skills, before)
     old, new = _models(before, after, factory, device)
     found: dict[str, object] = {"before": str(before), "after": str(after), "max_drift": max_drift}
@@ -90,9 +94,11 @@ def check(
         print(report)
         say(f"lost: {', '.join(report.lost)}" if report.lost else "no skill is lost")
         if page is not None:
-            write_atomically(page, report.page(f"Skills of {after.name} beside {before.name}"))
+            with writing(page, GIVE):
+                write_atomically(page, report.page(f"Skills of {after.name} beside {before.name}"))
     if json_file is not None:
-        write_atomically(json_file, json.dumps(found, indent=1) + "\n")
+        with writing(json_file, GIVE):
+            write_atomically(json_file, json.dumps(found, indent=1) + "\n")
     if not within:
         raise typer.Exit(1)
 
@@ -125,7 +131,8 @@ def rewind(
     inputs = Probes(read_probes(probes, old, before, tokens))
     with _comparing(before, after):
         result = rewound(old, new, inputs, max_drift)
-    write_like(new, after, out)
+    with writing(out, GIVE):
+        write_like(new, after, out)
     say(
         f"drift {result.drift_before:.4f} → {result.drift:.4f} nats on {inputs.examples} probes; "
         f"{result.left:.0%} of the way from {before} to {after} is left; written to {out}"
@@ -151,7 +158,7 @@ def probes(
     if out.exists():
         raise InputError(f"{out} exists already: give a new name")
     drawn = own_samples(read_model(model).to(checked_device(device)), None, n, tokens, seed)
-    with replacing(out) as beside:
+    with writing(out, GIVE), replacing(out) as beside:
         save_file({"input_ids": drawn["input_ids"].cpu()}, beside)
     say(f"{n} own samples of {tokens} tokens, written to {out}")
 

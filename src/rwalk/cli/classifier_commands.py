@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rwalk.atomic_files import replacing, writing
-from rwalk.cli.command_options import Given, let_import, to_stderr, told_warnings
+from rwalk.cli.command_options import Given, check_once, check_spares, let_import, to_stderr, told_warnings
 from rwalk.data.file_options import Reading
 from rwalk.errors import InputError
 from rwalk.escaping import cell, shown
@@ -69,6 +69,7 @@ def fit(
     if target.exists() and target != go_on:
         raise InputError(f"{target} exists already: continue it (--continue), or choose another --out")
     _check_writable(target)
+    check_once(data)
     with _working(f"reading {_names(data)}") as working, told_warnings():
         from rwalk.models import learn  # torch takes seconds to import
 
@@ -104,21 +105,24 @@ def predict(
     unknown: Annotated[
         str | None, typer.Option(help="a label for inputs unlike everything learned, such as other")
     ] = None,
-    at: Annotated[float, typer.Option(help="the share of known inputs that --unknown may reject")] = 0.05,
+    at: Annotated[
+        float | None, typer.Option(help="the share of known inputs that --unknown may reject (default: 0.05)")
+    ] = None,
     network: Network = None,
 ) -> None:
     """Predict the class of every row or image, with its probability."""
-    from rwalk.errors import InputError
-
-    if out and out.exists() and any(each.exists() and out.samefile(each) for each in (model, *data)):
-        raise InputError(f"--out {out} would overwrite what is read: give another name")
+    check_spares("--out", out, (model, *(path for path in data if path.is_file())))
+    if at is not None and unknown is None:
+        raise InputError("--at is a share that --unknown may reject: give --unknown other too")
+    if unknown == "":
+        raise InputError("--unknown is a label: give one, such as other")
     with _working(f"reading {_names(data)}"), told_warnings():
         from rwalk.models import predictions  # torch takes seconds to import
 
         trained, own = _loaded(model, network)
         source = _source(data, Reading(), trained, model, score, own, id_column)
         total = right = 0
-        found = predictions(trained, source, score, unknown, at)
+        found = predictions(trained, source, score, unknown, *([] if at is None else [at]))
         with _table(out) as write:
             write((*source.places, "label", "probability"))
             for each in found:
@@ -141,6 +145,8 @@ def forget(
     It becomes the model that never learned them. If it is overwritten, the model as it was is kept in FILE.before:
     delete that copy once you are content with the new model.
     """
+    check_once(data)
+    check_spares("--out", out, (path for path in data if path.is_file()))
     forgotten = 0
     with told_warnings():
         trained, own = _loaded(model, network)
@@ -162,6 +168,7 @@ def merge(
     """
     if len(models) < 2:
         raise InputError("give two models or more to merge")
+    check_once(models)
     with told_warnings():
         first, *others = (_loaded(path, network)[0] for path in models)
         for path, other in zip(models[1:], others, strict=True):

@@ -65,6 +65,37 @@ Quiet = Annotated[bool, how("--quiet", help="no live display")]
 AsJson = Annotated[bool, how("--json", help="print one JSON object for scripts instead of tables")]
 
 
+class Command(TyperCommand):
+    """A command that refuses an option given twice, of which only the last would count."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = self.make_parser(ctx).parse_args(args=[*args])[2]
+        for each in given:
+            once = each.param_type_name == "option" and not getattr(each, "multiple", False)
+            if once and not getattr(each, "is_flag", False) and given.count(each) > 1:
+                raise InputError(f"{each.opts[-1]} is given twice: drop one")
+        return super().parse_args(ctx, args)
+
+
+def check_once(paths: Sequence[Path]) -> None:
+    """Refuse to learn, forget or merge the same file twice."""
+    seen = set[Path]()
+    for path in paths:
+        if path.resolve() in seen:
+            raise InputError(f"{path} is given twice: drop one")
+        seen.add(path.resolve())
+
+
+def check_spares(option: str, out: Path | None, read: Iterable[Path]) -> None:
+    """Refuse to write over a file that is read, or that lies in a folder that is read."""
+    if out is None or not out.exists():
+        return
+    for path in read:
+        within = path.is_dir() and out.resolve().is_relative_to(path.resolve())
+        if path.exists() and (within or out.samefile(path)):
+            raise InputError(f"{option} {out} would overwrite what is read: give another name")
+
+
 def add_command(app: typer.Typer, command: Callable[..., None], *records: str, but: str = "") -> None:
     """Add a command whose parameter `given` stands for the options that fields of records are.
 
@@ -80,7 +111,7 @@ def add_command(app: typer.Typer, command: Callable[..., None], *records: str, b
     class FromRecord(TyperCommand):
         def make_context(self, *call: Any, **others: Any) -> Any:
             alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-            alone.command()(_complete(command, [imported(each, "record") for each in records], but))
+            alone.command(cls=Command)(_complete(command, [imported(each, "record") for each in records], but))
             return typer.main.get_command(alone).make_context(*call, **others)
 
     def named() -> None:
@@ -191,6 +222,11 @@ def check_join(join: bool, **options: object) -> None:
     given = [f"--{name}" for name, value in options.items() if value not in (None, "", "local")]
     if join and given:
         raise InputError(f"--join trains one run at a time per process: drop {' and '.join(given)}")
+
+
+def check_workers(executor: str, workers: int | None) -> None:
+    if executor == "here" and workers is not None and workers > 1:
+        raise InputError(f"--executor here trains in this process: drop --workers {workers}")
 
 
 def check_seeds(seeds: int | None) -> None:

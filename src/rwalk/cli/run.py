@@ -22,6 +22,7 @@ from rwalk.cli.command_options import (
     Workers,
     check_join,
     check_seeds,
+    check_workers,
     chosen_device,
     how,
     let_import,
@@ -87,6 +88,7 @@ def run(
 
     check_seeds(seeds)
     check_join(join, workers=workers, executor=executor, track=track, keep=keep)
+    check_workers(executor, workers)
     names = sweep.method_names(methods)
     stream, memory, training = given[StreamSpec], given[MemorySpec], given[Training]
     dataset, replay, beside = stream["dataset"], memory.get("replay"), memory.get("beside")
@@ -167,6 +169,7 @@ def resume(
     from rwalk.studies import Study
     from rwalk.studies.study_folder import Store
 
+    check_workers(executor, workers)
     store = Store(folder)
     record = store.study()
     # Before the study is made: that imports the parts it names.

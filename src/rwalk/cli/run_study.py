@@ -147,7 +147,12 @@ def execute(
             if keeper and (runs := keeper.lacking(rows)):
                 if show:
                     to_stderr(f"{len(runs)} finished runs are trained again, because their models were not kept")
-                replace(study, runs=runs, reference="none").execute(stop=interrupts)
+                again = replace(study, runs=runs, reference="none").execute(stop=interrupts)
+                if others := keeper.differing(rows, again):
+                    to_stderr(
+                        f"{others} of these models measure differently from their rows, which were made by other "
+                        "code or on another machine: without the rows, the same command trains them anew"
+                    )
             if shows and todo and (page := report_and_export.report_page(store.folder)):
                 for each in shows:
                     each.attach(page)
@@ -192,6 +197,8 @@ def check_trusted(folder: Path, runs: Iterable[RunSpec], trusted: Collection[str
     unconfirmed = [name for name in own_code(runs) if name not in trusted]
     if unconfirmed:
         raise InputError(f"{folder} imports code: add {' '.join(trusting(unconfirmed))} if you trust it")
+    if unused := [name for name in trusted if name not in own_code(runs)]:
+        raise InputError(f"{folder} imports no {unused[0]}: drop --trust {unused[0]}")
 
 
 def trusting(names: Iterable[str]) -> list[str]:

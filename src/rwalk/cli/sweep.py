@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import product
+from math import prod
 from typing import Any, get_args, get_type_hints
 
 from rwalk import parts
@@ -12,6 +13,7 @@ from rwalk.errors import InputError, unknown
 from rwalk.learners import as_used
 from rwalk.studies.specs import AUTO, DT, RunSpec
 
+MOST = 100_000  # runs of a study
 Grid = dict[str, list[Any]]  # hyper-parameters, each with its values
 
 
@@ -29,12 +31,19 @@ def runs(
 ) -> list[RunSpec]:
     """The base run with every method, every combination of that method's hyper-parameters, and every seed."""
     settable = {name: {each.name for each in fields(parts.find(name))} for name in methods}
-    chosen, found = _settings(settings, settable), []
+    settable |= {name: set() for name in methods if name == "vanilla"}  # whatever its strength, it holds nothing
+    chosen, grids = _settings(settings, settable), []
+    if lam and "lam" in chosen.get("", {}):
+        raise InputError("give --lam or --set lam=, not both")
     usual: Grid = {"dt": [DT.get(base.stream.dataset)], "lam": _strengths(lam)}
     shared = {key: values for key, values in usual.items() if values not in ([], [None])} | chosen.get("", {})
     for name in methods:
-        own = {} if name == "vanilla" else shared  # it holds nothing, whatever its strength
-        grid = {key: values for key, values in own.items() if key in settable[name]} | chosen.get(name, {})
+        own = {key: values for key, values in shared.items() if key in settable[name]}
+        grids.append((name, own | chosen.get(name, {})))
+    if (count := seeds * sum(prod(map(len, grid.values())) for _, grid in grids)) > MOST:
+        raise InputError(f"these are {count:,} runs: choose fewer seeds, methods or settings, {MOST:,} at most")
+    found = []
+    for name, grid in grids:
         memory = as_used(parts.find(name), base.memory)
         for values in product(*grid.values()):
             run = replace(base, method=name, numbers=dict(zip(grid, values, strict=True)), memory=memory)
@@ -61,11 +70,15 @@ def _settings(given: Sequence[str], settable: Mapping[str, Collection[str]]) -> 
         method, _, name = key.rpartition(".")
         if not equals or not name:
             raise InputError(f"--set takes NAME=VALUE or METHOD.NAME=VALUE, not {item!r}")
+        if name in chosen.get(method, {}):
+            raise InputError(f"--set {key} is given twice: separate its values by commas")
         if method and method not in settable:
             raise unknown("method here", method, settable)
         having = [one for one in ([method] if method else settable) if name in settable[one]]
         if not having:
             known = {each for one in ([method] if method else settable) for each in settable[one]}
+            if not known:
+                raise InputError(f"no setting of {', '.join(settable)} changes anything: drop --set {key}")
             raise unknown(f"setting of {method or ', '.join(settable)}", name, sorted(known))
         chosen.setdefault(method, {})[name] = [_value(having[0], name, each) for each in values.split(",")]
     return chosen

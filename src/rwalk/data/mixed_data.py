@@ -22,7 +22,7 @@ def mix(new: Any, old: Any, ratio: float = 0.1, seed: int = 0) -> MixedDataset |
         new: a dataset with a length (torch's, or one of Hugging Face's datasets), or a DataLoader.
         old: the same kind of thing.
         ratio: the share of old examples among all; of batches, if loaders are given.
-        seed: of the choice of old examples.
+        seed: of the choice of old examples in a dataset; a loader chooses by its own sampler.
 
     Returns:
         A dataset, to be shuffled by its loader: call `set_epoch` before each epoch, as transformers and accelerate
@@ -38,9 +38,11 @@ def mix(new: Any, old: Any, ratio: float = 0.1, seed: int = 0) -> MixedDataset |
     if loaders[0] != loaders[1]:
         raise InputError("give two datasets or two loaders, not one of each")
     for name, data in (("new", new), ("old", old)):
-        if not hasattr(data, "__len__"):
-            raise InputError(f"the {name} data have no length, so a share of them is not defined")
-        if len(data) == 0:
+        try:
+            length = len(data)
+        except TypeError:  # also of a loader whose dataset has no length
+            raise InputError(f"the {name} data have no length, so a share of them is not defined") from None
+        if length == 0:
             raise InputError(f"the {name} data are empty")
     return MixedLoader(new, old, ratio) if loaders[0] else MixedDataset(new, old, ratio, seed)
 

@@ -23,7 +23,7 @@ from rwalk.engine.fleet import Fleet
 from rwalk.engine.snapshots import Snapshot
 from rwalk.errors import InputError, unknown
 from rwalk.solvers import Solver
-from rwalk.studies.rows import Row
+from rwalk.studies.rows import Row, Rows
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.study_events import Event, RowDone
 
@@ -90,6 +90,12 @@ class Keeper:
         """The runs whose models are wanted but missing: these runs had ended before models were kept."""
         specs = (trained_as(row) for row in self.wanted(rows))
         return tuple(spec for spec in specs if not self.path_of(spec).exists())
+
+    def differing(self, rows: Iterable[Row], again: Rows) -> int:
+        """How many runs that were trained again, for their models, have other accuracies than their rows."""
+        trained = again.by_hash()
+        pairs = ((row, trained.get(trained_as(row).hash())) for row in rows)
+        return sum(other is not None and row.accuracy != other.accuracy for row, other in pairs)
 
     def settle(self, rows: Sequence[Row]) -> list[Path]:
         """The study is complete: delete models that are not wanted, and list the others."""

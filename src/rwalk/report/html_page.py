@@ -26,18 +26,30 @@ from rwalk.report import method_colours, page_data, result_folders, wording
 from rwalk.report.result_folders import Results
 from rwalk.report.wording import duration
 
+DOCTYPE = b"<!doctype html"
 SCRIPTS = ("page_data.js", "charts.js", "plots.js", "figure_export.js", "tables.js", "page.js")
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None, title: str = "") -> Path:
     """Write the report of folders of results: by default as `report.html`, in the folder if there is only one."""
-    named = zip(folders, result_folders.names_of(folders), strict=True)
-    page = render([result_folders.read(folder, name) for folder, name in named], title)
     if out is None:
         out = folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
+    _check_is_a_page(out)
+    named = zip(folders, result_folders.names_of(folders), strict=True)
+    page = render([result_folders.read(folder, name) for folder, name in named], title)
     with writing(out, "; choose another --out"):
         write_atomically(out, page)
     return out
+
+
+def _check_is_a_page(out: Path) -> None:
+    """Refuse to overwrite anything but an older page: the rows of a study, for example."""
+    if not out.is_file():
+        return
+    with writing(out, "; choose another --out"), open(out, "rb") as file:
+        begin = file.read(len(DOCTYPE))
+    if begin and begin != DOCTYPE:
+        raise InputError(f"{out} exists and is no page: choose another --out")
 
 
 def render(studies: Sequence[Results], title: str = "", made: datetime | None = None) -> str:

@@ -98,7 +98,12 @@ def read(folder: Path, name: str = "") -> Results:
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder: give one that `rwalk run --out` wrote")
     files = sorted(folder.glob("*.jsonl")) or sorted(folder.glob("*/runs.jsonl"))
-    rows = {row.hash: row for path in files for row in _rows(path)}
+    rows: dict[str, Row] = {}
+    for path in files:
+        read = _rows(path)
+        if others := sum(row.accuracy != rows.get(row.hash, row).accuracy for row in read):
+            logger.warning("of %d runs %s has other results than earlier files: its own are shown", others, path)
+        rows |= {row.hash: row for row in read}
     if not rows:
         raise InputError(f"{folder} holds no finished run: there is no row in any *.jsonl file in it")
     stores = [Store(each) for each in sorted({path.parent for path in files})]
