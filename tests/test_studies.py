@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
 import shutil
@@ -15,10 +16,13 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import little
 import rwalk
 from rwalk import Fleet, InputError, MemorySpec
+from rwalk.report import progress_display
+from rwalk.report.progress_display import Display
 from rwalk.studies import Study
 from rwalk.studies.executors import EXECUTORS, executor
 from rwalk.studies.executors import find as find_executor
@@ -83,6 +87,24 @@ def test_rows_do_not_depend_on_the_executor(tmp_path: Path) -> None:
     assert len(rows) > 2 and len(set(rows.values())) == 1
     with pytest.raises(InputError, match="did you mean 'local'"):
         little.study(executor="locale")
+
+
+def test_display_counts_runs_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """References and tasks of any length are counted; a terminal gets a bar, a log lines."""
+    monkeypatch.setattr(progress_display, "EVERY", 0.0)
+    study, lines = little.study(methods=["vanilla"], reference="final", executor="here"), list[str]()
+    with Display(study, Console(file=io.StringIO()), lines.append) as display:
+        study.execute(watch=display.watch)
+    steps = sum(study.steps(run) for run in (*study.runs, *study.references()))
+    assert lines[0] == f"2 of 2 runs to train, {steps:,} steps"
+    assert lines[-1].startswith("2 of 2 runs done, 100% of the steps")
+    shares = [int(line.partition(", ")[2].partition("%")[0]) for line in lines[1:]]
+    assert shares == sorted(shares)
+    with Display(study, Console(file=io.StringIO(), force_terminal=True), lines.append) as display:
+        study.execute(watch=display.watch)
+    (bar,) = display._bar.tasks
+    assert bar.completed == bar.total == sum(map(study.steps, study.runs)), "the reference is known by now"
+    assert bar.description == "2 of 2 runs done" and not lines[len(shares) + 1 :]
 
 
 def test_rows_end_in_the_order_of_the_study_however_they_finished(tmp_path: Path) -> None:
