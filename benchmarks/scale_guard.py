@@ -210,6 +210,7 @@ def measured(shape: Shape, way: str, device: str) -> dict[str, Any]:
     """Milliseconds of a step, on average and without a pull, and the most bytes of all."""
     cuda = device == "cuda"
     spent: list[float] = []
+    counted: list[int] = []  # pulls up to each step
     with meter(device) as readings:
         training = Training(shape, way, device)
 
@@ -222,22 +223,26 @@ def measured(shape: Shape, way: str, device: str) -> dict[str, Any]:
                 torch.cuda.synchronize()
             return 1e3 * (time.perf_counter() - start)
 
-        for _ in range(WARM_UP):
+        def step() -> None:
             spent.append(timed(training.step))
+            counted.append(0 if training.guard is None else training.guard._schedule.pulls)
+
+        for _ in range(WARM_UP):
+            step()
         if training.guard is not None and not isinstance(training.guard.method, Anchor):
             training.guard.consolidate()
-        spent += [timed(training.step) for _ in range(STEPS)]
+        for _ in range(STEPS):
+            step()
         readings.mark("all")
         alone = median(timed(training.probe_pass) for _ in range(3)) if "Guard" in way else None
     after = spent[WARM_UP:]
     found: dict[str, Any] = {"parameters": sum(each.numel() for each in training.model.parameters())}
     found |= {"peak": readings.readings["all"].peak, "step_ms": mean(after)}
     if "Guard" in way:
-        often = Anchor(every=EVERY).interval(0)  # a task's first steps have more pulls
-        pulls = [number % often == often - 1 for number in range(WARM_UP + STEPS)]
+        pulls = [now > before for before, now in zip([0, *counted], counted, strict=False)]
         plain = median(each for each, pulled in zip(after, pulls[WARM_UP:], strict=True) if not pulled)
         pull = median(each for each, pulled in zip(after, pulls[WARM_UP:], strict=True) if pulled) - plain
-        found |= {"plain_ms": plain, "pull_ms": pull, "first_pull_ms": spent[often - 1] - plain, "pass_ms": alone}
+        found |= {"plain_ms": plain, "pull_ms": pull, "first_pull_ms": spent[pulls.index(True)] - plain, "pass_ms": alone}
         found["step_ms"] = plain + pull / EVERY
     return found
 

@@ -235,12 +235,33 @@ def test_drift_with_standard_errors_is_an_upper_bound_of_the_mean() -> None:
     guard.detach()
 
 
-def test_the_first_steps_have_more_pulls() -> None:
-    model, optimizer, guard = guarded(layers)
-    train(model, optimizer, *task(1), steps=80)
-    pulled = [reading.step for reading in guard.report().readings]
-    assert pulled == [*range(3, 64, 4), 71, 79]
-    assert [Anchor().pulls_before(step) for step in pulled] == list(range(18)), "batches take turns"
+def test_pulls_come_more_often_at_the_start_and_where_drift_is_large() -> None:
+    def pulled(lr: float, every: int) -> list[int]:
+        model, optimizer, guard = guarded(layers, Anchor(every=every), lr=lr)
+        train(model, optimizer, *task(1), steps=40)
+        guard.detach()
+        return [reading.step for reading in guard.report().readings]
+
+    assert pulled(1e-5, 8) == [1, 3, 7, 15, 23, 31, 39] and pulled(1e-5, 3) == [1, 3, *range(6, 40, 3)]
+    assert len(pulled(2e-2, 8)) > 20
+
+
+def test_batches_of_probes_take_turns() -> None:
+    model, optimizer, guard = guarded(layers, Anchor(batch=64))
+    with torch.no_grad():
+        drifts = []
+        for _ in range(3):
+            drifts.append(guard._pull().drift)
+            model[4].weight.mul_(0.9)
+    batches = task(0)[0].split(64)
+    ends = []
+    for number, scale in enumerate((1.0, 0.9, 0.81)):
+        other = copy.deepcopy(trained(layers))
+        with torch.no_grad():
+            other[4].weight.mul_(scale)
+            logs = [each(batches[number]).log_softmax(1) for each in (trained(layers), other)]
+        ends.append(float((logs[0].exp() * (logs[0] - logs[1])).sum(1).mean()))
+    assert [float(drift) for drift in drifts] == pytest.approx(ends, rel=1e-3, abs=1e-6)
     guard.detach()
 
 
@@ -258,12 +279,13 @@ def test_the_gradient_of_the_drift_is_added_and_fades_until_the_next_pull(make: 
         optimizer = make(parameters)
         guard = None if by_hand else Guard(model, optimizer, Anchor(weight=2.0), probes=x)
         pull = [torch.zeros_like(p) for p in parameters]
+        interval, following = 1, 1
         for step in range(40):
             F.cross_entropy(model(new), labels).backward()
             if by_hand:
                 gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
                 pull = [0.8 * each for each in pull]
-                if step % 4 == 3:
+                if step == following:
                     drift = (kept.exp() * (kept - model.eval()(x).log_softmax(1))).sum(1).mean()
                     slopes = torch.autograd.grad(drift, parameters)
                     pushed, length = (
@@ -271,6 +293,8 @@ def test_the_gradient_of_the_drift_is_added_and_fades_until_the_next_pull(make: 
                     )
                     pull = [min(2.0, pushed / length) * slope for slope in slopes]
                     cut += pushed / length < 2.0
+                    interval = min(8, 2 * interval) if float(drift) < 0.1 else max(1, interval // 2)
+                    following += interval
                     model.train()
                 for gradient, each in zip(gradients, pull, strict=True):
                     gradient += each
@@ -280,7 +304,7 @@ def test_the_gradient_of_the_drift_is_added_and_fades_until_the_next_pull(make: 
             assert guard.nbytes > sum(p.nbytes for p in parameters), "it is counted"
             guard.detach()
         ends.append(model)
-    assert (cut > 0) == isinstance(optimizer, SGD), "both cases are seen"
+    assert cut > 0 or isinstance(optimizer, Adam)
     assert worst(*ends) < 1e-4
 
 
@@ -302,7 +326,7 @@ def other_optimizers() -> list[Any]:
 
 @pytest.mark.parametrize("kind", other_optimizers())
 def test_every_kind_of_optimizer_is_held_and_learns(kind: Any) -> None:
-    rate = {"Adagrad": 1e-2, "Adadelta": 1.0, "ASGD": 0.05, "SGD": 0.05}.get(kind.__name__, 1e-3)
+    rate = {"Adagrad": 1e-2, "Adadelta": 1.0, "Adamax": 3e-3, "ASGD": 0.05, "SGD": 0.05}.get(kind.__name__, 1e-3)
     drifts, losses = [], []
     for with_guard in (False, True):
         model = copy.deepcopy(trained(layers))
@@ -342,11 +366,11 @@ def test_finish_removes_every_hook_and_the_model_can_be_saved_and_copied() -> No
     assert worst(model, plain) == 0.0, "after finish, steps are those of a loop without a guard"
 
 
-@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("steps", [0, 1])
 def test_training_too_short_for_a_pull_is_a_warning(steps: int) -> None:
     model, optimizer, guard = guarded(layers)
     train(model, optimizer, *task(1), steps=steps)
-    with pytest.warns(UserWarning, match=rf"saw {steps} steps .* first pulls in step 4, so nothing was held"):
+    with pytest.warns(UserWarning, match=rf"saw {steps} steps .* first pulls in step 2, so nothing was held"):
         guard.finish()
 
 
@@ -520,13 +544,77 @@ class Careless(nn.Module):
         return self.body(x) + 0.0 * torch.rand(1)
 
 
+def test_batch_norm_normalises_probes_and_the_training_batch_together() -> None:
+    """As if the probes were replayed: one layer in training mode, called with both."""
+    x, new = task(0)[0][:64], task(1)[0][:64]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 4))
+    model(task(2)[0])  # its averages are those of other inputs
+    together = copy.deepcopy(model)
+    seen = []
+
+    def call(model: nn.Module, batch: Tensor) -> Tensor:
+        seen.append(model(batch))
+        return seen[-1]
+
+    optimizer = SGD(model.parameters(), lr=1e-9)
+    guard = Guard(model, optimizer, Anchor(every=1), probes=Probes(x, divergence="kl", call=call))
+    for _ in range(2):
+        model(new).square().sum().backward()
+        optimizer.step()
+        together(new)
+    assert model.training and not model[0]._forward_hooks and model[0].momentum == 0.1
+    torch.testing.assert_close(seen[-1], together(torch.cat([x, new]))[:64], rtol=0.02, atol=0.02)
+    torch.testing.assert_close(model[0].running_mean, together[0].running_mean, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(model[0].running_var, together[0].running_var, rtol=0.02, atol=0.02)
+    model.eval()
+    guard.drift()
+    torch.testing.assert_close(seen[-1], model(x))
+    guard.detach()
+
+
+def test_batch_norm_that_is_frozen_or_has_one_probe_is_pulled_too() -> None:
+    model = copy.deepcopy(trained(convolutions))
+    optimizer = SGD(model.parameters(), lr=0.01)
+    guard = Guard(model, optimizer, Anchor(every=1), probes=task(0)[0][:1])
+    model.train()
+    model[2].eval()
+    frozen = model[2].running_mean.clone()
+    x, y = task(1)
+    for _ in range(3):
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert torch.equal(model[2].running_mean, frozen) and not model[2].training and model[5].training
+    assert len(guard.report().readings) == 2 and all(bool(p.isfinite().all()) for p in model.parameters())
+    guard.detach()
+
+
+def test_new_classes_are_learned_with_batch_norm_and_sgd() -> None:
+    """A network could tell training from evaluation by batch norm, and know the new classes in one of them alone."""
+    from sklearn.datasets import load_digits
+
+    x, y = (torch.tensor(each) for each in load_digits(return_X_y=True))
+    x, old = x.float()[:, None].view(-1, 1, 8, 8) / 16, y < 7
+    torch.manual_seed(0)
+    block = (nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2))
+    model = nn.Sequential(*block, nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(64, 10))
+    train(model, Adam(model.parameters(), lr=3e-3), x[old], y[old])
+    optimizer = SGD(model.parameters(), lr=0.02, momentum=0.9)
+    guard = Guard(model, optimizer, probes=x[old][:128])
+    train(model, optimizer, x[~old], y[~old])
+    guard.finish()
+    with torch.no_grad(), eval_mode(model):
+        right = (model(x).argmax(1) == y).float()
+    assert right[old].mean() > 0.75 and right[~old].mean() > 0.85, (right[old].mean(), right[~old].mean())
+
+
 def test_reading_drift_leaves_no_trace() -> None:
     def walked(measured: bool) -> tuple[dict[str, Tensor], Tensor]:
         torch.manual_seed(0)
         model = Careless()
         model.body[2].eval()  # as some do with a part of their model
         optimizer = SGD(model.parameters(), lr=0.1)
-        guard = Guard(model, optimizer, Anchor(weight=1e-30, every=1), probes=task(0)[0]) if measured else None
+        guard = Guard(model, optimizer, Vanilla(), probes=task(0)[0]) if measured else None
         x, y = task(1)
         for step in range(10):
             F.cross_entropy(model(x[step::10]), y[step::10]).backward()  # gradients are added up
@@ -650,7 +738,7 @@ def test_pulls_use_the_autocast_of_training_passes() -> None:
     guard = Guard(model, optimizer, Anchor(every=1), probes=Probes(task(0)[0], call=call))
     seen.clear()
     x, y = task(1)
-    for _ in range(2):
+    for _ in range(3):  # the first has no pull
         with torch.autocast("cpu", torch.bfloat16):
             loss = F.cross_entropy(model(x).float(), y)
         loss.backward()

@@ -22,7 +22,8 @@ from torch.optim import Optimizer
 from rwalk.errors import InputError, unknown
 from rwalk.guard import guard_file, importance, options, select, warnings
 from rwalk.guard.drift import anchor as anchors
-from rwalk.guard.drift.anchor import Anchor, Pull, Readings
+from rwalk.guard.drift.anchor import Anchor, Pull, Readings, Schedule
+from rwalk.guard.drift.batch_norm import BatchNorm
 from rwalk.guard.drift.batches import device_of
 from rwalk.guard.drift.eval_mode import TrainingPass
 from rwalk.guard.drift.probes import Probes, weighted_mean
@@ -119,6 +120,8 @@ class Guard:
         self._readings = Readings()
         self._frozen: set[str] = set()
         self._first_pass = TrainingPass()
+        self._batch_norm = BatchNorm()
+        self._schedule = Schedule(1 if self._anchor is None else self._anchor.every)
         self._pull_added: dict[nn.Parameter, Tensor] = {}  # the last one, which fades
         self._hooks: OptimizerHooks | None = None
         self._warned = self._guessed = False
@@ -230,17 +233,16 @@ class Guard:
             for probes in self._sets:
                 if probes.guessed:
                     probes.settle(self._inner, self._first_pass.evidence, always=True)
-        interval = self._anchor.interval(self.steps)
-        if self.steps % interval != interval - 1:  # not in the first step, because drift is zero there
+        if not self._schedule.is_due(self.steps):
             return anchors.faded(self._pull_added)
         self._pull_added = {}  # its memory is free for the next one
-        self._pull_added = anchors.added(self._anchor, self._pull(self._anchor))
+        self._pull_added = anchors.added(self._anchor, self._pull())
         return self._pull_added
 
-    def _pull(self, anchor: Anchor) -> Pull:
-        number = anchor.pulls_before(self.steps)
+    def _pull(self) -> Pull:
         autocast = self._first_pass.context(self.model)
-        pull = Pull.of(self.model, self._parameters, self._sets, number, autocast)
+        pull = Pull.of(self.model, self._parameters, self._sets, self._schedule, self._batch_norm, autocast)
+        self._schedule.pulled(self.steps, pull.drift)
         self._readings.add(self.tasks, self.steps, pull.drift)
         return pull
 
@@ -262,6 +264,8 @@ class Guard:
         """A step has ended."""
         state = self._state
         state.stepped()
+        if self._anchor is not None:
+            self._batch_norm.follow(self.model)
         if state.steps % CHECKED == 0 and state.holds() and not state.is_finite():
             raise warnings.not_finite("parameters are not finite")
         if not (self._warned or state.tasks or self._anchor or isinstance(state.method, Vanilla)):
@@ -360,12 +364,10 @@ class Guard:
     def _settle(self, budget: float | None) -> None:
         """Interpolate weights to within the budget, and write the report of the task."""
         left = 1.0
-        first = 0 if self._anchor is None else self._anchor.interval(0)
-        if self.steps < first and (self.steps or self.tasks == 1):
+        if self._anchor is not None and self.steps < 2 and (self.steps or self.tasks == 1):
             warnings.warn(
-                f"the guard saw {self.steps} steps of its optimizer and first pulls in step {first}, "
-                "so nothing was held: train with the optimizer that it was given; if you take so few steps, give "
-                "method=rwalk.Anchor(every=1)"
+                f"the guard saw {self.steps} steps of its optimizer and first pulls in step 2, so nothing was "
+                "held: train with the optimizer that it was given"
             )
         if self._sets and self._anchor is None and self._state.steps:
             # A penalty holds parameters, while batch norm's statistics follow the new inputs.
@@ -379,6 +381,9 @@ class Guard:
         """Measure drift from here on."""
         self._note_frozen()
         self._pull_added = {}
+        self._batch_norm.follow(self.model)
+        if self._anchor is not None:
+            self._schedule = Schedule(self._anchor.every)
         if self._sets:
             self._reference = Reference.of(self.model, self._moving)
             for probes in self._sets:
@@ -535,7 +540,7 @@ class Guard:
             assert self._reference is not None
             parameters = {each.name: each.parameter for each in self._state.guarded}
             pulls = {name: self._pull_added[each] for name, each in parameters.items() if each in self._pull_added}
-            drift = guard_file.drift_state(self._sets, self._readings, probes)
+            drift = guard_file.drift_state(self._sets, self._readings, self._schedule, probes)
             for kind, tensors in (("reference", self._reference.tensors), ("pull", pulls)):
                 drift["tensors"] |= guard_file.whole(kind, tensors, parameters)
             record["drift"] = drift
@@ -564,6 +569,9 @@ class Guard:
             self._sets, self._readings, old, pulls = restored
             self._reference = Reference(old)
             self._pull_added = {parameters[name].parameter: pull for name, pull in pulls.items()}
+            self._batch_norm.follow(self.model)
+            if self._anchor is not None:
+                self._schedule = Schedule.restored(self._anchor, record["drift"].get("schedule"), self.steps)
             self._guessed = self._first_pass.wanted = any(each.guessed for each in self._sets)
         self._note_frozen()
         if self._hooks is not None:

@@ -15,7 +15,7 @@ from rwalk import model_file
 from rwalk.errors import InputError
 from rwalk.escaping import shown
 from rwalk.guard.drift import batches
-from rwalk.guard.drift.anchor import Anchor, Readings
+from rwalk.guard.drift.anchor import Anchor, Readings, Schedule
 from rwalk.guard.drift.batches import Batch
 from rwalk.guard.drift.divergences import DIVERGENCES, Kept
 from rwalk.guard.drift.probes import Probes
@@ -248,7 +248,9 @@ PLAIN = (str, int, float, bool, type(None))
 ToProbes = Callable[[Any], Probes]
 
 
-def drift_state(sets: Sequence[Probes], readings: Readings, with_inputs: bool) -> dict[str, Any]:
+def drift_state(
+    sets: Sequence[Probes], readings: Readings, schedule: Schedule, with_inputs: bool
+) -> dict[str, Any]:
     """Old outputs and readings; a model's own samples, and other inputs if `with_inputs`."""
     tensors: dict[str, Tensor] = {}
     found = []
@@ -274,7 +276,8 @@ def drift_state(sets: Sequence[Probes], readings: Readings, with_inputs: bool) -
                 **({"guessed": sorted(probes.guessed)} if probes.guessed else {}),  # before the first step
             }
         )
-    return {"readings": [list(reading) for reading in readings.history], "sets": found, "tensors": tensors}
+    known = [list(reading) for reading in readings.history]
+    return {"readings": known, "schedule": schedule.state, "sets": found, "tensors": tensors}
 
 
 def whole(kind: str, tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
@@ -299,7 +302,8 @@ def restored(
         to_probes: makes probes of inputs, with the guard's own options.
         parameters: those guarded.
     """
-    expect(isinstance(state, Mapping) and state.keys() == {"readings", "sets", "tensors"}, "its drift")
+    known = {"readings", "sets", "tensors"}
+    expect(isinstance(state, Mapping) and state.keys() - {"schedule"} == known, "its drift")
     tensors = state["tensors"]
     expect(
         isinstance(tensors, Mapping) and all(isinstance(each, Tensor) for each in tensors.values()), "its drift"

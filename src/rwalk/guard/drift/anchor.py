@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from rwalk import private_torch
 from rwalk.errors import InputError
-from rwalk.guard.drift.eval_mode import eval_mode
+from rwalk.guard.drift.batch_norm import BatchNorm
 from rwalk.guard.drift.probes import Probes
 from rwalk.guard.select import unwrapped
 from rwalk.guard.state.sharded import groups, is_sharded, local
@@ -21,7 +22,7 @@ from rwalk.methods.method import require
 from rwalk.model_file import expect
 
 FADED = 0.8  # what is left of a pull in each later step, because the model has moved since
-EARLY, OFTEN = 64, 4  # the first steps of a task move a model furthest: in these, a pull in every fourth one
+LARGE = 0.1  # drift from which on pulls come more often
 HISTORY = 2048  # readings that are remembered; then every other one of the older half is dropped
 
 
@@ -31,7 +32,7 @@ class Anchor:
 
     Args:
         weight: its strength.
-        every: steps from one pull to the next; a task's first 64 steps have more of them.
+        every: steps from one pull to the next; fewer at a task's start, and where drift is large.
         batch: probes per pull; by default 64, or as many as have about two thousand tokens.
 
     A pull costs a forward and a backward pass of one batch.
@@ -48,14 +49,6 @@ class Anchor:
         for name, number in (("every", self.every), ("batch", 1 if self.batch is None else self.batch)):
             if type(number) is not int or number < 1:
                 raise InputError(f"{name} must be a whole number, at least 1, not {number!r}")
-
-    def interval(self, step: int) -> int:
-        """Steps from one pull to the next at this step of a task, counted from 0."""
-        return min(OFTEN, self.every) if step < EARLY else self.every
-
-    def pulls_before(self, step: int) -> int:
-        """The number of pulls in a task before this step."""
-        return min(step, EARLY) // self.interval(0) + max(step - EARLY, 0) // self.every
 
 
 # ── readings ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -105,6 +98,75 @@ class Readings:
         return cls(Reading(*reading) for reading in state)
 
 
+# ── when to pull ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Schedule:
+    """The steps of a task that have a pull.
+
+    The interval from one pull to the next begins at 1. It doubles after each, up to `every`, while drift is small,
+    and is halved while drift is large. The drift of a pull is read in the next step, so that no step waits for its
+    own work on the device.
+
+    Args:
+        every: the largest interval.
+        interval: the last one.
+        following: the step of the next pull, counted from 0. Step 0 has none: drift is zero there.
+        pulls: those in this task so far; they take turns with the batches of probes.
+    """
+
+    def __init__(self, every: int, interval: int = 1, following: int = 1, pulls: int = 0) -> None:
+        self._every, self.interval, self._following, self.pulls = every, interval, following, pulls
+        self._drift: Callable[[], float] | None = None  # of the last pull, until it has been read
+
+    def is_due(self, step: int) -> bool:
+        """Whether this step has a pull."""
+        self._read()
+        return step >= self._following
+
+    def pulled(self, step: int, drift: Tensor) -> None:
+        """This step has had its pull."""
+        self.pulls, self._following, self._drift = self.pulls + 1, step, _later(drift)
+
+    def _read(self) -> None:
+        if self._drift is not None:
+            small = self._drift() < LARGE
+            self.interval = min(self._every, 2 * self.interval) if small else max(1, self.interval // 2)
+            self._following += self.interval
+            self._drift = None
+
+    @property
+    def state(self) -> list[int]:
+        """For a file: the last three arguments."""
+        self._read()
+        return [self.interval, self._following, self.pulls]
+
+    @classmethod
+    def restored(cls, anchor: Anchor, state: Any, steps: int) -> Schedule:
+        """From `state`; a file of earlier versions has none."""
+        if state is None:
+            return cls(anchor.every, anchor.every, steps, steps // anchor.every)
+        right = isinstance(state, list) and [type(each) for each in state] == [int] * 3
+        expect(right and 1 <= state[0] <= anchor.every and state[1] <= steps + anchor.every, "its next pull")
+        expect(state[1] >= 1 and 0 <= state[2] <= steps, "its next pull")
+        return cls(anchor.every, *state)
+
+
+def _later(number: Tensor) -> Callable[[], float]:
+    """A number on its way from the device; reading it waits for the work before it, not for what came after."""
+    if number.device.type != "cuda":
+        return partial(float, number)
+    arrived = torch.cuda.Event()
+    here = torch.empty((), dtype=number.dtype, pin_memory=True).copy_(number, non_blocking=True)
+    arrived.record(torch.cuda.current_stream(number.device))
+
+    def read() -> float:
+        arrived.synchronize()
+        return float(here)
+
+    return read
+
+
 # ── a pull ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 Pulls = Mapping[nn.Parameter, Tensor]
@@ -122,18 +184,20 @@ class Pull(NamedTuple):
         model: nn.Module,
         parameters: Sequence[nn.Parameter],
         sets: Sequence[Probes],
-        number: int,
+        schedule: Schedule,
+        batch_norm: BatchNorm,
         forward: AbstractContextManager[Any],
     ) -> Pull:
         """A forward pass in this context, and a backward pass.
 
-        All arithmetic stays on the device: the host waits for nothing. The number of the pull says which batch of
-        probes it takes.
+        All arithmetic stays on the device: the host waits for nothing. The number of pulls so far says which batch
+        of probes it takes.
         """
         group, ranks = replicas(model)
-        turn = number * ranks + (dist.get_rank(group) if ranks > 1 else 0)
+        turn = schedule.pulls * ranks + (dist.get_rank(group) if ranks > 1 else 0)
         pulled = [(probes, batch) for probes in sets for batch in probes.pulled]
-        return cls(*_averaged(model, *_slopes(model, parameters, *pulled[turn % len(pulled)], forward)))
+        with batch_norm.pull_mode(model, schedule.interval):
+            return cls(*_averaged(model, *_slopes(model, parameters, *pulled[turn % len(pulled)], forward)))
 
 
 def added(anchor: Anchor, pull: Pull) -> dict[nn.Parameter, Tensor]:
@@ -178,7 +242,7 @@ def _slopes(
     """
     inner = unwrapped(model)
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    with eval_mode(model), torch.enable_grad():
+    with torch.enable_grad():
         with forward:
             drift = probes.of_batch(inner, number)
         if not drift.requires_grad:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -15,7 +15,7 @@ from rwalk.seeds import draws_restored
 
 
 @contextmanager
-def eval_mode(model: nn.Module, keep_draws: bool = False) -> Iterator[None]:
+def eval_mode(model: nn.Module, keep_draws: bool = False, except_for: Iterable[nn.Module] = ()) -> Iterator[None]:
     """Evaluation mode, with gradients set aside and random numbers put back afterwards.
 
     Modules change their mode by their own `train` and `eval`, because some do more there than set a flag.
@@ -23,6 +23,7 @@ def eval_mode(model: nn.Module, keep_draws: bool = False) -> Iterator[None]:
     Args:
         model: its modes and gradients are the same afterwards.
         keep_draws: random numbers drawn inside belong to the user and stay drawn.
+        except_for: layers that stay in training mode.
     """
     modes = {module: module.training for module in model.modules()}
     gradients = {parameter: parameter.grad for parameter in model.parameters() if parameter.grad is not None}
@@ -31,6 +32,8 @@ def eval_mode(model: nn.Module, keep_draws: bool = False) -> Iterator[None]:
         try:
             if any(modes.values()):
                 model.eval()
+            for layer in except_for:
+                layer.train()
             for parameter in gradients:
                 parameter.grad = None
             yield
