@@ -242,7 +242,8 @@ def measured(shape: Shape, way: str, device: str) -> dict[str, Any]:
         pulls = [now > before for before, now in zip([0, *counted], counted, strict=False)]
         plain = median(each for each, pulled in zip(after, pulls[WARM_UP:], strict=True) if not pulled)
         pull = median(each for each, pulled in zip(after, pulls[WARM_UP:], strict=True) if pulled) - plain
-        found |= {"plain_ms": plain, "pull_ms": pull, "first_pull_ms": spent[pulls.index(True)] - plain, "pass_ms": alone}
+        first = spent[pulls.index(True)] - plain
+        found |= {"plain_ms": plain, "pull_ms": pull, "first_pull_ms": first, "pass_ms": alone}
         found["step_ms"] = plain + pull / EVERY
     return found
 

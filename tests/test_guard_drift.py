@@ -247,7 +247,7 @@ def test_pulls_come_more_often_at_the_start_and_where_drift_is_large() -> None:
 
 
 def test_batches_of_probes_take_turns() -> None:
-    model, optimizer, guard = guarded(layers, Anchor(batch=64))
+    model, _, guard = guarded(layers, Anchor(batch=64))
     with torch.no_grad():
         drifts = []
         for _ in range(3):
@@ -590,14 +590,15 @@ def test_batch_norm_that_is_frozen_or_has_one_probe_is_pulled_too() -> None:
 
 
 def test_new_classes_are_learned_with_batch_norm_and_sgd() -> None:
-    """A network could tell training from evaluation by batch norm, and know the new classes in one of them alone."""
+    """By batch norm a network could tell training from evaluation, and know the new classes in training alone."""
     from sklearn.datasets import load_digits
 
     x, y = (torch.tensor(each) for each in load_digits(return_X_y=True))
     x, old = x.float()[:, None].view(-1, 1, 8, 8) / 16, y < 7
     torch.manual_seed(0)
-    block = (nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2))
-    model = nn.Sequential(*block, nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(64, 10))
+    first = (nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2))
+    second = (nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten())
+    model = nn.Sequential(*first, *second, nn.Linear(64, 10))
     train(model, Adam(model.parameters(), lr=3e-3), x[old], y[old])
     optimizer = SGD(model.parameters(), lr=0.02, momentum=0.9)
     guard = Guard(model, optimizer, probes=x[old][:128])

@@ -30,7 +30,7 @@ class BatchNorm:
     @torch.no_grad()
     def follow(self, model: nn.Module) -> None:
         """Note the running averages: a step is over."""
-        self._before = {layer: (layer.num_batches_tracked.clone(), _averages(layer)) for layer in layers(model)}
+        self._before = {layer: (_count(layer).clone(), _averages(layer)) for layer in layers(model)}
 
     @contextmanager
     def pull_mode(self, model: nn.Module, steps: int) -> Iterator[None]:
@@ -63,8 +63,7 @@ class BatchNorm:
         if layer not in self._before or momentum is None:
             return now
         count, before = self._before[layer]
-        assert layer.num_batches_tracked is not None
-        kept = (1 - momentum) ** (layer.num_batches_tracked - count)
+        kept = (1 - momentum) ** (_count(layer) - count)
         return torch.where(kept < 1, (now - kept * before) / (1 - kept), now)
 
 
@@ -73,12 +72,17 @@ def layers(model: nn.Module) -> list[_BatchNorm]:
     return [each for each in model.modules() if isinstance(each, _BatchNorm) and each.running_mean is not None]
 
 
+def _count(layer: _BatchNorm) -> Tensor:
+    assert layer.num_batches_tracked is not None
+    return layer.num_batches_tracked
+
+
 def _averages(layer: _BatchNorm) -> Tensor:
     assert layer.running_mean is not None and layer.running_var is not None
     return torch.stack([layer.running_mean, layer.running_var])
 
 
-def _add_rows(batch: Tensor, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _add_rows(batch: Tensor, layer: _BatchNorm, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """As many rows as there are probes, half of them mean + deviation of the batch, half of them mean − deviation.
 
     They are written in units of the probes' mean and deviation. So, as in training, the result does not change
