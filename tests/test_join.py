@@ -173,7 +173,9 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def begun(folder: Path, *options: str) -> Child:
     """`rwalk run` in a fork."""
-    work = command("run", "--quiet", *OPTIONS, *options)
+    given = {each.partition("=")[0] for each in options}
+    usual = [each for each in OPTIONS if each.partition("=")[0] not in given]
+    work = command("run", *usual, *options)
 
     def there() -> None:
         os.chdir(folder)

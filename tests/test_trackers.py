@@ -22,6 +22,7 @@ import little
 import own_trackers
 import readers
 from rwalk import InputError, cli
+from rwalk.cli.report_and_export import named
 from rwalk.studies import trackers
 from rwalk.studies.json_records import to_json
 from rwalk.studies.losses_and_costs import Curves
@@ -31,6 +32,7 @@ from rwalk.studies.study_folder import Store
 from rwalk.studies.trackers import Shows, Subject, tracker
 
 OPTIONS = ["--methods=vanilla,rwalk", "--seeds=2", "--steps=5", "--workers=1", "--quiet", "--out=study"]
+PARALLEL = ["--workers=2" if each == "--workers=1" else each for each in OPTIONS]
 Rwalk = Callable[..., tuple[int, str, str]]
 
 
@@ -152,7 +154,7 @@ def losses(shown: readers.Study) -> dict[str, list[tuple[int, Any]]]:
 @pytest.mark.parametrize("tool", TOOLS, indirect=True)
 def test_a_tracked_study_is_read_back_and_an_export_adds_nothing(tool: str, rwalk: Rwalk, tmp_path: Path) -> None:
     folder, read = tmp_path / "study", readers.READERS[tool]
-    code, out, err = rwalk("run", *OPTIONS, "--workers=2", f"--track={tool}", "--json")
+    code, out, err = rwalk("run", *PARALLEL, f"--track={tool}", "--json")
     assert code == 0 and len(json.loads(out)["rows"]) == 4 and err == ""
     rows, shown = Store(folder).rows(), read(folder)
     compare(shown, rows)
@@ -312,6 +314,11 @@ def test_exporting_imports_no_code_that_a_study_names(rwalk: Rwalk, tmp_path: Pa
     code, out, _ = rwalk("export", "study", "--to=tensorboard")
     assert code == 0 and "2 of 2 runs added" in out and "mine" not in sys.modules
     assert {run.settings["lam"] for run in readers.tensorboard(tmp_path / "study").runs.values()} == {"3.0"}
+
+
+def test_a_tracker_that_is_named_twice_is_asked_once(tmp_path: Path) -> None:
+    found = named("own_trackers:Diary, own_trackers:Diary,", tmp_path, little.study(seeds=1).describe())
+    assert [type(each) for each in found] == [own_trackers.Diary]
 
 
 def test_a_tracker_that_is_not_there_is_refused(rwalk: Rwalk, tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ def named(names: str, folder: Path, record: Description) -> list[Tracker]:
     from rwalk.studies import trackers
 
     subject = trackers.Subject.of(folder, record)
-    return [trackers.find(name.strip())(subject) for name in names.split(",") if name.strip()]
+    given = dict.fromkeys(name.strip() for name in names.split(",") if name.strip())  # each once
+    return [trackers.find(name)(subject) for name in given]
 
 
 def report_page(folder: Path) -> Path | None:
