@@ -51,9 +51,14 @@ def array(values: Any) -> Any:
     return values
 
 
+def is_frame(X: Any) -> bool:
+    """Whether inputs are a table with named columns."""
+    return hasattr(X, "columns") and hasattr(X, "iloc")
+
+
 def inputs(X: Any) -> Any:
     """Inputs for scikit-learn. Values that are not numbers are refused; the message names a DataFrame's column."""
-    if hasattr(X, "columns") and hasattr(X, "iloc"):
+    if is_frame(X):
         for place, name in enumerate(X.columns):
             _check_column(name, X.iloc[:, place])
     X = array(X)
@@ -72,9 +77,7 @@ def _check_column(name: Any, column: Any) -> None:
     """Refuse a DataFrame's column that is not numbers, or lacks some."""
     if (kind := getattr(column.dtype, "kind", "O")) in UNUSABLE:
         raise InputError(f"column {name!r} holds {UNUSABLE[kind]}: turn it into numbers, or leave it out")
-    if (missing := np.asarray(column.isna())).any():
-        row = int(missing.argmax()) + 1
-        raise InputError(f"row {row} has no value in column {name!r}: fill it in, or leave the row or column out")
+    check_present(name, column)
     if kind not in "biuf":
         for value in column.unique():
             try:
@@ -84,6 +87,13 @@ def _check_column(name: Any, column: Any) -> None:
                     f"column {name!r} holds {str(value)[:40]!r}, which is no number: turn its values into numbers "
                     "(pandas.get_dummies), or leave it out"
                 ) from None
+
+
+def check_present(name: Any, column: Any) -> None:
+    """Refuse a DataFrame's column with gaps."""
+    if (missing := np.asarray(column.isna())).any():
+        row = int(missing.argmax()) + 1
+        raise InputError(f"row {row} has no value in column {name!r}: fill it in, or leave the row or column out")
 
 
 def _extended(values: Any) -> str | None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rwalk.data.datasets.images import ImageForm, pixels_of, read_image, unit_pixels
 from rwalk.errors import InputError, first_line
-from rwalk.labels import array, check_kind, inputs, labels_of, merged, one_line
+from rwalk.labels import array, check_kind, inputs, is_frame, labels_of, merged, one_line
 
 TORCH_READS = (np.float32, np.float64, np.float16, np.uint8, np.int16, np.int32, np.int64, np.bool_)
 CHANNELS = (1, 3, 4)  # of images whose channels come last
@@ -190,7 +190,7 @@ class ArrayClassifier(ClassifierMixin, ArrayEstimator):  # type: ignore[misc]
 
 
 def _is_sparse_frame(X: Any) -> bool:
-    return hasattr(X, "iloc") and bool(len(X.dtypes)) and all(hasattr(kind, "fill_value") for kind in X.dtypes)
+    return is_frame(X) and bool(len(X.dtypes)) and all(hasattr(kind, "fill_value") for kind in X.dtypes)
 
 
 def _pixels(X: Any, shape: tuple[int, ...] | None) -> Any:

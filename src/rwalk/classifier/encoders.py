@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from rwalk.closed_form.features import checksum
 from rwalk.errors import InputError, first_line
+from rwalk.labels import is_frame
 from rwalk.registry import imported, installed
 
 BATCH = 256  # inputs encoded at a time
@@ -35,7 +36,7 @@ def texts_of(X: Any) -> list[str] | None:
         raise InputError("X is one text: give a list of texts")
     if isinstance(X, Tensor) or issparse(X):
         return None
-    if hasattr(X, "columns") and hasattr(X, "iloc"):  # a table of one column
+    if is_frame(X):  # of one column
         if X.shape[1] != 1:
             return None
         X = X.iloc[:, 0]

@@ -218,6 +218,14 @@ class IncrementalClassifier(Parameters, Summable, ArrayClassifier):
         with usual_torch():
             return self._sums().novelty(rows_of(self.form_, X))
 
+    def features_of(self, X: ArrayLike | Tensor) -> NDArray[Any]:
+        """The features of these inputs in closed form: `coef_` and `intercept_` apply to them."""
+        inner = self._sums()
+        if not isinstance(inner, ClosedFormClassifier):
+            raise InputError("texts have no features but hashed n-grams: give vectors, or an encoder=")
+        with usual_torch():
+            return inner.features_of(rows_of(self.form_, X))
+
     def _scores(self, X: Any) -> Tensor:
         with usual_torch():
             return self._current()._scores(rows_of(self.form_, X))
@@ -267,16 +275,6 @@ class IncrementalClassifier(Parameters, Summable, ArrayClassifier):
         self = cls(**inner.get_params(deep=False))
         self._inner, self.form_ = inner, inner.form_
         return self
-
-    # ── tables ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def features_of(self, X: ArrayLike | Tensor) -> NDArray[Any]:
-        """The features of these inputs in closed form: `coef_` and `intercept_` apply to them."""
-        inner = self._sums()
-        if not isinstance(inner, ClosedFormClassifier):
-            raise InputError("texts have no features but hashed n-grams: give vectors, or an encoder=")
-        with usual_torch():
-            return inner.features_of(rows_of(self.form_, X))
 
     # ── the family behind it ──────────────────────────────────────────────────────────────────────────────────
 

@@ -10,12 +10,8 @@ from rwalk.classifier.encoders import texts_of
 from rwalk.data.datasets import TableEncoder
 from rwalk.data.datasets.columns import FEW, IDENTIFIER
 from rwalk.data.streams import Form
-from rwalk.errors import InputError, warn_caller
-
-
-def is_frame(X: Any) -> bool:
-    """Whether inputs are a table with named columns."""
-    return hasattr(X, "columns") and hasattr(X, "iloc")
+from rwalk.errors import warn_caller
+from rwalk.labels import check_present, is_frame
 
 
 def form_of_table(X: Any, encoder: Any) -> tuple[TableEncoder | None, Any]:
@@ -65,8 +61,5 @@ def _warn_of_counters(X: Any, kinds: list[str]) -> None:
 def _check_values(X: Any, names: list[str]) -> None:
     """Refuse a DataFrame with gaps in these columns."""
     for place, name in enumerate(X.columns):
-        if str(name) in names and (missing := np.asarray(X.iloc[:, place].isna())).any():
-            row = int(missing.argmax()) + 1
-            raise InputError(
-                f"row {row} has no value in column {name!r}: fill it in, or leave the row or column out"
-            )
+        if str(name) in names:
+            check_present(name, X.iloc[:, place])

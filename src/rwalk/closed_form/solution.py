@@ -37,10 +37,7 @@ from rwalk.errors import InputError
 
 SOLVERS = ("ridge", "lda")
 MOST_CLASSES = 1000
-GIVEN, MEASURED = (
-    ("counted", "rule", "earlier"),
-    ("solution", "certainty", "familiar"),
-)  # of a fit, when it is stored
+GIVEN, MEASURED = ("counted", "rule", "earlier"), ("solution", "certainty", "familiar")  # of a fit, when stored
 MOST_LEVERAGE = 0.95  # beyond it, an approximation by the mean has no meaning
 
 
