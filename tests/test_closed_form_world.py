@@ -312,3 +312,22 @@ def test_images_between_0_and_1_after_images_of_bytes_warn() -> None:
         clf.predict(images / 255)
     with pytest.warns(UserWarning, match=r"channel 0 was between 0 and 255"):
         clf.partial_fit(images / 255, np.arange(60) % 2)
+
+
+@pytest.mark.parametrize("value", [1000000000.5, -1e9])
+def test_a_value_that_hides_all_others_of_its_column_is_a_warning(value: float) -> None:
+    x, y = np.random.default_rng(0).normal(size=(200, 3)), np.arange(200) % 2
+    x[7, 1] = value
+    with pytest.warns(
+        UserWarning, match=rf"row 7 .* has {value:g} in column 1, so far from the others".replace("+", r"\+")
+    ):
+        IncrementalClassifier(size=20).fit(x, y)
+
+
+def test_sentinels_rare_indicators_and_long_tails_hide_nothing() -> None:
+    draw = np.random.default_rng(0)
+    x = np.stack([draw.normal(size=500), np.exp(3 * draw.normal(size=500)), np.zeros(500), np.ones(500)], axis=1)
+    x[3, 0], x[3, 2] = -999, 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        IncrementalClassifier(size=20).fit(x, np.arange(500) % 2)
