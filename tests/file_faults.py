@@ -39,6 +39,9 @@ NONE = -1  # the number of no operation
 RUN = ["--methods=vanilla", "--classes-per-task=5", "--steps=4", "--batch=8", "--json"]
 
 
+EARLIER = "<!doctype html> an earlier page"
+
+
 class Attempt(NamedTuple):
     code: int
     said: str
@@ -108,7 +111,7 @@ class Reports:
     def prepare(self, folder: Path) -> None:
         done = attempt(command("run", *RUN, "--seeds=1", "--out", str(folder / "study")), folder)
         assert done.code == 0, done.said
-        (folder / "study" / "report.html").write_text("an earlier page")
+        (folder / "study" / "report.html").write_text(EARLIER)
 
     def work(self, folder: Path) -> Callable[[], None]:
         return command("report", str(folder / "study"))
@@ -117,7 +120,7 @@ class Reports:
         if contents(folder)["study/runs.jsonl"] != before["study/runs.jsonl"]:
             return "rows have changed"
         page = (folder / "study" / "report.html").read_text().rstrip()
-        return "" if page.endswith("</html>") or page == "an earlier page" else "half a page"
+        return "" if page.endswith("</html>") or page == EARLIER else "half a page"
 
 
 class Fits:
@@ -219,6 +222,7 @@ def main(base: Path, name: str, step: int) -> None:
             done = attempt(subject.work(folder), folder, kind, number)
             if number == NONE:  # to count them
                 operations = done.operations
+                assert operations, f"nothing of this kind was done: {done.said}"
                 continue
             tried += 1
             lines = [line for line in done.said.splitlines() if line.strip()]

@@ -118,6 +118,18 @@ def test_a_file_that_is_read_is_not_overwritten(
         assert rwalk(monkeypatch, *WEIGHTS, "--probes=probes.npy", "--json=drift.json", "--max-drift=9") == 0
 
 
+def test_drift_that_is_not_finite_is_beyond_every_limit_and_valid_json(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_file({"weight": torch.full((3, 4), torch.nan), "bias": torch.zeros(3)}, "nan.safetensors")
+    words = ["check", WEIGHTS[1], "nan.safetensors", WEIGHTS[3], "--probes=probes.npy", "--json=drift.json"]
+    assert rwalk(monkeypatch, *words, "--max-drift=1e9") == 1
+    assert capsys.readouterr() == ("drift nan nats on 20 probes: beyond 1e+09\n", "")
+    assert (
+        "NaN" not in Path("drift.json").read_text() and json.loads(Path("drift.json").read_text())["drift"] is None
+    )
+
+
 def test_a_result_that_cannot_be_written_is_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

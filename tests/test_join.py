@@ -157,6 +157,10 @@ def test_a_lease_that_is_no_time_is_refused(lease: str, tmp_path: Path, monkeypa
     monkeypatch.setenv("RWALK_LEASE", lease)
     with pytest.raises(InputError, match="RWALK_LEASE"):
         Claims(tmp_path)
+    for kind in (Store, SharedStore):
+        with pytest.raises(InputError, match="RWALK_LEASE"), kind(tmp_path / "study").opened(STUDY.describe()):
+            pass
+        assert not (tmp_path / "study").exists()
 
 
 # ── processes ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,13 +73,13 @@ def check(
         from rwalk.before_after.read_models import read_probes
         from rwalk.guard.drift.probes import Probes
 
-        kept = Probes(read_probes(probes, old, before, tokens))
+        kept = Probes(read_probes(probes, old, before, tokens), divergence="kl")
         kept.keep(old)
         kept.settle(old, None)
         with _comparing(before, after):
             drift = kept.drift(new)
         within = drift <= max_drift
-        found |= {"drift": drift, "probes": kept.examples}
+        found |= {"drift": drift if isfinite(drift) else None, "probes": kept.examples}
         print(
             f"drift {drift:.4f} nats on {kept.examples} probes: {'within' if within else 'beyond'} {max_drift:g}"
         )
@@ -128,7 +129,7 @@ def rewind(
     if out.exists():
         raise InputError(f"{out} exists already: give a new name")
     old, new = _models(before, after, factory, device)
-    inputs = Probes(read_probes(probes, old, before, tokens))
+    inputs = Probes(read_probes(probes, old, before, tokens), divergence="kl")
     with _comparing(before, after):
         result = rewound(old, new, inputs, max_drift)
     with writing(out, GIVE):

@@ -19,7 +19,7 @@ from typing import BinaryIO
 from rwalk.atomic_files import WrongChecksum, checked_json, parse_json, with_checksum, write_atomically
 from rwalk.errors import InputError
 from rwalk.studies.rows import Description, Row, Rows, check_measures, lines_of
-from rwalk.studies.work_claims import CLAIMS, Claims
+from rwalk.studies.work_claims import CLAIMS, Claims, lease_seconds
 from rwalk.studies.worker_pool import Stop
 
 PATIENCE = 600.0  # seconds that a process which joined waits for others to have written their rows
@@ -46,6 +46,7 @@ class Store:
     @contextmanager
     def opened(self, study: Description) -> Iterator[Store]:
         """Hold the folder for this study and this process alone; it is created if it does not exist."""
+        lease_seconds()  # refused before the first write
         with ExitStack() as held:
             with self._writing():
                 self._check_is_ours(study)  # before the first write: the folder may hold other files
@@ -221,6 +222,7 @@ class SharedStore(Store):
 
     @contextmanager
     def opened(self, study: Description) -> Iterator[Store]:
+        lease_seconds()  # refused before the first write
         with self._writing():
             self._check_is_ours(study)
             self.folder.mkdir(parents=True, exist_ok=True)
