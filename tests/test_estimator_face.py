@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.model_selection import GridSearchCV
+from torch.utils.data import DataLoader, TensorDataset
 
 from command_line import Rwalk, refused
 from rwalk import IncrementalClassifier, IncrementalRegressor, InputError
@@ -241,6 +242,15 @@ def test_weights_of_extreme_scale_change_nothing(factor: float) -> None:
         IncrementalClassifier(size=20).fit(x, y, sample_weight=weight * each) for each in (1.0, factor)
     )
     np.testing.assert_allclose(scaled.decision_function(x), plain.decision_function(x), atol=1e-8)
+
+
+def test_loader_of_torch_is_learned_batch_by_batch() -> None:
+    x, y = rows(120)
+    loader = DataLoader(TensorDataset(torch.tensor(x), torch.tensor(y)), batch_size=50)
+    learned = IncrementalClassifier(size=20).partial_fit(loader)
+    expected = IncrementalClassifier(size=20).partial_fit(iter([(x[:50], y[:50]), (x[50:100], y[50:100]),
+                                                                (x[100:], y[100:])]))  # fmt: skip
+    np.testing.assert_array_equal(learned.decision_function(x), expected.decision_function(x))
 
 
 @pytest.mark.parametrize(

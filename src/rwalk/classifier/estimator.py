@@ -114,16 +114,17 @@ class IncrementalClassifier(Parameters, Summable, ArrayClassifier):
         """Learn more examples. A call that fails leaves the classifier as it was before that call.
 
         Args:
-            X: inputs; or an iterator of (X, y) or (X, y, sample_weight), of which each item is one call.
+            X: inputs; or an iterator of (X, y) or (X, y, sample_weight), or torch's DataLoader, of which each item
+                is one call.
             y: their labels; new classes may appear in any call.
             classes: labels that are still to come, as scikit-learn announces them; not needed.
             sample_weight: weights of the examples; with an iterator, of all items in their order.
         """
-        if isinstance(X, Iterator):
-            return self._learn_each(X, classes, sample_weight)
+        inputs: Any = X
+        if isinstance(X, Iterator) or (y is None and hasattr(X, "dataset")):
+            return self._learn_each(iter(inputs), classes, sample_weight)
         if y is None:
             raise InputError("labels are missing: give y, or an iterator of (X, y)")
-        inputs: Any = X
         if self.__sklearn_is_fitted__():
             inner, form, inputs = self._current(), self.form_, rows_of(self.form_, X)
         else:
