@@ -13,7 +13,7 @@ HASHED := $(PIP) --require-hashes --no-deps -r
 RUNNABLE := .venv/.runnable
 READY := .venv/.ready
 
-.PHONY: run paper test test-load test-slow test-report test-site test-trackers test-kernels test-ray test-everywhere test-faults test-docs test-torch docs fuzz bench release-check pins clean
+.PHONY: run paper test test-load test-slow test-report test-site test-trackers test-kernels test-everywhere test-faults test-docs test-torch docs fuzz bench release-check pins clean
 
 run: $(RUNNABLE)
 	$(BIN)/rwalk run
@@ -84,24 +84,16 @@ test-kernels: $(READY)
 	$(BIN)/python -m pytest -n 0 tests/test_guard_kernels.py; failed=$$?; \
 		$(BIN)/python -m pip uninstall --quiet --yes triton; exit $$failed
 
-# Clusters of two and three Ray nodes, all on this machine; Ray is installed for this alone.
-test-ray: $(READY)
-	$(INSTALL) -e '.[ray]'
-	$(BIN)/python -m pytest -m 'slow or not slow' tests/test_ray.py
-
-# The demonstration and table 1's MNIST half (two seeds), by local processes, by two Ray nodes and by three processes that
-# join a folder: rows must be the same, byte for byte. RWALK_DATA=DIR, if MNIST cannot be downloaded.
+# The demonstration and table 1's MNIST half (two seeds), by local processes and by three processes that join a folder:
+# rows must be the same, byte for byte. RWALK_DATA=DIR, if MNIST cannot be downloaded.
 test-everywhere: $(READY)
-	$(INSTALL) -e '.[ray]'
 	$(BIN)/python -m pytest -s -m 'slow or not slow' tests/test_everywhere.py
 
-# SIGKILLs at random moments: of Ray workers and nodes, of processes that share a folder. Random schedules of processes
-# that join, grow, stop and die. Every file operation of a command fails once: the n-th open, write, fsync and rename.
+# SIGKILLs at random moments, of processes that share a folder. Random schedules of processes that join, grow, stop and die. Every file operation of a command fails once: the n-th open, write, fsync and rename.
 KILLS ?= 50
 SCHEDULES ?= 200
 test-faults: $(READY)
-	$(INSTALL) -e '.[ray]'
-	RWALK_KILLS=$(KILLS) $(BIN)/python -m pytest -n 0 -s -m 'slow or not slow' -k kills tests/test_ray_faults.py tests/test_join.py
+	RWALK_KILLS=$(KILLS) $(BIN)/python -m pytest -n 0 -s -m 'slow or not slow' -k kills tests/test_join.py
 	RWALK_SCHEDULES=$(SCHEDULES) $(BIN)/python -m pytest -n 0 -s -m 'slow or not slow' \
 		tests/test_file_faults.py tests/test_schedules.py tests/test_corruption.py
 

@@ -96,3 +96,16 @@ def command(*words: str | Path) -> Callable[[], None]:
         cli.main()
 
     return work
+
+
+def processes_of(session: int) -> list[int]:
+    """The living processes of a session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found

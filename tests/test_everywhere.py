@@ -1,4 +1,4 @@
-"""Rows are the same wherever a study is trained: by local processes, by Ray, by processes that join a folder."""
+"""Rows are the same wherever a study is trained: by local processes, or by processes that join a folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -74,29 +73,12 @@ def test_experiments_reproduced_by_processes_that_join(tmp_path: Path) -> None:
 # ── the real thing: `make test-everywhere` ────────────────────────────────────────────────────────────────────
 
 
-@contextmanager
-def two_nodes() -> Iterator[dict[str, str]]:
-    """The environment of a Ray cluster of two nodes with one core each."""
-    from cluster import Cluster
-
-    cluster = Cluster()
-    try:
-        cluster.start(cores=1)
-        cluster.start(cores=1)
-        yield cluster.driver_environ()
-    finally:
-        cluster.stop()
-
-
 def by_all(folder: Path, *arguments: str) -> Iterator[Path]:
-    """The folders in which local processes, a Ray cluster and three joined processes did the same."""
-    for name in ("local", "ray", "join"):
+    """The folders in which local processes and three joined processes did the same."""
+    for name in ("local", "join"):
         started = time.monotonic()
         if name == "local":
             ended(begun(folder / name, ["-m"], *arguments, "--workers=2"))
-        elif name == "ray":
-            with two_nodes() as around:
-                ended(begun(folder / name, ["-m"], *arguments, "--executor=ray", **around))
         else:
             ended(*(begun(folder / name, ["-m"], *arguments, "--join") for _ in range(3)))
         print(f"{' '.join(arguments)}, {name}: {time.monotonic() - started:.0f} s")
@@ -105,13 +87,12 @@ def by_all(folder: Path, *arguments: str) -> Iterator[Path]:
 
 def same_rows(folders: Iterator[Path], file: str, count: int) -> None:
     contents = [(folder / file).read_bytes() for folder in folders]
-    assert len(set(contents)) == 1 and len(contents) == 3
+    assert len(set(contents)) == 1 and len(contents) == 2
     assert len(contents[0].splitlines()) == count
 
 
 @pytest.mark.slow
 def test_the_demonstration_everywhere(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
     from rwalk.demonstration.story import runs
 
     same_rows(by_all(tmp_path, "rwalk", "run", "--out=study"), "study/runs.jsonl", len(runs()))
@@ -120,6 +101,5 @@ def test_the_demonstration_everywhere(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_table_1_everywhere(tmp_path: Path) -> None:
     """The MNIST half, two seeds; RWALK_DATA says where the files are, if they cannot be downloaded."""
-    pytest.importorskip("ray")
     folders = by_all(tmp_path, "reproduction", "table1-mnist", "--seeds=2")
     same_rows(folders, "results/table1-mnist-2-seeds/runs.jsonl", 22)

@@ -22,8 +22,7 @@ from pathlib import Path
 import pytest
 
 import little
-from cluster import processes_of
-from processes import Child, command, until
+from processes import Child, command, processes_of, until
 from rwalk import InputError, cli
 from rwalk.engine.fleet import Fleet
 from rwalk.studies import Study, checkpoint

@@ -30,7 +30,6 @@ from rwalk.report.seed_summaries import summarise
 from rwalk.solvers import SOLVERS
 from rwalk.studies import Study, numerics_history, provenance, user_code
 from rwalk.studies.checkpoint import Checkpointer
-from rwalk.studies.executors.ray_cluster import packed, unpacked
 from rwalk.studies.json_records import content_hash
 from rwalk.studies.provenance import commit
 from rwalk.studies.reference_cache import ReferenceCache
@@ -38,7 +37,7 @@ from rwalk.studies.rows import SCHEMA, Description, Made, ReferenceOutcome, Rows
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.studies.study_events import Stepped
 from rwalk.studies.study_folder import Store
-from rwalk.studies.user_code import carried
+from rwalk.studies.user_code import _with_imports
 
 RESULTS = Path(__file__).parents[1] / "results"
 NETWORK = """
@@ -487,18 +486,5 @@ def test_packages_of_another_environment_are_not_the_users(
     (tmp_path / "users_helper.py").write_text("pass\n")
     monkeypatch.syspath_prepend(installed)
     monkeypatch.syspath_prepend(tmp_path)
-    assert carried(["users_module"]) == [tmp_path / "users_module.py", tmp_path / "users_helper.py"]
-
-
-def test_of_a_package_the_whole_folder_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inner = tmp_path / "users_package" / "inner"
-    inner.mkdir(parents=True)
-    (inner.parent / "__init__.py").write_text("")
-    (inner / "__init__.py").write_text("from users_package.inner import nets\n")
-    (inner / "nets.py").write_text("import json\n")
-    (inner / "weights.bin").write_bytes(b"123")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert set(carried(["users_package.inner.nets"])) == {tmp_path / "users_package"}
-    parcel = packed({"a": torch.arange(3)}, ["users_package.inner:nets"])
-    assert "users_package/inner/weights.bin" in parcel.code
-    assert torch.equal(unpacked(parcel)["a"], torch.arange(3))
+    modules = {name: tmp_path / f"{name}.py" for name in ("users_module", "users_helper")}
+    assert _with_imports("users_module", modules["users_module"]) == modules

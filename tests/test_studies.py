@@ -82,7 +82,7 @@ def test_whether_a_study_can_be_run_is_found_out_without_a_compiler(monkeypatch:
 
 
 def test_rows_do_not_depend_on_the_executor(tmp_path: Path) -> None:
-    here = EXECUTORS.keys() - {"gpus", "ray"}  # which have tests of their own
+    here = EXECUTORS.keys() - {"gpus"}  # which has tests of its own
     rows = {name: executed(little.study(seeds=1, executor=name), tmp_path / name) for name in here}
     assert len(rows) > 2 and len(set(rows.values())) == 1
     with pytest.raises(InputError, match="did you mean 'local'"):

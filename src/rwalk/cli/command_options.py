@@ -48,7 +48,7 @@ CheckpointEvery = Annotated[
     int | None, how(help="steps between checkpoints (default: as often as 2 % of the time allows)")
 ]
 ExecutorName = Annotated[
-    str, how("--executor", help="where runs are trained: local, gpus, ray, here, or package.module:Name")
+    str, how("--executor", help="where runs are trained: local, gpus, here, or package.module:Name")
 ]
 Join = Annotated[bool, how("--join", help="share the work with other processes that join the same folder")]
 Track = Annotated[

@@ -253,9 +253,8 @@ class Study:
         for spec in self.runs:
             self.stream(spec.stream)
         checkpoints = store.checkpoints if store else None
-        code = tuple(dict.fromkeys(name for run in self.runs for name in run.own_code()))
         where = (self.device, dict(self._streams), checkpoints, self.checkpoint_every)
-        return Context(*where, self.keep, code, provenance.commit())
+        return Context(*where, self.keep, provenance.commit())
 
 
 def _named(spec: RunSpec) -> str:

@@ -8,7 +8,7 @@ import importlib.util
 import io
 import sysconfig
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -24,17 +24,6 @@ def source_digest(module: str) -> str:
     """A digest of a module's source and of the user's code that it imports, without comments and blank lines."""
     file = _file_of(module)
     return "unknown" if file is None else _digest(module, file, file.stat().st_mtime_ns)
-
-
-def carried(modules: Iterable[str]) -> list[Path]:
-    """The files and packages of the user that another machine needs in order to import these modules."""
-    found = dict[Path, None]()
-    for module in modules:
-        file = _file_of(module)
-        for name, each in _with_imports(module, file).items() if file is not None else ():
-            depth = name.count(".") + (each.name == "__init__.py")  # how far up its top-level package is
-            found[each if depth == 0 else each.parents[depth - 1]] = None
-    return list(found)
 
 
 @cache

@@ -60,7 +60,6 @@ class Context(NamedTuple):
     checkpoints: Path | None
     checkpoint_every: int | None
     keep: Keep | None = None  # is given every fleet that has learned its last task
-    code: tuple[str, ...] = ()  # the user's own that runs name, as `package.module:name`
     commit: str | None = None  # of rwalk, when the study began to train
 
     def identity(self, job: Sequence[RunSpec]) -> str:
