@@ -120,7 +120,6 @@ class Guard:
         self._readings = Readings()
         self._frozen: set[str] = set()
         self._first_pass = TrainingPass()
-        self._batch_norm = BatchNorm()
         self._schedule = Schedule(1 if self._anchor is None else self._anchor.every)
         self._pull_added: dict[nn.Parameter, Tensor] = {}  # the last one, which fades
         self._hooks: OptimizerHooks | None = None
@@ -188,6 +187,7 @@ class Guard:
         self._state.by_parameter = states
         self.detach()
         self.model, self.optimizer = model, optimizer
+        self._batch_norm = BatchNorm(model)
         self._hooks = OptimizerHooks(self, optimizer, self._state, self._pulls, self._start, self._observed, match)
         self._hooks.begin(self._given.hooks)
         if self._anchor is not None:
@@ -265,7 +265,7 @@ class Guard:
         state = self._state
         state.stepped()
         if self._anchor is not None:
-            self._batch_norm.follow(self.model)
+            self._batch_norm.follow()
         if state.steps % CHECKED == 0 and state.holds() and not state.is_finite():
             raise warnings.not_finite("parameters are not finite")
         if not (self._warned or state.tasks or self._anchor or isinstance(state.method, Vanilla)):
@@ -381,7 +381,7 @@ class Guard:
         """Measure drift from here on."""
         self._note_frozen()
         self._pull_added = {}
-        self._batch_norm.follow(self.model)
+        self._batch_norm.follow()
         if self._anchor is not None:
             self._schedule = Schedule(self._anchor.every)
         if self._sets:
@@ -569,7 +569,7 @@ class Guard:
             self._sets, self._readings, old, pulls = restored
             self._reference = Reference(old)
             self._pull_added = {parameters[name].parameter: pull for name, pull in pulls.items()}
-            self._batch_norm.follow(self.model)
+            self._batch_norm.follow()
             if self._anchor is not None:
                 self._schedule = Schedule.restored(self._anchor, record["drift"].get("schedule"), self.steps)
             self._guessed = self._first_pass.wanted = any(each.guessed for each in self._sets)

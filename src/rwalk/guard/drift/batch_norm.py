@@ -24,13 +24,15 @@ from rwalk.guard.drift.eval_mode import eval_mode
 class BatchNorm:
     """Follows the running averages of a model's layers, which tell the statistics of its last batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
+        modules = model.modules()
+        self._layers = [m for m in modules if isinstance(m, _BatchNorm) and m.running_mean is not None]
         self._before: dict[_BatchNorm, tuple[Tensor, Tensor]] = {}
 
     @torch.no_grad()
-    def follow(self, model: nn.Module) -> None:
+    def follow(self) -> None:
         """Note the running averages: a step is over."""
-        self._before = {layer: (_count(layer).clone(), _averages(layer)) for layer in layers(model)}
+        self._before = {layer: (_count(layer).clone(), _averages(layer)) for layer in self._layers}
 
     @contextmanager
     def pull_mode(self, model: nn.Module, steps: int) -> Iterator[None]:
@@ -40,7 +42,7 @@ class BatchNorm:
             model: the model.
             steps: how many steps the pull stands for.
         """
-        training = {layer: layer.momentum for layer in layers(model) if layer.training}
+        training = {layer: layer.momentum for layer in self._layers if layer.training}
         hooks = []
         for layer, momentum in training.items():
             layer.momentum = None if momentum is None else 1 - (1 - momentum) ** steps
@@ -65,11 +67,6 @@ class BatchNorm:
         count, before = self._before[layer]
         kept = (1 - momentum) ** (_count(layer) - count)
         return torch.where(kept < 1, (now - kept * before) / (1 - kept), now)
-
-
-def layers(model: nn.Module) -> list[_BatchNorm]:
-    """Layers of batch norm that keep running averages."""
-    return [each for each in model.modules() if isinstance(each, _BatchNorm) and each.running_mean is not None]
 
 
 def _count(layer: _BatchNorm) -> Tensor:
