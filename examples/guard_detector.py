@@ -366,7 +366,12 @@ class Task(NamedTuple):
     rows: int
     rate: float
     divergence: str
+    probes: int
     limit: float = math.inf
+
+    def distorted(self) -> Tensor:
+        """Probes made of the new images: crops, turned, mirrored, in other colours, blended, and four in one."""
+        return rwalk.distorted(self.new.images, self.probes)
 
 
 def optimizer_of(model: nn.Module, rate: float) -> torch.optim.Optimizer:
@@ -379,8 +384,8 @@ def learn(
 ) -> None:
     """The new class, with a guard that has new or old images as probes.
 
-    With new images, the guard sees the model before its head grows: so the new class is free. Old images show
-    none of the new objects. There the new class is held too, and is not found in old objects.
+    With new images, the guard is made before the head grows, so the new class is free. Old images show none of the
+    new objects. There the new class is held too, and is not found in old objects.
     """
     guard = None if new is None else guarded(model, task, new)
     grow(model)
@@ -425,15 +430,15 @@ def everything(model: nn.Module, task: Task) -> None:
     learn(model, task._replace(new=both))
 
 
-def crops(images: Tensor) -> Tensor:
-    """A random part of each image, between a third and the whole of its sides, in the size of the image."""
-    found = []
-    for image in images:
-        side = int(torch.randint(image.shape[-1] // 3, image.shape[-1], ()))
-        y, x = torch.randint(image.shape[-1] - side + 1, (2,)).tolist()
-        part = image[None, :, y : y + side, x : x + side]
-        found.append(F.interpolate(part, image.shape[-2:], mode="bilinear"))
-    return torch.cat(found)
+def labelled_by_the_old_model(model: nn.Module, task: Task) -> None:
+    """What the old model finds on the new images becomes labels too, where it is sure and no new object is."""
+    labels = []
+    found = detections(model, task.new.images, task.divergence == "detr")
+    for (boxes, kinds, sure), label in zip(found, task.new.labels, strict=True):
+        taken = (sure > 0.5) & (overlap(boxes, label["boxes"]).amax(1) < 0.5)
+        both = {"boxes": boxes[taken], "class_labels": kinds[taken]}
+        labels.append({name: torch.cat([label[name], more]) for name, more in both.items()})
+    learn(model, task._replace(new=Scenes(task.new.images, labels)))
 
 
 Way = Callable[[nn.Module, Task], None]
@@ -443,12 +448,12 @@ WAYS: dict[str, Way] = {
     "a tenth of the learning rate": lambda model, task: learn(model, task, rate=0.1),
     "interpolated halfway": interpolated,
     "guard, new images": lambda model, task: learn(model, task, new=task.new.images[:512]),
-    "guard, crops of new images": lambda model, task: learn(model, task, new=crops(task.new.images[:512])),
+    "guard, new images distorted": lambda model, task: learn(model, task, new=task.distorted()),
     "guard, 64 old images": lambda model, task: learn(model, task, old=task.old.images[:64]),
     "all old images, with labels": everything,
 }
-OTHER_PROBES: dict[str, Way] = {
-    "guard, 64 new images": lambda model, task: learn(model, task, new=task.new.images[:64]),
+OTHER_WAYS: dict[str, Way] = {
+    "labels by the old model": labelled_by_the_old_model,
     "guard, 16 old images": lambda model, task: learn(model, task, old=task.old.images[:16]),
     "guard, 512 old images": lambda model, task: learn(model, task, old=task.old.images[:512]),
 }
@@ -464,7 +469,7 @@ def relative_step_time(model: nn.Module, task: Task, blocks: int = 12, steps: in
     sides = []
     for held in (False, True):
         ours = copy.deepcopy(model)
-        guard = guarded(ours, task, task.new.images[:512]) if held else None
+        guard = guarded(ours, task, task.distorted()) if held else None
         grow(ours)
         optimizer = optimizer_of(ours, task.rate)
         if guard is not None:
@@ -501,11 +506,12 @@ def compare(options: argparse.Namespace, seed: int, write: Callable[[dict[str, A
     train(model, optimizer_of(model, options.rate), old, options.first, options.rows, options.limit)
     note("before", model)
     rate, limit = options.rate * options.gentler, options.limit / 6
-    task = Task(old, new, options.steps, options.rows, rate, "detr" if softmax else "detection", limit)
+    divergence = "detr" if softmax else "detection"
+    task = Task(old, new, options.steps, options.rows, rate, divergence, options.probes, limit)
     for name in options.ways or WAYS:
         torch.manual_seed(seed)
         ours = copy.deepcopy(model)
-        (WAYS | OTHER_PROBES)[name](ours, task)
+        (WAYS | OTHER_WAYS)[name](ours, task)
         note(name, ours)
     if options.time:
         row = {"model": options.model, "seed": seed, "way": "relative step time"}
@@ -538,6 +544,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=700, help="steps on the old classes")
     parser.add_argument("--steps", type=int, default=120, help="steps on the new class")
     parser.add_argument("--rows", type=int, default=32, help="images per step")
+    parser.add_argument("--probes", type=int, default=3000, help="images made by distorting new ones")
     parser.add_argument("--rate", type=float, default=6e-3)
     parser.add_argument(
         "--gentler", type=float, default=0.33, help="the learning rate of the new class, as a share"
@@ -545,7 +552,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--mixed", action="store_true", help="new images show old digits too, without labels")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--from-seed", type=int, default=0)
-    parser.add_argument("--ways", nargs="*", choices=[*WAYS, *OTHER_PROBES])
+    parser.add_argument("--ways", nargs="*", choices=[*WAYS, *OTHER_WAYS])
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--limit", type=float, default=math.inf, help="seconds for the old classes; a 6th for a way"
@@ -573,14 +580,18 @@ def main(words: list[str] | None = None) -> list[dict[str, Any]]:
 
 
 def picture(rows: list[dict[str, Any]]) -> None:
-    """Old classes against the new one: top right is best."""
+    """Old classes against the new one, means over seeds: top right is best."""
     import matplotlib.pyplot as plt
 
-    _, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    for row in [row for row in rows if "old" in row]:
-        axes.plot(row["old"], row["new"], "o", label=row["way"])
-    axes.set(xlabel="mAP of the old classes, %", ylabel="mAP of the new class, %", xlim=(-3, 103), ylim=(-3, 103))
-    axes.legend(frameon=False, loc="lower left")
+    rows = [row for row in rows if "old" in row]
+    _, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for way in dict.fromkeys(row["way"] for row in rows):
+        old, new = (np.mean([row[name] for row in rows if row["way"] == way]) for name in ("old", "new"))
+        kind = "o" if "guard, " in way else "s" if way in ("before", "all old images, with labels") else "X"
+        axes.plot(old, new, kind, label=way, markersize=9)
+    axes.set(xlabel="mAP of the old classes, %", ylabel="mAP of the new class, %")
+    axes.margins(0.08)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     axes.spines[["top", "right"]].set_visible(False)
     plt.show()
 

@@ -15,6 +15,8 @@ import torch
 from benchmarks import guard_families as families
 from torch import Tensor
 
+import rwalk
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -117,25 +119,35 @@ def test_grown_detector_finds_the_same_as_before(kind: str) -> None:
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
 
 
+@pytest.mark.parametrize("kind", ["rt_detr", "d_fine", "yolos"])
+def test_guard_holds_a_detector_of_transformers_whose_head_has_grown(kind: str) -> None:
+    pytest.importorskip("transformers")
+    detector = example("guard_detector")
+    torch.manual_seed(0)
+    model = detector.transformers_detector(kind, 6, 64)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+    probes = rwalk.Probes(
+        rwalk.distorted(torch.rand(4, 3, 64, 64), 4), divergence="detr" if kind == "yolos" else "detection"
+    )
+    guard = rwalk.Guard(model, optimizer, rwalk.Anchor(every=1), probes=probes)
+    detector.grow(model)
+    guard.attach(torch.optim.AdamW(model.parameters(), 1e-4))
+    assert guard.drift() < 0.05  # of a softmax, the new class takes a hundredth of "no object"
+    label = {"class_labels": torch.tensor([6]), "boxes": torch.tensor([[0.5, 0.5, 0.3, 0.3]])}
+    model.train()
+    for _ in range(2):
+        model(torch.rand(2, 3, 64, 64), labels=[label, label])["loss"].backward()
+        guard.optimizer.step()
+        guard.optimizer.zero_grad()
+    assert 0 < guard.finish().drift < 100
+    assert all(bool(each.isfinite().all()) for each in model.parameters())
+
+
 @pytest.mark.filterwarnings("ignore:the guard saw")
 def test_detector_example_runs_in_every_way(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     detector = example("guard_detector")
-    words = [
-        "--size",
-        "32",
-        "--images",
-        "80",
-        "--test",
-        "8",
-        "--first",
-        "3",
-        "--steps",
-        "2",
-        "--rows",
-        "4",
-        "--out",
-    ]
+    words = ["--size=32", "--images=80", "--test=8", "--first=3", "--steps=2", "--rows=4", "--probes=8", "--out"]
     rows = detector.main([*words, str(tmp_path / "rows")])
     assert [row["way"] for row in rows] == ["before", *detector.WAYS]
     assert all(0 <= row[name] <= 100 for row in rows for name in detector.Scores._fields)
@@ -146,8 +158,8 @@ def test_detector_example_runs_in_every_way(tmp_path: Path) -> None:
 def test_detector_keeps_its_classes_with_unlabelled_images_of_the_new_one() -> None:
     pytest.importorskip("sklearn")
     detector = example("guard_detector")
-    rows = {row["way"]: row for row in detector.main(["--ways", "no guard", "guard, new images"])}
-    before, without, guarded = (rows[way] for way in ("before", "no guard", "guard, new images"))
+    rows = {row["way"]: row for row in detector.main(["--ways", "no guard", "guard, new images distorted"])}
+    before, without, guarded = (rows[way] for way in ("before", "no guard", "guard, new images distorted"))
     assert before["old"] > 30
     assert guarded["old"] > 0.75 * before["old"] and guarded["old"] > without["old"] + 5
     assert guarded["new"] > 0.6 * without["new"]

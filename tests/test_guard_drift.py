@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 from torch.utils.data import DataLoader, TensorDataset
 
-from rwalk import Anchor, Guard, Probes, own_samples
+from rwalk import Anchor, Guard, Probes, distorted, own_samples
 from rwalk.errors import InputError
 from rwalk.guard.drift import divergences
 from rwalk.guard.drift.divergences import DIVERGENCES
@@ -1294,6 +1294,27 @@ def test_a_forged_drift_state_is_refused(what: str) -> None:
 
 
 # ── a language model's own samples ───────────────────────────────────────────────────────────────────────────
+
+
+def test_distorted_images_are_new_ones_of_the_same_size_and_range() -> None:
+    torch.manual_seed(0)
+    images, state = torch.rand(3, 3, 16, 25), torch.get_rng_state()
+    made = distorted(images, 40)
+    assert made.shape == (40, 3, 16, 25) and images.min() <= made.min() and made.max() <= images.max() + 1e-6
+    assert len({tuple(each.flatten().tolist()) for each in made}) == 40
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(made, distorted(images, 40)) and not torch.equal(made, distorted(images, 40, seed=1))
+    assert distorted(images[:, :1, :2, :2].double(), 9).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "images", [torch.rand(3, 8, 8), torch.zeros(2, 3, 8, 8).byte(), torch.rand(0, 3, 8, 8), []]
+)
+def test_distorted_refuses_what_are_no_images(images: Any) -> None:
+    with pytest.raises(InputError, match=r"images to distort are a tensor \[images, channels, height, width\]"):
+        distorted(images, 4)
+    with pytest.raises(InputError, match="n must be a whole number, at least 1, not 0"):
+        distorted(torch.rand(2, 3, 8, 8), 0)
 
 
 def test_own_samples_are_drawn_from_the_model_itself() -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rwalk.data.streams import Dataset, Stream
     from rwalk.engine.fleet import Fleet
     from rwalk.errors import InputError
-    from rwalk.guard import Anchor, Guard, Probes, StateOptions, own_samples
+    from rwalk.guard import Anchor, Guard, Probes, StateOptions, distorted, own_samples
     from rwalk.learners import Learner, learner
     from rwalk.losses import Batch, Loss
     from rwalk.methods import EWC, PI, EWCpp, Method, RWalk, Vanilla
@@ -66,6 +66,7 @@ __all__ = [
     "Training",
     "Vanilla",
     "blurred",
+    "distorted",
     "from_arrays",
     "learner",
     "metrics",
@@ -86,7 +87,7 @@ _HOMES = {
     "rwalk.errors": ("InputError",),
     "rwalk.engine.fleet": ("Fleet",),
     "rwalk.training": ("Training",),
-    "rwalk.guard": ("Anchor", "Guard", "Probes", "StateOptions", "own_samples"),
+    "rwalk.guard": ("Anchor", "Guard", "Probes", "StateOptions", "distorted", "own_samples"),
     "rwalk.learners": ("Learner", "learner"),
     "rwalk.data.memory": ("MemorySpec",),
     "rwalk.data.mixed_data": ("mix",),
