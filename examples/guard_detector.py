@@ -431,7 +431,7 @@ def everything(model: nn.Module, task: Task) -> None:
 
 
 def labelled_by_the_old_model(model: nn.Module, task: Task) -> None:
-    """What the old model finds on the new images becomes labels too, where it is sure and no new object is."""
+    """Sure detections of the old model become labels of the new images, unless they overlap a new object."""
     labels = []
     found = detections(model, task.new.images, task.divergence == "detr")
     for (boxes, kinds, sure), label in zip(found, task.new.labels, strict=True):

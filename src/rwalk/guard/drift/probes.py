@@ -310,10 +310,10 @@ def weighted_mean(values: Sequence[float], weights: Iterable[int]) -> float:
 
 @torch.no_grad()
 def distorted(images: Tensor, n: int, seed: int = 0) -> Tensor:
-    """Make probes of a few images, on which a model shows more of what it has learned than on the images alone.
+    """Make many probes of a few images, by distorting them.
 
-    Each one is a random crop that is turned, mirrored and in other colours, a blend of two of these, or four of
-    them side by side.
+    A detector's new images alone show few of its old classes. Each probe is a random crop that is turned,
+    mirrored and in other colours, a blend of two of these, or four of them side by side.
 
     Args:
         images: [images, channels, height, width], as the model takes them.
