@@ -88,8 +88,8 @@ def _add_rows(batch: Tensor, layer: _BatchNorm, args: tuple[Any, ...]) -> tuple[
     probes, *others = args
     var, mean = torch.var_mean(probes.float(), [0, *range(2, probes.ndim)], correction=0)
     unit = (var + layer.eps).sqrt()
-    sign = torch.tensor([[1.0], [-1.0]], device=mean.device)
-    far = (batch[0] + sign * batch[1].clamp(min=0).sqrt() - mean) / unit
+    deviation = batch[1].clamp(min=0).sqrt()
+    far = (torch.stack([batch[0] + deviation, batch[0] - deviation]) - mean) / unit
     rows = (mean + far.detach() * unit).to(probes.dtype).view(2, -1, *[1] * (probes.ndim - 2))
     rows = rows.repeat_interleave((len(probes) + 1) // 2, 0).expand(-1, -1, *probes.shape[2:])
     return torch.cat([probes, rows]), *others
