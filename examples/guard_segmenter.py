@@ -2,7 +2,7 @@
 A segmenter gets a new class
 ============================
 
-A segmenter knows five handwritten digits on photographs, pixel by pixel. It learns a sixth one from images in
+A segmenter knows three handwritten digits on photographs, pixel by pixel. It learns a fourth one from images in
 which only that digit is annotated. Old digits in these images are background, as far as their annotations tell.
 
 .. code-block:: console
@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 import rwalk
 
-OLD, NEW = [1, 2, 3, 4, 5], 6  # classes of pixels; 0 is background, and class n is the digit n − 1
-SIZE = 32
+OLD, NEW = [1, 2, 3], 4  # classes of pixels; 0 is background, and class n is the digit n − 1
+SIZE = 24
 
 
 # %%
@@ -61,18 +61,18 @@ def scenes(
 ) -> Scenes:
     """A photograph with a coloured digit of each list of classes, side by side or one above the other."""
     draw = np.random.default_rng(seed)
-    images = 0.6 * backgrounds[draw.integers(len(backgrounds), size=n)]
+    images = 0.4 * backgrounds[draw.integers(len(backgrounds), size=n)]
     labels = torch.zeros(n, SIZE, SIZE, dtype=torch.long)
     pools = [torch.isin(digits + 1, torch.tensor(kind)).nonzero().flatten().numpy() for kind in kinds]
     for image, label in zip(images, labels, strict=True):
         turned = bool(draw.integers(2))
         for place, pool in enumerate(pools):
             index = draw.choice(pool)
-            side = int(draw.integers(12, 16))
+            side = int(draw.integers(9, 13))
             ink = F.interpolate(glyphs[index][None, None], (side, side), mode="bilinear")[0, 0]
-            x, y = 16 * place + int(draw.integers(0, 17 - side)), int(draw.integers(0, SIZE + 1 - side))
+            x, y = 12 * place + int(draw.integers(0, 13 - side)), int(draw.integers(0, SIZE + 1 - side))
             area = (slice(x, x + side), slice(y, y + side)) if turned else (slice(y, y + side), slice(x, x + side))
-            colour = torch.tensor(0.6 + 0.4 * draw.random(3)).float()
+            colour = torch.tensor(0.7 + 0.3 * draw.random(3)).float()
             image[:, *area] = image[:, *area] * (1 - ink) + colour[:, None, None] * ink
             label[area][ink > 0.4] = int(digits[index]) + 1
     return Scenes(images, labels)

@@ -90,7 +90,8 @@ PAGES = [page for page in sorted(DOCS.rglob("*.md")) if not {"generated", "galle
 RUNNABLE = re.compile(r"^```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = [page for page in PAGES if not page.stem.startswith("extending") and RUNNABLE.search(page.read_text())]
 LONG = {"adapters", "classifier", "closed-form", "cluster", "compare-methods", "delete-data", "first-study"}
-LONG |= {"images-with-a-backbone", "merge-sites", "new-classes", "no-data", "unknown-classes", "which-method"}
+LONG |= {"images-with-a-backbone", "merge-sites", "new-classes", "new-entity", "no-data", "segmenter-new-class"}
+LONG |= {"unknown-classes", "which-method"}
 # Names that a page's code uses, as its reader has them.
 ARRIVED = """
 from sklearn.datasets import load_digits
