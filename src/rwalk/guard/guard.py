@@ -203,7 +203,10 @@ class Guard:
             return
         self._reference = Reference.of(self.model, self._moving)
         if (drift := self.drift()) > MOVED:
-            warnings.warn(f"the model is not where its last task left it (drift {drift:.3g}): {otherwise}")
+            warnings.warn(
+                f"the model is not where its last task left it (drift {drift:.3g}): {otherwise}; if its head has "
+                "grown, give the new outputs a small bias"
+            )
 
     def detach(self) -> None:
         """Stop guarding and remove every hook; `attach` continues."""
