@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rwalk import IncrementalClassifier
+from rwalk.errors import InputError
 
 WEIGHTS = (None, 1.0, 1e-6, 1e6, "mixed")
 
@@ -98,6 +99,64 @@ def test_learn_forget_learn_returns_to_the_same_scores(stream: Any) -> None:
 @given(streams())
 def test_learn_forget_learn_returns_to_the_same_scores_in_500_streams(stream: Any) -> None:
     check_undone(stream)
+
+
+def heavy_beside_light(light: float) -> list[tuple[Any, Any, Any]]:
+    """Rows of weight 1 and `light`, then seven equal rows of weight 1e6; only the light row has other inputs."""
+    rows = [np.zeros((1, 3)), np.ones((1, 3)), np.zeros((7, 3))]
+    labels = [np.array([1]), np.array([0]), np.array([0, 2, 2, 1, 1, 0, 0])]
+    weights = [np.ones(1), np.full(1, light), np.full(7, 1e6)]
+    return [(x.astype(np.float32), y, weight) for x, y, weight in zip(rows, labels, weights, strict=True)]
+
+
+@pytest.mark.parametrize("method", ["closed-form", "lda"])
+def test_forget_takes_out_weights_twelve_decades_above_the_rest(method: str) -> None:
+    params = {"size": 5, "warm_up": 1, "method": method}
+    one, light, heavy = heavy_beside_light(1e-6)
+    check_undone((params, [one, light, heavy]))
+    clf = IncrementalClassifier(**params)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "these examples were removed")
+        warnings.filterwarnings("error", "some examples that are left")
+        for x, y, weight in (one, light, heavy):
+            clf.partial_fit(x, y, sample_weight=weight)
+        clf.forget(*heavy)
+    assert clf.classes_.tolist() == [0, 1]
+    np.testing.assert_allclose(clf.predict_proba(one[0]).sum(1), 1)
+    assert clf.predict(one[0]).tolist() == [1]
+    with pytest.raises(InputError, match="unknown class"):
+        clf.forget(*heavy)
+    with pytest.raises(InputError, match="nothing was forgotten"):
+        clf.forget(one[0], [0], [1.0])
+
+
+@pytest.mark.filterwarnings("ignore:these examples were removed:UserWarning")
+@pytest.mark.parametrize("alone", [False, True])
+def test_forget_warns_if_the_rest_weighs_less_than_rounding(alone: bool) -> None:
+    one, light, heavy = heavy_beside_light(1e-12)
+    clf = IncrementalClassifier(size=5, warm_up=1)
+    for x, y, weight in (light, heavy) if alone else (one, light, heavy):
+        clf.partial_fit(x, y, sample_weight=weight)
+    with pytest.warns(UserWarning, match="weigh less than the rounding"):
+        clf.forget(*heavy)
+    if alone:
+        with pytest.raises(InputError, match="nothing is left to predict from"):
+            clf.predict(one[0])
+        with pytest.raises(InputError, match="nothing is left to predict from"):
+            clf.forget(*light)
+        clf.partial_fit(*one[:2])
+    assert np.isfinite(clf.predict_proba(one[0])).all() and clf.predict(one[0]).tolist() == [1]
+
+
+@pytest.mark.parametrize("weight", [1e-60, 1.0, 1e60])
+def test_forget_does_not_warn_of_rounding_if_all_weights_are_equal(weight: float) -> None:
+    x, y, weights = np.random.default_rng(0).normal(size=(30, 3)), np.arange(30) % 3, np.full(30, weight)
+    clf = IncrementalClassifier(size=5, warm_up=1).fit(x, y, sample_weight=weights)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "these examples were removed")
+        warnings.filterwarnings("error", "some examples that are left")
+        clf.forget(x[1:], y[1:], weights[1:])
+    assert clf.classes_.tolist() == [0]
 
 
 @settings(max_examples=15, derandomize=True)

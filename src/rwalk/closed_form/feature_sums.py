@@ -13,7 +13,7 @@ from torch import Tensor
 from rwalk.closed_form.examples import SIZE, Examples, Sample, keys_of
 from rwalk.closed_form.features import FeatureMap, placed
 from rwalk.closed_form.sums import Centred, Statistics, rows_at_once
-from rwalk.errors import InputError
+from rwalk.errors import InputError, warn_caller
 
 ROWS = 2048  # of a small call, whose features are kept until they are summed
 AT_ONCE = 256, 2048  # rows that go through the map together, on a CPU (where they stay in the cache) and elsewhere
@@ -25,6 +25,10 @@ REBASE = 64  # half-lives: then the sums are scaled down, by a power of two, whi
 HIDDEN = 1e-7  # of the square of one value's distance: squares of all others together are lost beside it
 NEVER_LEARNED = (
     "these examples are not the ones that were learned: nothing was forgotten; give only learned examples"
+)
+LOST = (
+    "some examples that are left weigh less than the rounding of those forgotten, so predictions may not reflect "
+    "them: to keep them, fit again with the examples that are left"
 )
 
 
@@ -275,22 +279,30 @@ class Counted:
         variance = self.statistics.second_moments().clamp(min=0)
         scale = torch.where(variance > 0, variance, 1.0).rsqrt()
         scatter = left.symmetric().mul_(scale[:, None]).mul_(scale)
+        # A sum of n weights is rounded by up to n · eps of itself, so the rest may weigh more than it seems to.
+        eps = torch.finfo(torch.float64).eps * before["counts"].double()
+        whole = eps.max() * weight
+        lost = bool(now["counts"].any() and now["weight"] < whole)
         if _is_indicators(before):
+            rounding = eps * before["targets"].clamp(min=0)
             cross = now["cross"] * scale[:, None]
             gone = now["counts"] == 0
             allowed = 1e3 * slack * (len(scale) * before["targets"][gone].clamp(min=0)).sqrt()
             sound = bool((now["targets"] >= -slack * weight).all())
             sound &= bool((now["targets"][gone] <= slack * weight).all())
             sound &= bool((cross[:, gone].norm(dim=0) <= allowed).all())
-            own = cross[:, ~gone]
-            scatter -= (own / now["targets"][~gone].clamp(min=1e-300)) @ own.T
+            own, seems, rounding = cross[:, ~gone], now["targets"][~gone], rounding[~gone]
+            scatter -= (own / (seems.clamp(min=0) + rounding).clamp(min=1e-300)) @ own.T
+            lost |= bool((seems < rounding).any())
         else:
-            mean = now["total"] * scale / max(float(now["weight"]), 1e-300)
-            scatter -= float(now["weight"]) * torch.outer(mean, mean)
+            total = now["total"] * scale
+            scatter -= torch.outer(total, total) / (now["weight"].clamp(min=0) + whole).clamp(min=1e-300)
             sound = float(now["weight"]) >= -slack * weight
         scatter.diagonal().add_(slack * len(scatter) ** 0.5)
         if not sound or torch.linalg.cholesky_ex(scatter)[1]:
             raise InputError(NEVER_LEARNED)
+        if lost:
+            warn_caller(LOST)
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────
 

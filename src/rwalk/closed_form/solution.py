@@ -77,7 +77,7 @@ class Fit:
         return self.__dict__["centred"] if "centred" in self.__dict__ else self._centred(used)
 
     def _centred(self, used: int) -> Centred:
-        if not self.counted.statistics.counts.any():
+        if not self.counted.statistics.counts.any() or float(self.counted.statistics.weight) <= 0:
             raise InputError("nothing is left to predict from: learn something first")
         centred = self.counted.centred(used)
         self.per_weight = centred.weight / float(self.counted.statistics.tensors()["weight"])
@@ -97,7 +97,7 @@ class Fit:
     def classes(self) -> tuple[Tensor, Tensor, Tensor]:
         """Sums of features [D, C] and weights [C], scaled as the centred sums, and which classes have weight."""
         sums = self.counted.statistics.tensors()
-        factor = self.counted.examples / float(sums["weight"])
+        factor = self.counted.examples / max(float(sums["weight"]), 1e-300)
         seen = (sums["counts"] > 0) & (sums["targets"] > 1e-12 * sums["weight"])
         return sums["cross"] * factor, sums["targets"] * factor, seen
 
