@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rwalk import IncrementalClassifier
+from rwalk import IncrementalClassifier, IncrementalRegressor
 from rwalk.errors import InputError
 
 WEIGHTS = (None, 1.0, 1e-6, 1e6, "mixed")
@@ -171,3 +171,12 @@ def test_learn_forget_learn_returns_to_the_same_weights(seed: int, gone: int, we
         weights = np.full(gone, weight)
         clf.forget(x[:gone], y[:gone], weights).partial_fit(x[:gone], y[:gone], sample_weight=weights)
     np.testing.assert_allclose(clf.coef_, before, rtol=0, atol=1e-6 * np.abs(before).max())
+
+
+@pytest.mark.parametrize("offset", [-5.0, 5.0])
+def test_numbers_of_any_sign_are_forgotten(offset: float) -> None:
+    x = np.random.default_rng(0).normal(size=(300, 4))
+    y = x @ np.arange(4.0) + offset
+    whole = IncrementalRegressor(size=50, standardize=False).fit(x, y).forget(x[200:], y[200:])
+    part = IncrementalRegressor(size=50, standardize=False).fit(x[:200], y[:200])
+    np.testing.assert_allclose(whole.predict(x), part.predict(x), rtol=1e-6, atol=1e-6)

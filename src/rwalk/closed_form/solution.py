@@ -203,6 +203,8 @@ class Fit:
     def _reckoned_sharpness(self) -> float:
         centred, solution = self.centred, self._used_solution
         sums, weights, seen = self.classes
+        if not seen.any():  # targets are numbers, whose sums are not positive
+            return 1.0
         if int(seen.sum()) > MOST_CLASSES:  # the largest ones will do
             seen = torch.zeros_like(seen).index_fill_(0, weights.topk(MOST_CLASSES).indices, True)
         leverage = 0.0  # discriminants are no regression: what an example does to its own is not known
