@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -54,11 +55,12 @@ def test_fit_and_predict_with_a_network_of_ones_own(rwalk: Rwalk, network: str) 
 
 def test_network_of_a_model_is_named_again_and_must_be_the_same(rwalk: Rwalk) -> None:
     assert rwalk(*FIT, PREPARED).code == 0
+    shutil.copy("clf.safetensors", "copy.safetensors")
     asked = "needs its network, which is code: add --network little:prepared_eyes if you trust it"
     for command in (
         ("predict", "clf.safetensors", "week2"),
         ("forget", "clf.safetensors", "week1"),
-        ("merge", "clf.safetensors", "clf.safetensors", "--out=both"),
+        ("merge", "clf.safetensors", "copy.safetensors", "--out=both"),
         ("fit", "week2", "--continue=clf.safetensors"),
     ):
         refused(rwalk(*command), asked)
