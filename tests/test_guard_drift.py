@@ -246,6 +246,36 @@ def test_pulls_come_more_often_at_the_start_and_where_drift_is_large() -> None:
     assert len(pulled(2e-2, 8)) > 20
 
 
+@pytest.mark.parametrize("kind", [layers, convolutions])
+def test_a_failed_step_that_is_taken_again_is_pulled_once(kind: Any) -> None:
+    class Fragile(SGD):
+        fails = False
+
+        def step(self, closure: Any = None) -> Any:
+            if self.fails:
+                raise OSError("an accident")
+            return super().step(closure)
+
+    x, y = task(1)
+    ends = []
+    for accidents in (False, True):
+        model = copy.deepcopy(trained(kind))
+        optimizer = Fragile(model.parameters(), lr=0.02)
+        guard = Guard(model, optimizer, probes=task(0)[0])
+        for _ in range(20):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.fails = accidents
+            if accidents:
+                with pytest.raises(OSError, match="an accident"):
+                    optimizer.step()
+                optimizer.fails = False
+            optimizer.step()
+            optimizer.zero_grad()
+        ends.append((model, guard.report().readings))
+        guard.detach()
+    assert worst(ends[0][0], ends[1][0]) < 1e-6 and len(ends[0][1]) == len(ends[1][1]) > 2
+
+
 def test_batches_of_probes_take_turns() -> None:
     model, _, guard = guarded(layers, Anchor(batch=64))
     with torch.no_grad():
@@ -590,7 +620,7 @@ def test_batch_norm_that_is_frozen_or_has_one_probe_is_pulled_too() -> None:
 
 
 def test_new_classes_are_learned_with_batch_norm_and_sgd() -> None:
-    """By batch norm a network could tell training from evaluation, and know the new classes in training alone."""
+    """A network could answer in another way in training than in evaluation, because batch norm differs."""
     from sklearn.datasets import load_digits
 
     x, y = (torch.tensor(each) for each in load_digits(return_X_y=True))

@@ -122,6 +122,7 @@ class Guard:
         self._first_pass = TrainingPass()
         self._schedule = Schedule(1 if self._anchor is None else self._anchor.every)
         self._pull_added: dict[nn.Parameter, Tensor] = {}  # the last one, which fades
+        self._pulled_for: int | None = None  # the step that it was made or faded for
         self._hooks: OptimizerHooks | None = None
         self._warned = self._guessed = False
         self.attach(optimizer)
@@ -236,6 +237,9 @@ class Guard:
             for probes in self._sets:
                 if probes.guessed:
                     probes.settle(self._inner, self._first_pass.evidence, always=True)
+        if self._pulled_for == self.steps:  # a step that failed is taken again
+            return self._pull_added
+        self._pulled_for = self.steps
         if not self._schedule.is_due(self.steps):
             return anchors.faded(self._pull_added)
         self._pull_added = {}  # its memory is free for the next one
@@ -383,7 +387,7 @@ class Guard:
     def _hold(self) -> None:
         """Measure drift from here on."""
         self._note_frozen()
-        self._pull_added = {}
+        self._pull_added, self._pulled_for = {}, None
         self._batch_norm.follow()
         if self._anchor is not None:
             self._schedule = Schedule(self._anchor.every)
@@ -572,6 +576,7 @@ class Guard:
             self._sets, self._readings, old, pulls = restored
             self._reference = Reference(old)
             self._pull_added = {parameters[name].parameter: pull for name, pull in pulls.items()}
+            self._pulled_for = None
             self._batch_norm.follow()
             if self._anchor is not None:
                 self._schedule = Schedule.restored(self._anchor, record["drift"].get("schedule"), self.steps)

@@ -22,7 +22,7 @@ from rwalk.guard.drift.eval_mode import eval_mode
 
 
 class BatchNorm:
-    """Follows the running averages of a model's layers, which tell the statistics of its last batch."""
+    """The statistics of a model's last training batch, computed from its layers' running averages."""
 
     def __init__(self, model: nn.Module) -> None:
         modules = model.modules()
