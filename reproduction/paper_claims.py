@@ -25,6 +25,7 @@ from rwalk.report.welch_test import Mean
 DATASETS = {"mnist": "MNIST", "cifar100": "CIFAR-100"}
 CATCHES_UP = {"mnist": 20, "cifar100": 200}  # samples per class, by the paper's text
 NAMES = {"ewc": "EWC", "ewc++": "EWC++", "pi": "PI", "rwalk": "RWalk", "icarl": "iCaRL", "gem": "GEM"}
+NAMES |= {"icarl-hb1": "iCaRL-hb1"}
 REGULARISED = tuple(method for method in METHODS if method != "vanilla")
 IN_TABLE_1 = ("vanilla", "ewc++", "pi")  # methods that the paper has in both blocks without samples
 NEAR = 0.5  # points: as good as

@@ -14,7 +14,7 @@ from reproduction import budgets, paper_figures, question_tables
 from reproduction.markdown import PAGES, filled, place_of, table
 from reproduction.measured_cells import Measured, NotRun
 from reproduction.own_questions import QUESTIONS
-from reproduction.paper_claims import CLAIMS, DATASETS, Claim, Difference, in_numbers
+from reproduction.paper_claims import CLAIMS, DATASETS, Claim, Difference, in_numbers, named
 from reproduction.paper_experiments import EXPERIMENTS, Entry, Experiment
 from reproduction.published_values import BETTER, Published
 from reproduction.tuning_settings import SETTINGS
@@ -34,6 +34,9 @@ BARE = """# The paper, reproduced
 
 <!-- glance -->
 <!-- /glance -->
+
+<!-- table1 -->
+<!-- /table1 -->
 """
 NOT_RUN = "not run"
 NEAR_PUBLISHED = 0.5  # points: as accurate as published
@@ -45,6 +48,8 @@ HEADLINES = {
     "CIFAR-100, single-head with samples": ("table1-cifar100", "samples", "rwalk-S"),
     "CIFAR-100, ResNet-18": ("tableS1", "5000 samples", "rwalk"),
 }
+# The blocks of table 1, and what they are called in RESULTS.md.
+TABLE_1 = {"multi": "multi-head", "single": "single-head", "samples": "single-head with samples"}
 Judged = Mapping[tuple[Claim, str], list[Difference] | None]
 
 
@@ -63,7 +68,12 @@ def write_results(folder: Path) -> list[Path]:
 def blocks(measured: Measured) -> dict[str, Iterable[str]]:
     """The computed parts of RESULTS.md, by name."""
     judged = judged_by(measured)
-    return {"count": [count(judged)], "verdicts": _verdicts(judged), "glance": _glance(measured)}
+    return {
+        "count": [count(judged)],
+        "verdicts": _verdicts(judged),
+        "glance": _glance(measured),
+        "table1": _table1(measured),
+    }
 
 
 def judged_by(measured: Measured) -> Judged:
@@ -73,7 +83,7 @@ def judged_by(measured: Measured) -> Judged:
 def count(judged: Judged) -> str:
     """How many verdicts of each kind there are."""
     about = [key[0].is_about_rwalk for key in judged]
-    held = [_held(tests).partition(" (")[0] for tests in judged.values()]
+    held = [_held(tests).partition(":")[0] for tests in judged.values()]
     merits = [each for each, is_about in zip(held, about, strict=True) if is_about]
     return (
         f"**{len(CLAIMS)} claims of the paper, {len(held)} verdicts: {_counted(held)}.** "
@@ -93,7 +103,8 @@ def _held(tests: list[Difference] | None) -> str:
     if (said := verdict(margins)) != UNDECIDED:
         return said
     seeds = seeds_to_decide(margins)
-    return f"{said} ({f'≈ {seeds:.0f}' if np.isfinite(seeds) else f'over {MOST_SEEDS}'} seeds)"
+    needed = f"about {float(f'{seeds:.2g}'):.0f}" if np.isfinite(seeds) else f"over {MOST_SEEDS}"
+    return f"{said}: {needed} seeds needed"
 
 
 def _verdicts(judged: Judged) -> Iterator[str]:
@@ -108,6 +119,20 @@ def _glance(measured: Measured) -> Iterator[str]:
         cells = ("–", "", "–") if ours is None else (_spread(ours, 1), f"{ours.mean() - paper:+.1f}", len(ours))
         rows.append((what, f"{paper:.1f}", *cells))
     yield from table(["A of RWalk, %", "paper", "ours", "Δ", "seeds"], rows)
+
+
+def _table1(measured: Measured) -> Iterator[str]:
+    """A of every method of table 1, ours and the paper's."""
+    columns = [(dataset, block) for dataset in DATASETS for block in TABLE_1]
+    cells: dict[str, dict[tuple[str, str], str]] = {}
+    for dataset, block in columns:
+        for entry, summary in measured.entries(f"table1-{dataset}"):
+            if entry.block == block and summary is not None:
+                paper = f"{entry.published.A:.1f}" if entry.published else "–"
+                row = cells.setdefault(named(entry.label.removesuffix("-S")), {})
+                row[dataset, block] = f"{_spread(100 * summary.A[entry.head], 1)} ({paper})"
+    head = ("A, %: ours (the paper's)", *(f"{DATASETS[dataset]}, {TABLE_1[block]}" for dataset, block in columns))
+    yield from table(head, ((label, *(row.get(each, "") for each in columns)) for label, row in cells.items()))
 
 
 def headlines(measured: Measured) -> dict[str, tuple[float, NDArray[np.float64] | None]]:

@@ -440,6 +440,7 @@ def test_a_table_names_the_versions_that_trained_its_rows(measured: Measured, tm
 
 def test_the_pages_are_of_these_rows(every_row: Measured) -> None:
     page, appendix = (ROOT / "RESULTS.md").read_text(), APPENDIX.read_text()
+    assert all(f"<!-- {name} -->" in page for name in blocks(every_row))
     assert filled(page, blocks(every_row)) == page
     pictures = re.findall(r"\]\(([^)]*results/figures/[^)]*)\)", appendix)
     assert len(pictures) == 10 and all((APPENDIX.parent / picture).exists() for picture in pictures)
