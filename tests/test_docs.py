@@ -91,7 +91,7 @@ RUNNABLE = re.compile(r"^```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL
 RUN = [page for page in PAGES if not page.stem.startswith("extending") and RUNNABLE.search(page.read_text())]
 LONG = {"adapters", "classifier", "closed-form", "cluster", "compare-methods", "delete-data", "first-study"}
 LONG |= {"images-with-a-backbone", "merge-sites", "new-classes", "new-entity", "no-data", "segmenter-new-class"}
-LONG |= {"unknown-classes", "which-method"}
+LONG |= {"fine-tune-a-language-model", "unknown-classes", "which-method"}
 # Names that a page's code uses, as its reader has them.
 ARRIVED = """
 from sklearn.datasets import load_digits
@@ -102,7 +102,27 @@ x_monday, y_monday, x_tuesday, y_tuesday = x[y < 5], y[y < 5], x[y >= 5], y[y >=
 x_customer, y_customer = x_withdrawn, y_withdrawn = x_monday[:9], y_monday[:9]
 calls = [(x_monday[:60], y_monday[:60]), (x_tuesday[:60], y_tuesday[:60])]
 """
-SETUPS = {"classifier": ARRIVED, "closed-form": ARRIVED}
+# A tiny model in the place of the one that the page names, and some lines to learn.
+LANGUAGE_MODEL = """
+from pathlib import Path
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+words = Tokenizer(models.WordLevel({chr(n): n for n in range(128)}, unk_token=chr(0)))
+words.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token=chr(1), eos_token=chr(2))
+config = LlamaConfig(
+    vocab_size=128, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+    max_position_embeddings=512, bos_token_id=1, eos_token_id=2,
+)
+for part in (tokenizer, LlamaForCausalLM(config)):
+    part.save_pretrained("HuggingFaceTB/SmolLM2-135M")
+Path("new.txt").write_text("9876543210 9876543210\\n\\n" * 40)
+"""
+SETUPS = {
+    "classifier": ARRIVED,
+    "closed-form": ARRIVED,
+    "howto/fine-tune-a-language-model": LANGUAGE_MODEL,
+}
 
 
 def name(page: Path) -> str:
@@ -116,14 +136,15 @@ def name(page: Path) -> str:
 def test_what_a_page_tells_to_do_can_be_done(folder: Path, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts and commands in the order of the page; what cannot be run here is marked py, sh or console."""
     namespace: dict[str, object] = {}
-    exec(SETUPS.get(name(page), ""), namespace)
     for package, used in (
+        ("transformers", "from transformers"),
         ("peft", "import peft"),
         ("huggingface_hub", "integrations.hub"),
         ("pandas", "to_frame"),
     ):
         if used in page.read_text():
             pytest.importorskip(package)
+    exec(SETUPS.get(name(page), ""), namespace)
     for language, block in RUNNABLE.findall(page.read_text()):
         if language == "python":
             exec(compile(block, str(page), "exec"), namespace)
