@@ -13,7 +13,7 @@ HASHED := $(PIP) --require-hashes --no-deps -r
 RUNNABLE := .venv/.runnable
 READY := .venv/.ready
 
-.PHONY: run paper test test-load test-slow test-report test-site test-trackers test-kernels test-everywhere test-faults test-docs test-torch docs fuzz bench release-check pins clean
+.PHONY: run paper test test-load test-slow test-report test-site test-kernels test-everywhere test-faults test-docs test-torch docs fuzz bench release-check pins clean
 
 run: $(RUNNABLE)
 	$(BIN)/rwalk run
@@ -50,12 +50,6 @@ test-report: $(READY) $(AXE)
 # The site in the same way, one page of every kind; its screenshots are left in build/shots.
 test-site: $(READY) $(AXE) docs
 	AXE=$(AXE) $(BIN)/python -m pytest tests/test_site_page.py
-
-# TensorBoard's event reader, an MLflow client on a real server, W&B's offline files; installed for this alone, with pins
-# of their own, because MLflow wants an older version of pyarrow: `make clean` goes back to ours.
-test-trackers: $(READY)
-	$(PIP) -c requirements/trackers.txt -e '.[tensorboard,mlflow,wandb]'
-	$(BIN)/python -m pytest -m 'slow or not slow' tests/test_trackers.py
 
 # Every command and every block of code of README and docs, in clean folders, also those that take long.
 test-docs: $(READY)
@@ -127,7 +121,6 @@ pins: $(READY)
 		$(addprefix --no-emit-package ,$(UNHASHED)) -o requirements/run.txt
 	$(LOCK) build/build.in --extra dev --generate-hashes -c build/pins.txt \
 		$(addprefix --no-emit-package ,$(UNHASHED)) -o requirements/dev.txt
-	$(LOCK) --extra dev --extra mlflow --extra wandb --no-emit-package torch -o requirements/trackers.txt
 
 # Installed once; again only when what to install has changed. First what the demonstration needs, then the rest.
 $(RUNNABLE): pyproject.toml constraints.txt requirements/run.txt requirements/dev.txt

@@ -567,11 +567,6 @@ def test_a_folder_that_is_somebody_elses_is_left_as_it_is(
     assert [path.read_text() for path in Path("out").iterdir()] == [content]
 
 
-def test_export_to_no_tracker_is_refused(rwalk: Rwalk) -> None:
-    for nothing in ("", ","):
-        refused(rwalk("export", "study", f"--to={nothing}"), "--to names no tracker")
-
-
 def test_a_folder_without_a_study_is_refused(rwalk: Rwalk) -> None:
     refused(rwalk("resume", "missing"), "holds no study")
 

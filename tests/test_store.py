@@ -21,8 +21,9 @@ import little
 from rwalk import InputError, model_file
 from rwalk.atomic_files import LEFT, folder_beside, with_checksum, write_atomically
 from rwalk.studies import Study, provenance
+from rwalk.studies.losses_and_costs import Curves
 from rwalk.studies.rows import SCHEMA, Description, Made, Row
-from rwalk.studies.specs import RunSpec
+from rwalk.studies.specs import RunSpec, steps_of
 from rwalk.studies.study_events import Event, Stepped, Trained
 from rwalk.studies.study_folder import SharedStore, Store, read_rows
 from rwalk.studies.work_claims import CLAIMS, Claims
@@ -562,3 +563,48 @@ def test_only_the_folders_own_errors_are_put_down_to_the_folder(tmp_path: Path) 
             store.settle([row()])
     with pytest.raises(InputError, match=r"none: .* choose another --out"), Store("/proc/none").opened(study):
         pass
+
+
+# ── losses, beside the rows ───────────────────────────────────────────────────────────────────────────────────
+
+
+def losses_of(study: Study, folder: Path, stop: Callable[[], bool] = lambda: False) -> list[tuple[int, float]]:
+    """The losses of a study of one run, as they are written beside its row."""
+    (run,) = study.runs
+    curves = Curves(folder, lambda run, task: steps_of(run, study.stream(run.stream), task))
+    with Store(folder).opened(study.describe()) as store:
+        study.execute(store, curves.watch, stop)
+    return Curves(folder).of(run)
+
+
+def test_losses_of_an_interrupted_and_resumed_run_are_those_of_one(tmp_path: Path) -> None:
+    study = little.study(methods=["rwalk"], seeds=1, checkpoint_every=4)
+    whole, parts = losses_of(study, tmp_path / "whole"), tmp_path / "parts"
+    with pytest.raises(KeyboardInterrupt):
+        losses_of(study, parts, stop=lambda: bool(Curves(parts).of(study.runs[0])))
+    seen = [step for step, _ in losses_of(study, parts)]
+    assert seen == sorted(set(seen)) and seen[-1] == whole[-1][0]
+
+
+def test_steps_are_counted_on_over_tasks_of_different_length(tmp_path: Path) -> None:
+    (run,) = little.study(methods=["vanilla"], seeds=1).runs
+    long, short = (("0", "1", "2"), ("3",))
+    run = replace(
+        run,
+        stream=replace(run.stream, classes_per_task=None, tasks=(long, short)),
+        training=replace(run.training, steps=None, epochs=2),
+    )
+    study = Study((run,), "none", workers=1)
+    steps = [step for step, _ in losses_of(study, tmp_path / "study")]
+    assert steps[-1] == study.steps(run) and len(set(steps)) == len(steps)
+
+
+def test_losses_survive_a_damaged_file(tmp_path: Path) -> None:
+    (run,) = little.study(methods=["vanilla"], seeds=1).runs
+    curves = Curves(tmp_path)
+    for step, loss in ((1, 0.5), (2, 0.25), (2, 1 / 3)):
+        curves.add(run, step, loss)
+    with curves.file.open("a") as file:
+        file.write(f"{run.hash()},3")  # a crash in the middle of a line
+    assert Curves(tmp_path).of(run) == [(1, 0.5), (2, 1 / 3)]
+    assert Curves(tmp_path / "nowhere").of(run) == []

@@ -1,4 +1,4 @@
-"""Text from files, folders and users, made safe to show on a terminal, in a page, a tracker or a spreadsheet."""
+"""Text from files, folders and users, made safe to show on a terminal, in a page or in a spreadsheet."""
 
 from __future__ import annotations
 

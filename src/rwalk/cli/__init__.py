@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from rwalk.cli import before_and_after, classifier_commands, report_and_export, run
+from rwalk.cli import before_and_after, classifier_commands, run
 from rwalk.cli.command_options import Command, add_command, to_stderr
 from rwalk.cli.run import DEFAULT_METHODS
 from rwalk.errors import InputError
@@ -41,8 +41,7 @@ app.command(cls=Command)(classifier_commands.forget)
 app.command(cls=Command)(classifier_commands.merge)
 add_command(app, run.run, "rwalk.studies.specs:RunSpec")
 app.command(cls=Command)(run.resume)
-app.command(cls=Command)(report_and_export.report)
-app.command(cls=Command)(report_and_export.export)
+app.command(cls=Command)(run.report)
 app.command(cls=Command)(before_and_after.check)
 app.command(cls=Command)(before_and_after.rewind)
 app.command(cls=Command)(before_and_after.probes)

@@ -51,9 +51,6 @@ ExecutorName = Annotated[
     str, how("--executor", help="where runs are trained: local, gpus, here, or package.module:Name")
 ]
 Join = Annotated[bool, how("--join", help="share the work with other processes that join the same folder")]
-Track = Annotated[
-    str, how(help="show the study in trackers too: tensorboard, mlflow, wandb, or package.module:Name")
-]
 Keep = Annotated[
     str,
     how(

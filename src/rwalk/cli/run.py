@@ -1,4 +1,4 @@
-"""`rwalk run`: a study of methods, hyper-parameters and seeds; `rwalk resume`: one that was interrupted."""
+"""`rwalk run`: a study of methods, hyper-parameters and seeds; `rwalk resume`; and `rwalk report`: its page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from rwalk.cli.command_options import (
     Join,
     Keep,
     Quiet,
-    Track,
     Workers,
     check_join,
     check_seeds,
@@ -26,6 +25,7 @@ from rwalk.cli.command_options import (
     chosen_device,
     how,
     let_import,
+    say,
     says_what_to_learn,
     with_label,
 )
@@ -69,7 +69,6 @@ def run(
     keep: Keep = "",
     join: Join = False,
     executor: ExecutorName = "local",
-    track: Track = "",
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -87,7 +86,7 @@ def run(
     from rwalk.training import Training
 
     check_seeds(seeds)
-    check_join(join, workers=workers, executor=executor, track=track, keep=keep)
+    check_join(join, workers=workers, executor=executor, keep=keep)
     check_workers(executor, workers)
     names = sweep.method_names(methods)
     stream, memory, training = given[StreamSpec], given[MemorySpec], given[Training]
@@ -134,7 +133,7 @@ def run(
     folder = out or Path("rwalk-studies") / hashed
     study, store = run_study.placed(study, folder, join)
     go_on = run_study.SAME_COMMAND if join else ""
-    run_study.run_and_show(study, store, quiet, as_json, track, remarks, keep, go_on)
+    run_study.run_and_show(study, store, quiet, as_json, remarks, keep, go_on)
 
 
 def _memory(given: dict[str, Any]) -> MemorySpec | None:
@@ -160,7 +159,6 @@ def resume(
     checkpoint_every: CheckpointEvery = None,
     keep: Keep = "",
     executor: ExecutorName = "local",
-    track: Track = "",
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -184,4 +182,24 @@ def resume(
         checkpoint_every=checkpoint_every,
         executor=executor,
     )
-    run_study.run_and_show(study, store, quiet, as_json, track, run_study.remarks_on(study, keep), keep)
+    run_study.run_and_show(study, store, quiet, as_json, run_study.remarks_on(study, keep), keep)
+
+
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER...",
+            help="a study folder, or a folder of *.jsonl files or of studies; several are compared in one page",
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="the page to write (default: FOLDER/report.html, of several ./report.html)")
+    ] = None,
+    title: Annotated[str, typer.Option(help="the page's title (default: the methods and the data)")] = "",
+) -> None:
+    """Make one self-contained HTML page of results: a verdict, tables, plots; exports as CSV, SVG and LaTeX."""
+    from rwalk.report.html_page import write_report
+
+    page = write_report(folders, out, title=title)
+    say(f"{page}: {page.stat().st_size / 1e6:.1f} MB, opens in any browser")

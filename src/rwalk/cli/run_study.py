@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from rwalk.cli import report_and_export
 from rwalk.cli.command_options import say, to_stderr
 from rwalk.errors import InputError
 from rwalk.report.progress_display import Display
@@ -24,7 +23,6 @@ from rwalk.studies.rows import Row, Rows
 from rwalk.studies.specs import RunSpec, steps_of
 from rwalk.studies.study_events import Event
 from rwalk.studies.study_folder import SharedStore, Store
-from rwalk.studies.trackers import Shows
 from rwalk.studies.worker_pool import Interrupts, WorkerDied
 
 if TYPE_CHECKING:  # with all of scikit-learn
@@ -48,7 +46,6 @@ def run_and_show(
     store: Store,
     quiet: bool,
     as_json: bool,
-    track: str = "",
     remarks: Sequence[str] = (),
     keep: str = "",
     go_on: str = "",
@@ -61,7 +58,7 @@ def run_and_show(
         keeper = Keeper.of(store.folder, keep)
     study = replace(study, keep=keeper)
     visible = not (quiet or as_json)
-    rows = execute(study, store, show=visible, go_on=go_on, track=track, remarks=remarks, keeper=keeper)
+    rows = execute(study, store, show=visible, go_on=go_on, remarks=remarks, keeper=keeper)
     models = [] if keeper is None else keeper.settle(rows)
     if as_json:
         public = [{k: v for k, v in row.to_json().items() if k not in ("hash", "spec")} for row in rows]
@@ -100,20 +97,18 @@ def execute(
     show: bool,
     known: dict[str, Row] | None = None,
     go_on: str = "",
-    track: str = "",
     remarks: Sequence[str] = (),
     keeper: Keeper | None = None,
 ) -> Rows:
     """Train the missing runs, with progress displayed; `known` rows of other studies, by hash, are reused.
 
-    `go_on` names the command that resumes after an interruption, if it is not `rwalk resume`; `track` names
-    trackers; `remarks` are printed once nothing is wrong with the study.
+    `go_on` names the command that resumes after an interruption, if it is not `rwalk resume`;
+    `remarks` are printed once nothing is wrong with the study.
     """
     study.prepare()  # its errors come before the first write
     for line in remarks if show else ():
         to_stderr(line)
     record = study.describe()
-    trackers = report_and_export.named(track, store.folder, record)
     with store.opened(record), Interrupts() as interrupts, ExitStack() as open_displays:
         there = study.current(store.rows())
         shared = [row for key, row in study.current((known or {}).values()).items() if key not in there]
@@ -126,9 +121,8 @@ def execute(
         if todo:
             note_command(store.folder, as_typed())
         curves = Curves(store.folder, lambda run, task: steps_of(run, study.stream(run.stream), task))
-        shows = [open_displays.enter_context(Shows(tracker, curves)) for tracker in trackers]
         # Losses and costs are in no row, and a report shows them.
-        listeners = [curves.watch, Costs(store.folder).watch, *(each.watch for each in shows)]
+        listeners = [curves.watch, Costs(store.folder).watch]
         if keeper:
             from rwalk.models.kept_by_studies import Pruner
 
@@ -153,9 +147,6 @@ def execute(
                         f"{others} of these models measure differently from their rows, which were made by other "
                         "code or on another machine: without the rows, the same command trains them anew"
                     )
-            if shows and todo and (page := report_and_export.report_page(store.folder)):
-                for each in shows:
-                    each.attach(page)
             return rows
         except (KeyboardInterrupt, WorkerDied) as error:
             to_stderr(

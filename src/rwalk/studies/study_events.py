@@ -1,4 +1,4 @@
-"""The events of a study, as one typed stream: terminals, trackers and reports all listen to it."""
+"""The events of a study, as one typed stream: displays and files beside the rows listen to it."""
 
 from __future__ import annotations
 
