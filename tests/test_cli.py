@@ -500,7 +500,7 @@ REFUSED = {
     "--device=abacus": "device 'abacus' cannot be used",
     "--workers=0": "workers must be at least 1",
     "--checkpoint-every=0": "checkpoint_every must be at least 1, not 0",
-    "--join --workers=2 --keep=all": "one run at a time per process: drop --workers and --keep",
+    "--join --workers=2": "one run at a time per process: drop --workers",
     "--join --executor=gpus": "one run at a time per process: drop --executor",
     "--methods=vanilla --lam=much": "--lam takes numbers separated by commas, or auto, not 'much'",
 }

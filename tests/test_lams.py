@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 import little
 from rwalk import InputError, MemorySpec
 from rwalk.cli import app
-from rwalk.models import Keeper
 from rwalk.studies import Study, lambda_choice
 from rwalk.studies.lambda_choice import FIRST_TASKS, best_lam, trials_of
 from rwalk.studies.rows import Made, Outcome, ReferenceOutcome
@@ -164,18 +163,6 @@ def test_the_proximal_form_tries_larger_ones(tmp_path: Path) -> None:
     run = auto(data(tmp_path / "a.npz"))
     run = replace(run, numbers={"lam": "auto", "penalty": "proximal"})
     assert [trial.lam for trial in trials_of(run, run.stream.build())] == [1e3 * lam for lam in LAMS]
-
-
-def test_the_network_kept_is_that_of_the_lam_chosen(tmp_path: Path) -> None:
-    from rwalk import IncrementalClassifier
-
-    keeper = Keeper(tmp_path / "models")
-    study = Study((auto(data(tmp_path / "a.npz"), MemorySpec(2)),), reference="none", workers=1, keep=keeper)
-    rows = study.execute()
-    (path,) = keeper.settle(rows)
-    assert [each.name for each in keeper.folder.glob("*.safetensors")] == [path.name]
-    assert keeper.lacking(rows) == ()
-    assert IncrementalClassifier.load(path, network=little.Network).method.lam == rows[0].lam
 
 
 def test_the_command_line(tmp_path: Path) -> None:

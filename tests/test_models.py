@@ -1,9 +1,8 @@
-"""Models from files: `rwalk fit`, `predict`, `forget` and `merge`, and what `rwalk run --keep` leaves."""
+"""Models from files: `rwalk fit`, `predict`, `forget` and `merge`."""
 
 from __future__ import annotations
 
 import csv
-import json
 import os
 import re
 import shutil
@@ -11,33 +10,22 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from safetensors.torch import load_file
 from sklearn.datasets import load_digits, load_wine
 
 import little
 from command_line import Rwalk, refused
-from rwalk import Fleet, IncrementalClassifier, MemorySpec, Training, model_file, models, parts
-from rwalk.atomic_files import write_atomically
+from rwalk import IncrementalClassifier, model_file, models
 from rwalk.closed_form import features
 from rwalk.data.datasets import Reading, TableEncoder, table_encoder
 from rwalk.data.datasets.columns import Column
 from rwalk.data.large_files import source
 from rwalk.errors import InputError
-from rwalk.models.kept_by_studies import Pruner, refusal
-from rwalk.studies import Study
-from rwalk.studies.executors import fleet_of
-from rwalk.studies.rows import Outcome, Row, lines_of
-from rwalk.studies.specs import RunSpec, StreamSpec
-from rwalk.studies.study_events import RowDone
-from rwalk.studies.study_folder import Store
 
 WINE = load_wine()
 ORDER = np.random.default_rng(0).permutation(len(WINE.target))
@@ -495,256 +483,24 @@ def test_a_damaged_note_is_refused(damage: str, prepared: Path, rwalk: Rwalk) ->
     refused(rwalk("predict", path, prepared / "a.csv"), "clf.safetensors", "damaged")
 
 
-# ── models that a study keeps ─────────────────────────────────────────────────────────────────────────────
-
-KEPT = ["run", "--epochs=2", "--reference=none", "--workers=1", "--quiet", "--out=study"]
+# ── trained networks ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def kept(folder: str = "study") -> list[tuple[Path, dict[str, Any]]]:
-    """Every model that is there, with the row it belongs to."""
-    rows = {}
-    for line in Path(folder, "runs.jsonl").read_text().splitlines():
-        rows[json.loads(line)["hash"]] = json.loads(line)
-    listed = json.loads(Path(folder, "models", "models.json").read_text())["models"]
-    assert {path.name for path in Path(folder, "models").glob("*.safetensors")} == {
-        each["file"] for each in listed
-    }
-    return [(Path(folder, "models", each["file"]), rows[each["hash"]]) for each in listed]
-
-
-def content(path: Path) -> dict[str, str]:
-    """All that is in a file, in any order: the metadata, with a checksum of the tensors."""
-    return model_file.header(path)
-
-
-def assert_measures_as_its_row(path: Path, row: dict[str, Any], **code: Any) -> IncrementalClassifier:
-    """The classifier in a file predicts what the row's last line of accuracies says."""
-    stream = RunSpec.from_json(row["spec"]).stream.build()
-    classifier = IncrementalClassifier.load(path, **code)
-    for task, accuracy in zip(stream.tasks, row["accuracy"]["single"][-1], strict=True):
-        names = np.array(stream.class_names)[stream.y_test[task.test].numpy()]
-        predicted = classifier.predict(stream.x_test[task.test]).astype(str)
-        # A prediction may hang on the last digit where two logits are equal: one example's worth.
-        assert abs(np.mean(predicted == names) - accuracy) <= 1 / len(names) + 1e-6
-    return classifier
-
-
-def test_the_best_run_of_every_method_is_kept_and_predicts_as_its_row_says(rwalk: Rwalk, quiet: None) -> None:
-    options = ["--methods=vanilla,ewc,rwalk,icarl", "--memory=2", "--lam=1,100", "--seeds=2", "--validation=0.2"]
-    outcome = rwalk(*KEPT, *options, "--keep=best")
-    assert outcome.code == 0, outcome.err
-    assert "study/models: 4 kept" in outcome.out
-    rows = [json.loads(line) for line in Path("study/runs.jsonl").read_text().splitlines()]
-    for path, row in kept():
-        rivals = [each["single"]["A"] for each in rows if each["method"] == row["method"]]
-        assert row["single"]["A"] == max(rivals)
-        classifier = assert_measures_as_its_row(path, row)
-        assert classifier.tasks_seen_ == 5 and classifier.classes_.tolist() == list(range(10))
-        assert all(len(exemplars) == 2 for exemplars in classifier.exemplars_.values())
-    classifier.partial_fit(torch.rand(20, 1, 8, 8), np.full(20, 10))  # and it goes on learning
-    assert 10 in classifier.classes_
-
-
-def test_a_model_that_measures_differently_from_its_row_is_reported(rwalk: Rwalk) -> None:
-    """A row of another machine: here, one with the accuracies of another seed."""
-    options = [
-        "run",
-        "--steps=5",
-        "--reference=none",
-        "--workers=1",
-        "--methods=vanilla",
-        "--seeds=2",
-        "--out=study",
-    ]
-    assert rwalk(*options).code == 0
-    store = Store("study")
-    one, other = store.rows()
-    assert one.accuracy != other.accuracy
-    outcome = Outcome(accuracy=one.accuracy, stopped=None, made=other.made)
-    store.rows_file.write_bytes(lines_of([one, Row.of(other.spec, outcome, {})]))
-    said = rwalk(*options, "--keep=all").err
-    assert "2 finished runs are trained again" in said
-    assert "1 of these models measure differently from their rows" in said
-    store.rows_file.write_bytes(lines_of([one, other]))
-    for path, _ in kept():
-        path.unlink()
-    assert "measure differently" not in rwalk(*options).err
-
-
-def test_all_runs_are_kept_if_asked_for(rwalk: Rwalk, quiet: None) -> None:
-    outcome = rwalk(*KEPT, "--methods=pi,a-gem", "--memory=2", "--seeds=2", "--keep=all", "--json")
-    assert outcome.code == 0 and len(json.loads(outcome.out)["models"]) == 4
-    for path, row in kept():
-        assert_measures_as_its_row(path, row)
-
-
-def test_a_model_that_two_runs_share_is_kept_for_either(tmp_path: Path, quiet: None) -> None:
-    """One run chose the λ that the other was given: they are one training, and one file."""
-    digits = StreamSpec("digits", classes_per_task=5)
-    given = RunSpec(digits, method="ewc", numbers={"lam": 1.0}, training=Training(steps=1))
-    seeking = replace(given, numbers={"lam": "auto"})
-    keeper = models.Keeper(tmp_path)
-    (row,) = Study((given,), "none", executor="here").execute()
-    chosen = replace(row, spec=seeking, hash=seeking.hash(), tried={"1": 0.5})
-    for rows in ([row, chosen], [chosen, row]):
-        path = keeper.path_of(given)
-        write_atomically(path, "a model")
-        pruner = Pruner(keeper, ())
-        for each in rows:
-            pruner.watch(RowDone(each))
-        assert keeper.settle(rows) == [path] and path.exists()
-
-
-@pytest.mark.parametrize("kept", ['{"keep": []}', '{"keep": 1}', '{"keep": "none"}'])
-def test_a_forged_choice_of_models_to_keep_is_one_line(kept: str, tmp_path: Path) -> None:
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "models.json").write_text(kept)
-    with pytest.raises(InputError, match=r"models.json cannot be read"):
-        models.Keeper.of(tmp_path, "")
-
-
-def test_every_run_of_a_fleet_is_kept_as_its_own(tmp_path: Path, quiet: None) -> None:
-    """On a device several runs are one program; the models must not be mixed up."""
-    memory, training = MemorySpec(per_class=3), Training(steps=20)
-    base = RunSpec(StreamSpec("digits", classes_per_task=5), method="rwalk", memory=memory, training=training)
-    job = tuple(replace(base, numbers={"lam": lam}, seed=seed) for seed, lam in enumerate((0.1, 10.0, 1000.0)))
-    fleet = fleet_of("cpu", base.stream.build(), job)
-    fleet.train()
-    keeper = models.Keeper(tmp_path / "models", "all")
-    keeper(job, fleet)
-    for run, spec in enumerate(job):
-        row = {"spec": spec.to_json(), "accuracy": {"single": fleet.accuracy["single"][run].tolist()}}
-        classifier = assert_measures_as_its_row(keeper.path_of(spec), row)
-        assert classifier.method.lam == spec.lam and classifier.random_state == spec.seed
-        (first, *_) = fleet.memory.of_run(run)
-        np.testing.assert_array_equal(classifier.exemplars_[0], fleet.stream.x[first])
-
-
-def test_every_run_of_a_fleet_of_several_methods_is_kept_as_its_own(tmp_path: Path, quiet: None) -> None:
-    """On a device methods share a fleet, where each method's state has rows and names of its own."""
-    base = RunSpec(StreamSpec("digits", classes_per_task=5), training=Training(steps=20))
-    job = tuple(
-        replace(base, method=method, seed=seed) for method in ("vanilla", "rwalk", "pi") for seed in (0, 1)
-    )
-    stream = base.stream.build()
-    fleet = fleet_of("cpu", stream, job)
-    fleet.train()
-    keeper = models.Keeper(tmp_path / "models", "all")
-    keeper(job, fleet)
-    for run, spec in enumerate(job):
-        row = {"spec": spec.to_json(), "accuracy": {"single": fleet.accuracy["single"][run].tolist()}}
-        classifier = assert_measures_as_its_row(keeper.path_of(spec), row)
-        alone, by_itself = fleet_of("cpu", stream, [spec]), models.Keeper(tmp_path / "alone", "all")
-        alone.train()
-        by_itself([spec], alone)
-        found, expected = (load_file(each.path_of(spec)) for each in (keeper, by_itself))
-        assert found.keys() == expected.keys()
-        for name, tensor in expected.items():
-            torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-5)
-        classifier.partial_fit(stream.x[:40].numpy(), classifier.classes_[stream.y[:40]])
-
-
-@pytest.mark.parametrize("method", parts.parts())
-def test_every_method_is_kept_or_refused_beforehand(tmp_path: Path, method: str, quiet: None) -> None:
-    memory, training = MemorySpec(per_class=3), Training(steps=2)
-    spec = RunSpec(StreamSpec("digits", classes_per_task=5), method=method, memory=memory, training=training)
-    if refusal(spec):
-        return
-    fleet = fleet_of("cpu", spec.stream.build(), (spec,))
-    fleet.train()
-    keeper = models.Keeper(tmp_path / "models", "all")
-    keeper((spec,), fleet)
-    row = {"spec": spec.to_json(), "accuracy": {"single": fleet.accuracy["single"][0].tolist()}}
-    assert_measures_as_its_row(keeper.path_of(spec), row)
-
-
-def test_workers_keep_models_too(rwalk: Rwalk, quiet: None) -> None:
-    options = ["run", "--steps=5", "--reference=none", "--methods=vanilla,rwalk", "--quiet", "--keep=best"]
-    assert rwalk(*options, "--seeds=2", "--workers=2", "--out=many").code == 0
-    assert rwalk(*options, "--seeds=2", "--workers=1", "--out=one").code == 0
-    assert [path.name for path, _ in kept("many")] == [path.name for path, _ in kept("one")]
-    for (many, _), (one, _) in zip(kept("many"), kept("one"), strict=True):
-        assert content(many) == content(one)
-
-
-def test_a_resumed_study_keeps_models_as_it_began(rwalk: Rwalk, quiet: None, monkeypatch) -> None:
-    options = [*KEPT, "--methods=vanilla,rwalk", "--seeds=2", "--keep=best"]
-    train, trained = Fleet.train, []
-
-    def interrupted(self: Fleet, *arguments: Any) -> None:
-        if len(trained) == 3:
-            raise KeyboardInterrupt
-        trained.append(self)
-        train(self, *arguments)
-
-    monkeypatch.setattr(Fleet, "train", interrupted)
-    assert rwalk(*options).code == 130
-    monkeypatch.setattr(Fleet, "train", train)
-    assert rwalk("resume", "study", "--workers=1", "--quiet").code == 0
-    for path, row in kept():
-        assert_measures_as_its_row(path, row)
-    whole = ["--out=whole" if each == "--out=study" else each for each in options]
-    assert rwalk(*whole).code == 0
-    assert [content(path) for path, _ in kept()] == [content(path) for path, _ in kept("whole")]
-
-
-def test_models_of_rows_that_were_there_before_are_trained_again(rwalk: Rwalk, quiet: None) -> None:
-    options = [*KEPT[:-2], KEPT[-1], "--methods=vanilla,rwalk", "--seeds=2"]
-    assert rwalk(*options).code == 0
-    rows = Path("study/runs.jsonl").read_bytes()
-    outcome = rwalk(*options, "--keep=best")
-    assert outcome.code == 0 and "2 finished runs are trained again" in outcome.err
-    assert Path("study/runs.jsonl").read_bytes() == rows
-    for path, row in kept():
-        assert_measures_as_its_row(path, row)
-
-
-def test_more_models_can_be_asked_for_later(rwalk: Rwalk, quiet: None) -> None:
-    options = [*KEPT, "--methods=vanilla", "--seeds=2"]
-    assert rwalk(*options, "--keep=best").code == 0
-    assert len(kept()) == 1
-    assert rwalk(*options, "--keep=all").code == 0
-    assert len(kept()) == 2
-    assert rwalk("resume", "study", "--workers=1", "--quiet").code == 0
-    assert len(kept()) == 2  # as it was asked for last
-    assert rwalk("resume", "study", "--workers=1", "--quiet", "--keep=best").code == 0
-    assert len(kept()) == 1
-
-
-def test_networks_of_ones_own_are_given_to_load(rwalk: Rwalk, quiet: None) -> None:
-    assert rwalk(*KEPT, "--methods=ewc++", "--seeds=1", "--network=little:Network", "--keep=best").code == 0
-    ((path, row),) = kept()
+def test_a_saved_network_predicts_and_cannot_forget(rwalk: Rwalk, quiet: None) -> None:
+    data = load_digits()
+    x, y = (data.data / 16).astype(np.float32), data.target
+    classifier = IncrementalClassifier(method="rwalk", memory=5, network=little.Network, epochs=5, random_state=0)
+    for half in (y < 5, y >= 5):
+        classifier.partial_fit(x[half], y[half])
+    classifier.save("network.safetensors")
+    np.savez("x.npz", x=x[:200])
     with pytest.raises(InputError, match="pass it again"):
-        IncrementalClassifier.load(path)
-    assert_measures_as_its_row(path, row, network=little.Network)
-    loaded = IncrementalClassifier.load(path, network=little.Network)
-    np.savez("x.npz", x=np.zeros((2, *loaded.input_shape_), np.float32))
-    assert rwalk("predict", path, "x.npz", "--network=little:Network").code == 0
-    refused(rwalk("predict", path, "x.npz"), "--network module:factory")
-
-
-def test_a_kept_model_of_a_table_predicts_more_of_it(rwalk: Rwalk, quiet: None) -> None:
-    wine("train.csv", slice(0, 140)), wine("new.csv", slice(140, None))
-    options = ["--dataset=train.csv", "--methods=rwalk", "--memory=10", "--classes-per-task=1", "--seeds=1"]
-    assert rwalk(*KEPT[:1], *KEPT[2:], "--steps=100", *options, "--keep=best").code == 0
-    ((path, row),) = kept()
-    assert_measures_as_its_row(path, row)
-    outcome = rwalk("predict", path, "new.csv", "--score", "--out=p.csv")
-    assert outcome.code == 0, outcome.err
-    assert np.mean([each["label"] for each in table("p.csv")] == NAMES[ORDER[140:]]) > 0.8
-    refused(rwalk("forget", path, "new.csv"), "a trained network cannot forget")
-
-
-def test_what_cannot_be_kept_is_said(rwalk: Rwalk) -> None:
-    refused(rwalk(*KEPT, "--keep=some"), "unknown choice of models to keep 'some'")
-    refused(rwalk(*KEPT, "--permuted=2", "--keep=best"), "permuted and rotated streams show inputs")
-    refused(rwalk(*KEPT, "--rotated=2", "--keep=best"), "permuted and rotated streams show inputs")
-    refused(rwalk(*KEPT, "--methods=der++", "--memory=2", "--keep=best"), "der++ stores logits")
-    refused(rwalk(*KEPT, "--methods=ridge", "--keep=best"), "ridge trains no network")
-    refused(rwalk(*KEPT, "--methods=joint", "--keep=best"), "joint learns from all data together")
-    reservoir = ("--memory-total=9", "--sampler=reservoir", "--replay=beside")
-    refused(rwalk(*KEPT, "--methods=er", *reservoir, "--keep=best"), "a reservoir keeps examples as they pass")
-    assert not Path("study").exists()
+        IncrementalClassifier.load("network.safetensors")
+    refused(rwalk("predict", "network.safetensors", "x.npz"), "--network module:factory")
+    own = "--network=little:Network"
+    assert rwalk("predict", "network.safetensors", "x.npz", own, "--out=p.csv").code == 0
+    assert [each["label"] for each in table("p.csv")] == [*map(str, classifier.predict(x[:200]))]
+    refused(rwalk("forget", "network.safetensors", "x.npz"), "network")
 
 
 def test_fit_learns_the_texts_of_a_column(rwalk: Rwalk) -> None:

@@ -34,7 +34,6 @@ with atheris.instrument_imports(include=["rwalk"]):
     from rwalk.data.large_files import form_from_json
     from rwalk.guard import Guard
     from rwalk.guard import guard_file as guard_files
-    from rwalk.models.kept_by_studies import INDEX, Keeper
     from rwalk.studies import Study, checkpoint
     from rwalk.studies.executors.executor import NOTE, Context, begun_fleets
     from rwalk.studies.executors.shared_folder import read_outcomes
@@ -162,14 +161,6 @@ def reference(data: bytes) -> None:
 def note(data: bytes) -> None:
     """The runs of a fleet, beside its checkpoints."""
     begun_fleets(held(data, NOTE).parent.parent, [RUN])
-
-
-def models(data: bytes) -> None:
-    """The index of a study's models."""
-    folder = FOLDER / "of-models"
-    (folder / "models").mkdir(parents=True, exist_ok=True)
-    (folder / "models" / INDEX).write_bytes(data)
-    Keeper.of(folder, "")
 
 
 def text(data: bytes) -> None:
@@ -385,7 +376,6 @@ LOADERS: dict[str, tuple[Callable[[bytes], None], Callable[[], list[bytes]]]] = 
         lambda: [json.dumps({"run": REFERENCE.hash(), "single": 0.5, "multi": 1.0}).encode()],
     ),
     "note": (note, lambda: [json.dumps([RUN.hash()]).encode()]),
-    "models": (models, lambda: [b'{"keep": "best", "models": []}']),
     "npz": (npz, lambda: [arrays()]),
     "table": (
         table,

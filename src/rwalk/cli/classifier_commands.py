@@ -92,7 +92,7 @@ def fit(
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="a model that `rwalk fit` wrote, or `rwalk run --keep` left")],
+    model: Annotated[Path, typer.Argument(help="a model that `rwalk fit` wrote, or a classifier's `save`")],
     data: Files,
     out: Annotated[Path | None, typer.Option(help="the CSV file to write (default: to the terminal)")] = None,
     score: Annotated[bool, typer.Option("--score", help="the classes are known: say how many are right")] = False,

@@ -51,13 +51,6 @@ ExecutorName = Annotated[
     str, how("--executor", help="where runs are trained: local, gpus, here, or package.module:Name")
 ]
 Join = Annotated[bool, how("--join", help="share the work with other processes that join the same folder")]
-Keep = Annotated[
-    str,
-    how(
-        help="leave trained models in the study's folder: best (of every method the run of the highest "
-        "single-head accuracy), or all"
-    ),
-]
 Quiet = Annotated[bool, how("--quiet", help="no live display")]
 AsJson = Annotated[bool, how("--json", help="print one JSON object for scripts instead of tables")]
 

@@ -16,7 +16,6 @@ from rwalk.cli.command_options import (
     ExecutorName,
     Given,
     Join,
-    Keep,
     Quiet,
     Workers,
     check_join,
@@ -66,7 +65,6 @@ def run(
     workers: Workers = None,
     checkpoint_every: CheckpointEvery = None,
     out: Annotated[Path | None, how(help="study folder (default: rwalk-studies/NAME-HASH)")] = None,
-    keep: Keep = "",
     join: Join = False,
     executor: ExecutorName = "local",
     quiet: Quiet = False,
@@ -86,7 +84,7 @@ def run(
     from rwalk.training import Training
 
     check_seeds(seeds)
-    check_join(join, workers=workers, executor=executor, keep=keep)
+    check_join(join, workers=workers, executor=executor)
     check_workers(executor, workers)
     names = sweep.method_names(methods)
     stream, memory, training = given[StreamSpec], given[MemorySpec], given[Training]
@@ -128,12 +126,12 @@ def run(
     study = Study(
         tuple(runs), reference, data, where, workers, checkpoint_every=checkpoint_every, executor=executor
     )
-    remarks += run_study.remarks_on(study, keep)
+    remarks += run_study.remarks_on(study)
     hashed = f"{Path(name.replace(':', '-')).name}-{study.hash()[:8]}"
     folder = out or Path("rwalk-studies") / hashed
     study, store = run_study.placed(study, folder, join)
     go_on = run_study.SAME_COMMAND if join else ""
-    run_study.run_and_show(study, store, quiet, as_json, remarks, keep, go_on)
+    run_study.run_and_show(study, store, quiet, as_json, remarks, go_on)
 
 
 def _memory(given: dict[str, Any]) -> MemorySpec | None:
@@ -157,7 +155,6 @@ def resume(
     device: Annotated[str, typer.Option(help="the device to resume on (default: where it began)")] = "",
     workers: Workers = None,
     checkpoint_every: CheckpointEvery = None,
-    keep: Keep = "",
     executor: ExecutorName = "local",
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -182,7 +179,7 @@ def resume(
         checkpoint_every=checkpoint_every,
         executor=executor,
     )
-    run_study.run_and_show(study, store, quiet, as_json, run_study.remarks_on(study, keep), keep)
+    run_study.run_and_show(study, store, quiet, as_json, run_study.remarks_on(study))
 
 
 def report(

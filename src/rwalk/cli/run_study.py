@@ -9,11 +9,10 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from rwalk.cli.command_options import say, to_stderr
+from rwalk.cli.command_options import to_stderr
 from rwalk.errors import InputError
 from rwalk.report.progress_display import Display
 from rwalk.studies import Study
@@ -24,9 +23,6 @@ from rwalk.studies.specs import RunSpec, steps_of
 from rwalk.studies.study_events import Event
 from rwalk.studies.study_folder import SharedStore, Store
 from rwalk.studies.worker_pool import Interrupts, WorkerDied
-
-if TYPE_CHECKING:  # with all of scikit-learn
-    from rwalk.models import Keeper
 
 SAME_COMMAND = "the same command"
 
@@ -47,48 +43,25 @@ def run_and_show(
     quiet: bool,
     as_json: bool,
     remarks: Sequence[str] = (),
-    keep: str = "",
     go_on: str = "",
 ) -> None:
-    """Train the missing runs, and print all rows as tables or as JSON; `keep` names the models that stay."""
-    keeper = None
-    if keep or (store.folder / "models").exists():
-        from rwalk.models import Keeper
-
-        keeper = Keeper.of(store.folder, keep)
-    study = replace(study, keep=keeper)
+    """Train the missing runs, and print all rows as tables or as JSON."""
     visible = not (quiet or as_json)
-    rows = execute(study, store, show=visible, go_on=go_on, remarks=remarks, keeper=keeper)
-    models = [] if keeper is None else keeper.settle(rows)
+    rows = execute(study, store, show=visible, go_on=go_on, remarks=remarks)
     if as_json:
         public = [{k: v for k, v in row.to_json().items() if k not in ("hash", "spec")} for row in rows]
-        said = {"rows": public, "study": study.describe().to_json()}
-        said |= {"models": [str(path) for path in models]} if keeper else {}
-        print(json.dumps(said, default=list))
+        print(json.dumps({"rows": public, "study": study.describe().to_json()}, default=list))
         return
     from rwalk.cli.print_results import show
 
     show(rows, store.folder)
-    if keeper:
-        say(f"{keeper.folder}: {len(models)} kept, for rwalk predict or rwalk.IncrementalClassifier.load")
 
 
-def remarks_on(study: Study, keep: str) -> list[str]:
+def remarks_on(study: Study) -> list[str]:
     """Remarks to print before a study begins."""
-    said = []
     if any(len(study.stream(stream)) == 1 for stream in {run.stream for run in study.runs}):
-        said.append("there is only one task, so nothing can be forgotten: see --classes-per-task, --tasks")
-    if keep:
-        from rwalk.models.kept_by_studies import refusal
-
-        refusals = [refusal(run) for run in study.runs]
-        reasons = list(dict.fromkeys(filter(None, refusals)))
-        if all(refusals):
-            raise InputError(f"--keep {keep}: none of these models can be kept: {reasons[0]}")
-        said += [f"not all models are kept: {why}" for why in reasons]
-        if keep == "best" and any(run.stream.validation is None for run in study.runs):
-            said.append("--keep best chooses by test accuracy: with --validation 0.1 it chooses by held-out data")
-    return said
+        return ["there is only one task, so nothing can be forgotten: see --classes-per-task, --tasks"]
+    return []
 
 
 def execute(
@@ -98,7 +71,6 @@ def execute(
     known: dict[str, Row] | None = None,
     go_on: str = "",
     remarks: Sequence[str] = (),
-    keeper: Keeper | None = None,
 ) -> Rows:
     """Train the missing runs, with progress displayed; `known` rows of other studies, by hash, are reused.
 
@@ -123,11 +95,6 @@ def execute(
         curves = Curves(store.folder, lambda run, task: steps_of(run, study.stream(run.stream), task))
         # Losses and costs are in no row, and a report shows them.
         listeners = [curves.watch, Costs(store.folder).watch]
-        if keeper:
-            from rwalk.models.kept_by_studies import Pruner
-
-            keeper.begin()
-            listeners.append(Pruner(keeper, there.values()).watch)
         if show and todo:
             display = Display(study, Console(stderr=True), to_stderr)
             listeners.append(open_displays.enter_context(display).watch)
@@ -137,17 +104,7 @@ def execute(
                 listen(event)
 
         try:
-            rows = study.execute(store, watch, interrupts)
-            if keeper and (runs := keeper.lacking(rows)):
-                if show:
-                    to_stderr(f"{len(runs)} finished runs are trained again, because their models were not kept")
-                again = replace(study, runs=runs, reference="none").execute(stop=interrupts)
-                if others := keeper.differing(rows, again):
-                    to_stderr(
-                        f"{others} of these models measure differently from their rows, which were made by other "
-                        "code or on another machine: without the rows, the same command trains them anew"
-                    )
-            return rows
+            return study.execute(store, watch, interrupts)
         except (KeyboardInterrupt, WorkerDied) as error:
             to_stderr(
                 f"{str(error) or 'stopped'}; {len(store.rows())} of {len(study.runs)} runs are kept in "

@@ -1,15 +1,13 @@
-"""Trained classifiers with a description of their data: learned from files, applied to files, kept by studies."""
+"""Trained classifiers with a description of their data: learned from files, applied to files."""
 
 from __future__ import annotations
 
-from rwalk.models.kept_by_studies import Keeper
 from rwalk.models.network_factory import Backbone, backbone, load_with, through
 from rwalk.models.trained_on_files import FileClassifier, learn, load, predictions
 
 __all__ = [
     "Backbone",
     "FileClassifier",
-    "Keeper",
     "backbone",
     "learn",
     "load",

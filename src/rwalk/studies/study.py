@@ -15,7 +15,7 @@ from rwalk.data.streams import Stream
 from rwalk.engine.choose_execution import lacked
 from rwalk.errors import InputError, unknown
 from rwalk.studies import lambda_choice, provenance
-from rwalk.studies.executors import DTYPES, Context, Executor, Keep, Outcomes, Result, fleet_of
+from rwalk.studies.executors import DTYPES, Context, Executor, Outcomes, Result, fleet_of
 from rwalk.studies.executors import find as find_executor
 from rwalk.studies.json_records import content_hash
 from rwalk.studies.provenance import environment
@@ -44,8 +44,6 @@ class Study:
         cache: The folder of references shared by studies.
         checkpoint_every: Steps between checkpoints of a run; by default as often as 2 % of the time allows.
         executor: Where runs are trained: an executor's name, or `package.module:Name`.
-        keep: Called with the runs of a fleet, and the fleet, after its last task: `rwalk.models.Keeper` writes
-            their networks.
 
     Raises:
         InputError: A run is listed twice, or a setting is unknown.
@@ -59,7 +57,6 @@ class Study:
     cache: Path | None = None
     checkpoint_every: int | None = None
     executor: str = "local"
-    keep: Keep | None = None
     _streams: dict[StreamSpec, Stream] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -254,7 +251,7 @@ class Study:
             self.stream(spec.stream)
         checkpoints = store.checkpoints if store else None
         where = (self.device, dict(self._streams), checkpoints, self.checkpoint_every)
-        return Context(*where, self.keep, provenance.commit())
+        return Context(*where, provenance.commit())
 
 
 def _named(spec: RunSpec) -> str:

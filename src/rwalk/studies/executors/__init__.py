@@ -6,11 +6,11 @@ One file each; a new file in this folder is found automatically, by its executor
 from __future__ import annotations
 
 from rwalk.registry import discovered, found
-from rwalk.studies.executors.executor import DTYPES, Context, Executor, Job, Keep, Outcomes, Result, fleet_of
+from rwalk.studies.executors.executor import DTYPES, Context, Executor, Job, Outcomes, Result, fleet_of
 
 EXECUTORS: dict[str, type[Executor]] = discovered(__name__, Executor)
 
-__all__ = ["DTYPES", "EXECUTORS", "Context", "Executor", "Job", "Keep", "Outcomes", "Result", "find", "fleet_of"]
+__all__ = ["DTYPES", "EXECUTORS", "Context", "Executor", "Job", "Outcomes", "Result", "find", "fleet_of"]
 
 
 def find(name: str) -> type[Executor]:

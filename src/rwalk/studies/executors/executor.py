@@ -38,7 +38,6 @@ Result = Outcome | ReferenceOutcome
 Outcomes = tuple[Job, list[Result]]  # and a result for each of them
 News = Progress | Cost | str
 JobReport = Callable[[Job, News], None]  # takes the news of a job in progress
-Keep = Callable[[Sequence[RunSpec], Fleet], None]
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 NOTE = "fleet.json"  # beside a fleet's checkpoints: the runs it consists of
@@ -59,7 +58,6 @@ class Context(NamedTuple):
     streams: dict[StreamSpec, Stream]
     checkpoints: Path | None
     checkpoint_every: int | None
-    keep: Keep | None = None  # is given every fleet that has learned its last task
     commit: str | None = None  # of rwalk, when the study began to train
 
     def identity(self, job: Sequence[RunSpec]) -> str:
@@ -112,8 +110,6 @@ def train_fleet(context: Context, job: Job, report: Callable[[News], None], stop
                 check_is_there(context.checkpoints.parent)
             if job[0].counts and not resumed and not any(fleet.stopped):
                 report(Cost((time.perf_counter() - begun_fleets) / len(job), kept_bytes(fleet)))
-            if context.keep and job[0].counts:
-                context.keep(job, fleet)
             return _results(context, job, fleet, checkpoints.executed(fleet))
     except Exception as error:
         if not is_out_of_memory(error):
