@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from rwalk.data.splits import from_arrays
-from rwalk.studies.executors import shared_folder
-from rwalk.studies.executors.executor import Context
+from rwalk.studies import shared_folder
+from rwalk.studies.executor import Context
 from rwalk.studies.rows import Made, Outcome
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.training import Training

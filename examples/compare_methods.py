@@ -41,10 +41,10 @@ runs = [
 # %%
 # Train them
 # ----------
-# ``executor="here"`` trains in this process. ``Study(...)`` alone uses all cores. With a ``Store`` an
+# ``workers=1`` trains in this process. ``Study(...)`` alone uses all cores. With a ``Store`` an
 # interrupted study continues where it stopped.
 
-rows = Study(tuple(runs), reference="none", executor="here").execute()
+rows = Study(tuple(runs), reference="none", workers=1).execute()
 
 # %%
 # What comes out

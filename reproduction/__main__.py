@@ -13,7 +13,6 @@ from rwalk.cli import main
 from rwalk.cli.command_options import (
     Data,
     Device,
-    ExecutorName,
     Join,
     Quiet,
     Workers,
@@ -68,7 +67,6 @@ def reproduce(
         ),
     ] = None,
     join: Join = False,
-    executor: ExecutorName = "local",
     quiet: Quiet = False,
     report: Annotated[
         bool, typer.Option("--report", help="only write OUT/report.html, an interactive page of all rows")
@@ -103,12 +101,11 @@ def reproduce(
             say(path)
         return
     check_seeds(seeds)
-    check_join(join, workers=workers, executor=executor)
+    check_join(join, workers)
     where: dict[str, Any] = {
         "data": data,
         "device": chosen_device(device),
         "workers": workers,
-        "executor": executor,
     }
     if tune:
         if names or seeds:

@@ -1,4 +1,4 @@
-"""Executors of a user's own, importable by name from other processes too."""
+"""Executors of a user's own, which other processes can import."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from rwalk.studies.executors.executor import Executor, Job, train_fleet
-from rwalk.studies.executors.local_processes import Gpus, Local
+from rwalk.studies.executor import Executor, Job, train_fleet
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.worker_pool import Work
 
@@ -24,25 +23,21 @@ def small_memory(context: Any, job: Any, report: Callable[[Any], None], stop: Ca
     return train_fleet(context, job, failing, stop)
 
 
-class LastFirst(Local):
+class LastFirst(Executor):
     """References, which are asked for first, are trained last."""
 
     def jobs_of(self, specs: Sequence[RunSpec]) -> list[Job]:
         return super().jobs_of(specs)[::-1]
 
 
-class PretendedGpus(Gpus):
+class PretendedGpus(Executor):
     """Two processes on the CPU in place of two GPUs."""
 
     work: ClassVar[Work] = staticmethod(small_memory)
 
     @classmethod
-    def devices(cls) -> list[str]:
+    def devices(cls, device: str) -> list[str]:
         return ["cpu", "cpu"]
-
-    @classmethod
-    def check_device(cls, device: str) -> None:
-        Executor.check_device(device)
 
     def in_fleets(self) -> bool:
         return True

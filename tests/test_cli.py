@@ -470,7 +470,6 @@ REFUSED = {
     "--lam=1 --set=lam=2": "give --lam or --set lam=, not both",
     "--lam=1 --lam=10": "--lam is given twice: drop one",
     "--seeds=1 --seeds=2": "--seeds is given twice: drop one",
-    "--executor=here --workers=2": "--executor here trains in this process: drop --workers 2",
     "--seeds=0": "--seeds must be at least 1",
     "--seeds=99999999999999999999": "runs: choose fewer seeds, methods or settings, 100,000 at most",
     "--epochs=0": "epochs must be a whole number, at least 1",
@@ -501,7 +500,6 @@ REFUSED = {
     "--workers=0": "workers must be at least 1",
     "--checkpoint-every=0": "checkpoint_every must be at least 1, not 0",
     "--join --workers=2": "one run at a time per process: drop --workers",
-    "--join --executor=gpus": "one run at a time per process: drop --executor",
     "--methods=vanilla --lam=much": "--lam takes numbers separated by commas, or auto, not 'much'",
 }
 

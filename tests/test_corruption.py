@@ -22,14 +22,14 @@ from rwalk.report import result_folders
 from rwalk.report.html_page import render
 from rwalk.studies import Study
 from rwalk.studies.checkpoint import Checkpointer, load
-from rwalk.studies.executors.shared_folder import OUTCOMES, read_outcomes
 from rwalk.studies.reference_cache import ReferenceCache
 from rwalk.studies.rows import ReferenceOutcome
+from rwalk.studies.shared_folder import OUTCOMES, Join, read_outcomes
 from rwalk.studies.study_folder import SharedStore, Store, read_rows
 from rwalk.studies.work_claims import CLAIMS, Claims
 
 NUMBER = 300
-STUDY = little.study(methods=["vanilla"], seeds=2, executor="join")
+STUDY = little.study(methods=["vanilla"], seeds=2, executor=Join)
 
 
 @pytest.fixture(scope="module")

@@ -157,7 +157,7 @@ def _run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = shlex.split(command, comments=True)
     assert words[0] == "rwalk"
     if words[1] == "run" and "--join" not in words:
-        words.append("--executor=here")  # without starting processes, which takes longer than the training
+        words.append("--workers=1")  # without starting processes, which takes longer than the training
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as ended:
         cli.main()

@@ -22,12 +22,11 @@ import little
 from processes import Child, command, until
 from rwalk import InputError
 from rwalk.atomic_files import with_checksum
-from rwalk.studies import work_claims
-from rwalk.studies.executors import shared_folder
-from rwalk.studies.executors.executor import Context, Job, Result
-from rwalk.studies.executors.shared_folder import OUTCOMES, Join, read_outcomes
+from rwalk.studies import shared_folder, work_claims
+from rwalk.studies.executor import Context, Job, Result
 from rwalk.studies.json_records import from_json
 from rwalk.studies.rows import Outcome
+from rwalk.studies.shared_folder import OUTCOMES, Join, read_outcomes
 from rwalk.studies.study_folder import SharedStore, Store
 from rwalk.studies.work_claims import CLAIMS, Claims
 
@@ -41,7 +40,7 @@ OPTIONS = [
 ]
 LONGER = "--epochs=8"
 LEASE = 2.0
-STUDY = little.study(methods=["vanilla"], seeds=7, executor="join")
+STUDY = little.study(methods=["vanilla"], seeds=7, executor=Join)
 Start = Callable[..., Child]
 
 

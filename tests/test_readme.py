@@ -45,7 +45,7 @@ def test_its_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("RWALK_CACHE", str(tmp_path / "cache"))
     for command in dict(BLOCKS)["bash"].splitlines():
         words = shlex.split(command)
-        monkeypatch.setattr(sys, "argv", words + ["--executor=here"] * (words[1] == "run"))
+        monkeypatch.setattr(sys, "argv", words + ["--workers=1"] * (words[1] == "run"))
         with pytest.raises(SystemExit) as ended:
             cli.main()
         assert not ended.value.code, command

@@ -23,6 +23,7 @@ from rwalk.atomic_files import LEFT, folder_beside, with_checksum, write_atomica
 from rwalk.studies import Study, provenance
 from rwalk.studies.losses_and_costs import Curves
 from rwalk.studies.rows import SCHEMA, Description, Made, Row
+from rwalk.studies.shared_folder import Join
 from rwalk.studies.specs import RunSpec, steps_of
 from rwalk.studies.study_events import Event, Stepped, Trained
 from rwalk.studies.study_folder import SharedStore, Store, read_rows
@@ -437,7 +438,7 @@ def test_saved_run_does_not_bring_a_removed_study_back(tmp_path: Path) -> None:
 def test_process_that_joined_does_not_bring_a_removed_study_back(event: type, tmp_path: Path) -> None:
     """Neither its claims, nor outcomes, nor references: in a folder with other files the study could not begin."""
     folder = tmp_path / "study"
-    study = little.study(methods=["vanilla"], seeds=3, reference="final", executor="join", cache=folder)
+    study = little.study(methods=["vanilla"], seeds=3, reference="final", executor=Join, cache=folder)
 
     def removed(found: Event) -> None:
         if isinstance(found, event) and folder.exists():

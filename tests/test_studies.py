@@ -19,16 +19,16 @@ import torch
 from rich.console import Console
 
 import little
+import own_executors
 import rwalk
 from rwalk import Fleet, InputError, MemorySpec
 from rwalk.report import progress_display
 from rwalk.report.progress_display import Display
-from rwalk.studies import Study
-from rwalk.studies.executors import EXECUTORS, executor
-from rwalk.studies.executors import find as find_executor
-from rwalk.studies.executors.executor import Executor, begun_fleets, is_out_of_memory, note, spread_over
-from rwalk.studies.executors.executor import fleets as in_fleets
+from rwalk.studies import Study, executor
+from rwalk.studies.executor import Executor, begun_fleets, is_out_of_memory, note, spread_over
+from rwalk.studies.executor import fleets as in_fleets
 from rwalk.studies.rows import Measures
+from rwalk.studies.shared_folder import Join
 from rwalk.studies.specs import RunSpec
 from rwalk.studies.study_events import Event, RowDone, Started, Stepped, Trained
 from rwalk.studies.study_folder import Store
@@ -82,17 +82,15 @@ def test_whether_a_study_can_be_run_is_found_out_without_a_compiler(monkeypatch:
 
 
 def test_rows_do_not_depend_on_the_executor(tmp_path: Path) -> None:
-    here = EXECUTORS.keys() - {"gpus"}  # which has tests of its own
-    rows = {name: executed(little.study(seeds=1, executor=name), tmp_path / name) for name in here}
-    assert len(rows) > 2 and len(set(rows.values())) == 1
-    with pytest.raises(InputError, match="did you mean 'local'"):
-        little.study(executor="locale")
+    kinds = (Executor, Join, own_executors.LastFirst)
+    rows = {executed(little.study(seeds=1, executor=kind), tmp_path / kind.__name__) for kind in kinds}
+    assert len(rows) == 1
 
 
 def test_display_counts_runs_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """References and tasks of any length are counted; a terminal gets a bar, a log lines."""
     monkeypatch.setattr(progress_display, "EVERY", 0.0)
-    study, lines = little.study(methods=["vanilla"], reference="final", executor="here"), list[str]()
+    study, lines = little.study(methods=["vanilla"], reference="final", workers=1), list[str]()
     with Display(study, Console(file=io.StringIO()), lines.append) as display:
         study.execute(watch=display.watch)
     steps = sum(study.steps(run) for run in (*study.runs, *study.references()))
@@ -364,17 +362,12 @@ def test_a_study_on_several_gpus_has_a_fleet_on_each(tmp_path: Path, caplog: pyt
     alone = executed(sweep(5), tmp_path / "alone")
     events: list[Event] = []
     with caplog.at_level("WARNING"):
-        study = sweep(5, executor="own_executors:PretendedGpus", workers=None)
+        study = sweep(5, executor=own_executors.PretendedGpus, workers=None)
         assert executed(study, tmp_path / "gpus", watch=events.append) == alone
     assert caplog.messages == ["3 runs do not fit into the memory of cpu, trying 2 at a time"]
     started = [event.runs for event in events if isinstance(event, Stepped)]
     assert {len(runs) for runs in started} == {3, 2, 1}, "two fleets for two GPUs, one of which had to be split"
     assert len({run.hash() for runs in started for run in runs}) == 5
-
-
-def test_gpus_are_refused_where_there_are_none() -> None:
-    with pytest.raises(InputError, match="give --device cuda"):
-        little.study(executor="gpus")
 
 
 def test_every_device_gets_a_fleet_and_none_is_split_without_need() -> None:
@@ -390,7 +383,7 @@ def test_of_several_fleets_at_a_time_the_longest_begins_first() -> None:
     (short,) = sweep(1).runs
     few = tuple(replace(short, training=replace(short.training, epochs=3), seed=seed) for seed in range(2))
     many = tuple(replace(short, training=replace(short.training, epochs=2), seed=seed) for seed in range(4))
-    runs, gpus = (short, *few, *many), find_executor("own_executors:PretendedGpus")
+    runs, gpus = (short, *few, *many), own_executors.PretendedGpus
     for workers, expected in ((1, [(short,), few, many]), (2, [many, few, (short,)])):
         context = Study(runs, "none")._context(None)
         assert gpus(context, workers, lambda: False).jobs_of(runs) == expected
@@ -489,7 +482,7 @@ def test_a_row_waits_for_its_reference(tmp_path: Path) -> None:
     events: list[Event] = []
     study = little.study(reference="final", cache=tmp_path / "one")
     expected = executed(study, tmp_path / "a")
-    other = replace(study, executor="own_executors:LastFirst", cache=tmp_path / "other")
+    other = replace(study, executor=own_executors.LastFirst, cache=tmp_path / "other")
     assert executed(other, tmp_path / "b", watch=events.append) == expected
     kept = [event for event in events if isinstance(event, Trained | RowDone)]
     is_row = [isinstance(event, RowDone) for event in kept]
@@ -523,9 +516,8 @@ def test_methods_share_a_fleet_where_all_they_need_is_its_gradient() -> None:
 
 
 def test_several_fleets_on_one_device_only_if_asked_for() -> None:
-    local = EXECUTORS["local"]
-    assert [local.workers_for(8, "cuda", asked) for asked in (None, 1, 3, 20)] == [1, 1, 3, 8]
-    assert local.workers_for(8, "cpu", 3) == 3
+    assert [Executor.workers_for(8, "cuda", asked) for asked in (None, 1, 3, 20)] == [1, 1, 3, 8]
+    assert Executor.workers_for(8, "cpu", 3) == 3
 
 
 def test_a_copy_without_version_control_may_say_its_commit(tmp_path: Path) -> None:

@@ -314,7 +314,7 @@ def classifier_of(seed: int) -> list[Tensor]:
 def rows_of(seed: int) -> list[Any]:
     (run,) = little.study(methods=[("rwalk", "vanilla", "ewc")[seed % 3]], seeds=1).runs
     run = replace(run, seed=seed, training=Training(steps=2, batch=8))
-    (row,) = Study((run,), "none", executor="here").execute()
+    (row,) = Study((run,), "none", workers=1).execute()
     return [row.accuracy, row.stopped]
 
 

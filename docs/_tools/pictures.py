@@ -41,7 +41,7 @@ plt.rcParams.update(
 
 
 def rows(runs: list[RunSpec], reference: str = "none") -> list[dict[str, Any]]:
-    return rwalk.Study(tuple(runs), reference=reference, executor="here").execute()
+    return rwalk.Study(tuple(runs), reference=reference, workers=1).execute()
 
 
 def forgetting() -> None:

@@ -35,9 +35,9 @@ with atheris.instrument_imports(include=["rwalk"]):
     from rwalk.guard import Guard
     from rwalk.guard import guard_file as guard_files
     from rwalk.studies import Study, checkpoint
-    from rwalk.studies.executors.executor import NOTE, Context, begun_fleets
-    from rwalk.studies.executors.shared_folder import read_outcomes
+    from rwalk.studies.executor import NOTE, Context, begun_fleets
     from rwalk.studies.reference_cache import ReferenceCache
+    from rwalk.studies.shared_folder import read_outcomes
     from rwalk.studies.specs import reference_of
     from rwalk.studies.study_folder import Store, read_rows
     from rwalk.studies.work_claims import Claims

@@ -47,9 +47,6 @@ Workers = Annotated[int | None, how(help="number of processes (default: one per 
 CheckpointEvery = Annotated[
     int | None, how(help="steps between checkpoints (default: as often as 2 % of the time allows)")
 ]
-ExecutorName = Annotated[
-    str, how("--executor", help="where runs are trained: local, gpus, here, or package.module:Name")
-]
 Join = Annotated[bool, how("--join", help="share the work with other processes that join the same folder")]
 Quiet = Annotated[bool, how("--quiet", help="no live display")]
 AsJson = Annotated[bool, how("--json", help="print one JSON object for scripts instead of tables")]
@@ -159,7 +156,7 @@ def chosen_device(name: str) -> str:
 
 def checked_device(name: str) -> str:
     """The device of that name, which this machine has."""
-    from rwalk.studies.executors.executor import Executor
+    from rwalk.studies.executor import Executor
 
     Executor.check_device(chosen := chosen_device(name))
     return chosen
@@ -207,16 +204,9 @@ def told_warnings() -> Iterator[None]:
         to_stderr(line)
 
 
-def check_join(join: bool, **options: object) -> None:
-    """Refuse options that have no meaning where every process trains one run at a time; values by name."""
-    given = [f"--{name}" for name, value in options.items() if value not in (None, "", "local")]
-    if join and given:
-        raise InputError(f"--join trains one run at a time per process: drop {' and '.join(given)}")
-
-
-def check_workers(executor: str, workers: int | None) -> None:
-    if executor == "here" and workers is not None and workers > 1:
-        raise InputError(f"--executor here trains in this process: drop --workers {workers}")
+def check_join(join: bool, workers: int | None) -> None:
+    if join and workers is not None:
+        raise InputError("--join trains one run at a time per process: drop --workers")
 
 
 def check_seeds(seeds: int | None) -> None:

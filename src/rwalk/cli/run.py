@@ -13,14 +13,12 @@ from rwalk.cli.command_options import (
     CheckpointEvery,
     Data,
     Device,
-    ExecutorName,
     Given,
     Join,
     Quiet,
     Workers,
     check_join,
     check_seeds,
-    check_workers,
     chosen_device,
     how,
     let_import,
@@ -66,7 +64,6 @@ def run(
     checkpoint_every: CheckpointEvery = None,
     out: Annotated[Path | None, how(help="study folder (default: rwalk-studies/NAME-HASH)")] = None,
     join: Join = False,
-    executor: ExecutorName = "local",
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -84,8 +81,7 @@ def run(
     from rwalk.training import Training
 
     check_seeds(seeds)
-    check_join(join, workers=workers, executor=executor)
-    check_workers(executor, workers)
+    check_join(join, workers)
     names = sweep.method_names(methods)
     stream, memory, training = given[StreamSpec], given[MemorySpec], given[Training]
     dataset, replay, beside = stream["dataset"], memory.get("replay"), memory.get("beside")
@@ -123,9 +119,7 @@ def run(
         runs, reference, name = [*demonstration.runs()], "none", "demonstration"
         remarks = [*demonstration.INTRODUCTION]
     where = chosen_device(device)
-    study = Study(
-        tuple(runs), reference, data, where, workers, checkpoint_every=checkpoint_every, executor=executor
-    )
+    study = Study(tuple(runs), reference, data, where, workers, checkpoint_every=checkpoint_every)
     remarks += run_study.remarks_on(study)
     hashed = f"{Path(name.replace(':', '-')).name}-{study.hash()[:8]}"
     folder = out or Path("rwalk-studies") / hashed
@@ -155,7 +149,6 @@ def resume(
     device: Annotated[str, typer.Option(help="the device to resume on (default: where it began)")] = "",
     workers: Workers = None,
     checkpoint_every: CheckpointEvery = None,
-    executor: ExecutorName = "local",
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -164,7 +157,6 @@ def resume(
     from rwalk.studies import Study
     from rwalk.studies.study_folder import Store
 
-    check_workers(executor, workers)
     store = Store(folder)
     record = store.study()
     # Before the study is made: that imports the parts it names.
@@ -177,7 +169,6 @@ def resume(
         device=chosen_device(where),
         workers=workers,
         checkpoint_every=checkpoint_every,
-        executor=executor,
     )
     run_study.run_and_show(study, store, quiet, as_json, run_study.remarks_on(study))
 

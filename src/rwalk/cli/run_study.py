@@ -19,6 +19,7 @@ from rwalk.studies import Study
 from rwalk.studies.losses_and_costs import Costs, Curves, note_command
 from rwalk.studies.provenance import strangers
 from rwalk.studies.rows import Row, Rows
+from rwalk.studies.shared_folder import Join
 from rwalk.studies.specs import RunSpec, steps_of
 from rwalk.studies.study_events import Event
 from rwalk.studies.study_folder import SharedStore, Store
@@ -34,7 +35,7 @@ def placed(study: Study, folder: Path, join: bool, shared: Path | None = None) -
     """
     if not join:
         return study, Store(folder)
-    return replace(study, executor="join", cache=shared or folder), SharedStore(folder)
+    return replace(study, executor=Join, cache=shared or folder), SharedStore(folder)
 
 
 def run_and_show(
@@ -128,7 +129,6 @@ def resume_command(study: Study, store: Store) -> str:
     """The command that resumes a study: study.json names neither the data's folder nor trusted code."""
     words = ["rwalk", "resume", str(store.folder)]
     words += [] if study.data is None else ["--data", str(study.data)]
-    words += [] if study.executor == "local" else ["--executor", study.executor]
     return shlex.join([*words, *trusting(own_code(study.runs))])
 
 

@@ -12,7 +12,7 @@ from rwalk.atomic_files import at_home, checked_json, with_checksum, write_atomi
 from rwalk.compiled_programs import compiler_works
 from rwalk.engine.choose_execution import NO_COMPILER, lacked
 from rwalk.metrics import HEADS
-from rwalk.studies.executors import Context
+from rwalk.studies.executor import Context
 from rwalk.studies.json_records import UNREADABLE, content_hash, from_json
 from rwalk.studies.provenance import environment
 from rwalk.studies.rows import ReferenceOutcome

@@ -15,8 +15,7 @@ from rwalk.data.streams import Stream
 from rwalk.engine.choose_execution import lacked
 from rwalk.errors import InputError, unknown
 from rwalk.studies import lambda_choice, provenance
-from rwalk.studies.executors import DTYPES, Context, Executor, Outcomes, Result, fleet_of
-from rwalk.studies.executors import find as find_executor
+from rwalk.studies.executor import DTYPES, Context, Executor, Outcomes, Result, fleet_of
 from rwalk.studies.json_records import content_hash
 from rwalk.studies.provenance import environment
 from rwalk.studies.reference_cache import ReferenceCache
@@ -43,7 +42,7 @@ class Study:
         workers: Processes that train; by default as many as the executor can use.
         cache: The folder of references shared by studies.
         checkpoint_every: Steps between checkpoints of a run; by default as often as 2 % of the time allows.
-        executor: Where runs are trained: an executor's name, or `package.module:Name`.
+        executor: The class that trains runs.
 
     Raises:
         InputError: A run is listed twice, or a setting is unknown.
@@ -56,7 +55,7 @@ class Study:
     workers: int | None = None
     cache: Path | None = None
     checkpoint_every: int | None = None
-    executor: str = "local"
+    executor: type[Executor] = Executor
     _streams: dict[StreamSpec, Stream] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -68,7 +67,7 @@ class Study:
             raise InputError(f"workers must be at least 1, not {self.workers}")
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
             raise InputError(f"checkpoint_every must be at least 1, not {self.checkpoint_every}")
-        find_executor(self.executor).check_device(self.device)
+        self.executor.check_device(self.device)
         named = "cpu" if torch.device(self.device).type == "cpu" else str(self.device)  # not "cpu:0"
         object.__setattr__(self, "device", named)
         listed = set[str]()
@@ -242,9 +241,8 @@ class Study:
             held = [each for each, waiting in zip(held, waits, strict=True) if waiting]
 
     def _executor(self, jobs: int, store: Store | None, stop: Stop) -> Executor:
-        several = self.device == "cuda" and torch.cuda.device_count() > 1
-        kind = find_executor("gpus" if several and self.executor == "local" else self.executor)
-        return kind(self._context(store), kind.workers_for(jobs, self.device, self.workers), stop)
+        workers = self.executor.workers_for(jobs, self.device, self.workers)
+        return self.executor(self._context(store), workers, stop)
 
     def _context(self, store: Store | None) -> Context:
         for spec in self.runs:

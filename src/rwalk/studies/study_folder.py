@@ -209,7 +209,7 @@ class Store:
 
 
 class SharedStore(Store):
-    """A study folder that several processes have open, on one machine or many (see executors/shared_folder.py).
+    """A study folder that several processes have open, on one machine or many (see shared_folder.py).
 
     A process holds the lock only while it writes. Rows are written when all outcomes are there; then every process
     has the same, so that most find them written. A study that has grown since keeps all its rows.

@@ -18,7 +18,7 @@ from rwalk.parts import Part, per_run
 from rwalk.projectors import Projector
 from rwalk.registry import imported
 from rwalk.solvers import Solver
-from rwalk.studies.executors.executor import fleets
+from rwalk.studies.executor import fleets
 from rwalk.studies.specs import RunSpec
 from rwalk.testing.check_tools import Check, as_json, claim, named_checks, others
 from rwalk.testing.fleet_checks import (

@@ -1,4 +1,7 @@
-"""An executor trains runs somewhere. Every executor trains a fleet in the same way: `train_fleet`."""
+"""An executor trains runs: `Executor` in processes of this machine, one of your own anywhere.
+
+Every executor trains a fleet in the same way, by `train_fleet`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import shutil
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -30,7 +35,7 @@ from rwalk.studies.json_records import content_hash
 from rwalk.studies.rows import Outcome, ReferenceOutcome
 from rwalk.studies.specs import RunSpec, StreamSpec, learned_by, passes_of, steps_of
 from rwalk.studies.study_events import Spent, Stepped, Trained, Watch
-from rwalk.studies.worker_pool import Report, Stop, Work
+from rwalk.studies.worker_pool import Pool, Report, Stop, Work
 from rwalk.threads import available_cores, few_threads, usual_torch
 
 Job = tuple[RunSpec, ...]  # the runs of one fleet
@@ -171,16 +176,17 @@ def _one_thread(device: str) -> AbstractContextManager[None]:
 
 
 class Executor:
-    """Does jobs somewhere; the `map` of a subclass defines where.
+    """Does jobs in processes of this machine: on a CPU one run each, on GPUs one fleet each.
+
+    A subclass does them elsewhere, by a `map` of its own. With one worker, jobs are done in this process.
 
     context  the same for all jobs.
     workers  how many jobs to do at a time.
     stop     checked continually: where it is true, running jobs are saved and KeyboardInterrupt is raised.
     """
 
-    name: ClassVar[str] = ""
-    summary: ClassVar[str] = ""
     work: ClassVar[Work] = staticmethod(train_fleet)  # trains a job
+    _pool: Pool | None = None
 
     def __init__(self, context: Context, workers: int, stop: Stop) -> None:
         self.context = context
@@ -198,12 +204,27 @@ class Executor:
         Yields:
             A job's number and its result, as jobs finish.
         """
-        raise NotImplementedError
+        if self.workers == 1:
+            for number, job in enumerate(jobs):
+                yield number, self.work(self.context, job, partial(report, number), self.stop)
+            return
+        if self._pool is None:
+            gpus = cycle(self.devices(self.context.device) or [self.context.device])
+            shares = [(device, self.context) for device in islice(gpus, self.workers)]
+            self._pool = self._until_end.enter_context(Pool(partial(_on_device, self.work), shares))
+        yield from self._pool.run(jobs, report, self.stop)
+
+    @classmethod
+    def devices(cls, device: str) -> list[str]:
+        """All GPUs, if "cuda" means several."""
+        count = torch.cuda.device_count() if device == "cuda" else 0
+        return [f"cuda:{number}" for number in range(count)] if count > 1 else []
 
     @classmethod
     def workers_for(cls, jobs: int, device: str, asked: int | None) -> int:
-        """How many jobs to do at a time; on a device one fleet, unless `asked` is more (docs/scaling.md)."""
-        return max(1, min(asked or (available_cores() if device == "cpu" else 1), jobs))
+        """How many jobs to do at a time; on a GPU one fleet, unless `asked` is more (docs/scaling.md)."""
+        usual = len(cls.devices(device)) or (available_cores() if device == "cpu" else 1)
+        return max(1, min(asked or usual, jobs))
 
     @classmethod
     def check_device(cls, device: str) -> None:
@@ -268,6 +289,16 @@ class Executor:
         """Remove the checkpoints of a job whose results are safe."""
         if folder := self.context.folder(job):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _on_device(
+    work: Work, shared: tuple[str, Context], job: Job, report: Callable[[Any], None], stop: Stop
+) -> Any:
+    """Do a job on the GPU of this process: "cuda" then means that one, and rows do not depend on its number."""
+    device, context = shared
+    if device != context.device:
+        torch.cuda.set_device(device)
+    return work(context, job, report, stop)
 
 
 def reporter(watch: Watch) -> JobReport:

@@ -15,12 +15,12 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from rwalk.atomic_files import checked_json, with_checksum, write_atomically, writing
 from rwalk.errors import InputError
 from rwalk.studies.checkpoint import check_is_there
-from rwalk.studies.executors.executor import (
+from rwalk.studies.executor import (
     Context,
     Executor,
     Job,
@@ -45,9 +45,6 @@ SHARE = 0.1  # The fraction of its time that a process spends on such looks, at 
 
 class Join(Executor):
     """One run (on a device: one fleet) at a time, in this process; start as many processes as there are cores."""
-
-    name: ClassVar[str] = "join"
-    summary: ClassVar[str] = "all processes that join a study's folder, on one machine or many (--join)"
 
     def __init__(self, context: Context, workers: int, stop: Stop) -> None:
         super().__init__(context, workers, stop)
