@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import warnings
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from rwalk import Anchor, Guard, Probes, distorted, own_samples
 from rwalk.errors import InputError
 from rwalk.guard.drift import divergences
+from rwalk.guard.drift.batch_norm import BatchNorm
 from rwalk.guard.drift.divergences import DIVERGENCES
 from rwalk.guard.drift.eval_mode import eval_mode
 from rwalk.methods import EWC, RWalk, Vanilla
@@ -601,6 +602,56 @@ def test_batch_norm_normalises_probes_and_the_training_batch_together() -> None:
     guard.drift()
     torch.testing.assert_close(seen[-1], model(x))
     guard.detach()
+
+
+class NormAndRelu(nn.BatchNorm1d):
+    """As timm's: it does more than its base class."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows = len(x)
+        return super().forward(x).relu()
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d, NormAndRelu, partial(nn.BatchNorm1d, affine=False)])
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("probes", [1, 40])
+def test_batch_norm_in_a_pull_is_as_with_rows_of_the_training_batch(
+    layer: Any, momentum: float | None, probes: int
+) -> None:
+    """The rows are mean + deviation and mean - deviation of the batch, in units of the probes."""
+    torch.manual_seed(0)
+    fast = nn.Sequential(nn.Linear(5, 3), layer(3, momentum=momentum)).double()
+    if fast[1].affine:
+        nn.init.normal_(fast[1].weight), nn.init.normal_(fast[1].bias)
+    slow, following = copy.deepcopy(fast), BatchNorm(fast)
+    x, old = torch.randn(9, 5).double(), 3 * torch.randn(probes, 5).double() - 1
+    following.follow()
+    for model in (fast, slow):
+        model(x)
+    with following.pull_mode(fast, 4):
+        outputs = [fast(old)]
+    assert all(isinstance(each, nn.Parameter) for each in fast[1].parameters())
+    if layer is NormAndRelu:
+        assert fast[1].rows == max(2, probes)  # computed without further rows
+    with torch.no_grad():
+        variance, mean = torch.var_mean(slow[0](x), 0)
+    inner = slow[0](old)
+    own, centre = torch.var_mean(inner, 0, correction=0)
+    unit = (own + slow[1].eps).sqrt()
+    far = (torch.stack([mean + variance.sqrt(), mean - variance.sqrt()]) - centre) / unit
+    rows = (centre + far.detach() * unit).repeat(-(-probes // 2), 1)
+    slow[1].momentum = None if momentum is None else 1 - (1 - momentum) ** 4
+    both = torch.cat([inner, rows]) if probes > 1 else torch.cat([inner, inner, rows])
+    outputs.append(slow[1](both)[:probes])
+    torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-5)
+    for name, value in slow.named_buffers():
+        if name == "1.running_var" and probes == 1:
+            continue  # 4 rows of the slow way are 2 of the fast one
+        torch.testing.assert_close(fast.get_buffer(name), value, rtol=1e-5, atol=1e-5)
+    target = torch.randn(probes, 3).double()
+    slopes = [torch.autograd.grad((each * target).sum(), [*model.parameters()])
+              for model, each in zip((fast, slow), outputs, strict=True)]  # fmt: skip
+    torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-4)
 
 
 def test_batch_norm_that_is_frozen_or_has_one_probe_is_pulled_too() -> None:

@@ -83,6 +83,11 @@ def writes(tensor: Tensor) -> int:
     return tensor._version
 
 
+def put_parameters(module: torch.nn.Module, **tensors: Tensor | None) -> None:
+    """Put tensors in the place of a module's parameters, or parameters back; as `torch.func.functional_call`."""
+    module._parameters.update(tensors)  # type: ignore[arg-type]
+
+
 def calls_step_hooks(optimizer: Any) -> bool:
     """Whether an optimizer's own `step` calls hooks: those of wrappers (Accelerate's, Lightning's) do not.
 

@@ -2,23 +2,24 @@
 
 Training normalises a batch by its own statistics, evaluation by a running average. If a pull used the average, a
 model could learn to answer in one way in training and in another in evaluation. So layers that are training stay
-in that mode. Each one gets rows with the mean and variance of the training batch beside the probes. Their common
-statistics enter the running average, as they would if old inputs were replayed: once for every step since the
-last pull.
+in that mode, and normalise probes by the mean and variance that probes and the training batch have in common.
+These enter the running average, as they would if old inputs were replayed: once for every step since the last
+pull.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from rwalk.guard.drift.divergences import wide
 from rwalk.guard.drift.eval_mode import eval_mode
+from rwalk.private_torch import put_parameters
 
 
 class BatchNorm:
@@ -45,10 +46,11 @@ class BatchNorm:
         training = {layer: layer.momentum for layer in self._layers if layer.training}
         hooks = []
         for layer, momentum in training.items():
-            layer.momentum = None if momentum is None else 1 - (1 - momentum) ** steps
-            rows = partial(_add_rows, self._last_batch(layer, momentum))
-            hooks.append(layer.register_forward_pre_hook(rows))
-            hooks.append(layer.register_forward_hook(_take_rows_away))
+            share = None if momentum is None else 1 - (1 - momentum) ** steps
+            together = _Together(self._last_batch(layer, momentum), share)
+            layer.momentum = 0.0  # the running averages are changed by `together`
+            hooks.append(layer.register_forward_pre_hook(together.before))
+            hooks.append(layer.register_forward_hook(together.after, always_call=True))
         try:
             with eval_mode(model, except_for=training):
                 yield
@@ -79,21 +81,47 @@ def _averages(layer: _BatchNorm) -> Tensor:
     return torch.stack([layer.running_mean, layer.running_var])
 
 
-def _add_rows(batch: Tensor, layer: _BatchNorm, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """As many rows as there are probes, half of them mean + deviation of the batch, half of them mean − deviation.
+class _Together:
+    """Hooks of one layer: probes are normalised as if as many rows of the training batch stood beside them.
 
-    They are written in units of the probes' mean and deviation. So, as in training, the result does not change
-    if weights before this layer are scaled.
+    The layer normalises probes by their own mean and deviation, so, as in training, the result does not change if
+    weights before it are scaled. For this pass it gets the weight and bias that turn this into the result by the
+    common mean and deviation.
     """
-    probes, *others = args
-    var, mean = torch.var_mean(probes.float(), [0, *range(2, probes.ndim)], correction=0)
-    unit = (var + layer.eps).sqrt()
-    deviation = batch[1].clamp(min=0).sqrt()
-    far = (torch.stack([batch[0] + deviation, batch[0] - deviation]) - mean) / unit
-    rows = (mean + far.detach() * unit).to(probes.dtype).view(2, -1, *[1] * (probes.ndim - 2))
-    rows = rows.repeat_interleave((len(probes) + 1) // 2, 0).expand(-1, -1, *probes.shape[2:])
-    return torch.cat([probes, rows]), *others
+
+    def __init__(self, batch: Tensor, share: float | None) -> None:
+        self._batch = batch[0], batch[1].clamp(min=0)
+        self._share = share
+
+    def before(self, layer: _BatchNorm, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        probes, *others = args
+        with torch.no_grad():
+            mean, variance = _moments(wide(probes))
+            away = (self._batch[0] - mean) / 2
+            common = (variance + self._batch[1]) / 2 + away.square()
+            rows = 2 * probes.numel() // len(mean)
+            share = 1 / (_count(layer) + 1) if self._share is None else self._share
+            now = torch.stack([mean + away, common * rows / (rows - 1)])
+            for average, value in zip((layer.running_mean, layer.running_var), now, strict=True):
+                average.lerp_(value.to(average), share)  # type: ignore[union-attr]
+            deviation = (common + layer.eps).sqrt()
+            scale, shift = (variance + layer.eps).sqrt() / deviation, -away / deviation
+        self._own, self._rows = (layer.weight, layer.bias), len(probes)
+        weight, bias = self._own
+        if weight is not None:
+            scale, shift = weight * scale, weight * shift + bias
+        kind = probes if weight is None else weight
+        put_parameters(layer, weight=scale.to(kind.dtype), bias=shift.to(kind.dtype))
+        return torch.cat([probes, probes]) if rows == 2 else probes, *others  # layers refuse a single number
+
+    def after(self, layer: _BatchNorm, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        weight, bias = self._own
+        put_parameters(layer, weight=weight, bias=bias)
+        return output[: self._rows]
 
 
-def _take_rows_away(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-    return output[: len(args[0]) // 2]
+def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each channel; `torch.var_mean` is many times slower on a CPU."""
+    others = [0, *range(2, rows.ndim)]
+    mean = rows.mean(others)
+    return mean, (rows - mean.view(-1, *[1] * (rows.ndim - 2))).square().mean(others)
