@@ -12,19 +12,16 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks import against, bars, gpu, growth, guard, guard_gpu, herding, losses, record, startup, steps
+from benchmarks import bars, gpu, growth, guard, guard_gpu, record, steps
 from benchmarks.rounds import Missing
 
 SECTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "solo": steps.solo,
-    "losses": losses.bench,
     "fleet": steps.fleet_on_all_cores,
     "guard": guard.bench,
     "guard-gpu": guard_gpu.bench,
-    "herding": herding.bench,
     "growth": growth.bench,
     "gpu": gpu.bench,
-    "startup": startup.bench,
 }
 
 
@@ -36,11 +33,6 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="section",
         help=f"of {', '.join(SECTIONS)}; without any: all that can be measured here",
     )
-    parser.add_argument(
-        "--against",
-        choices=against.WHY_NOT,
-        help="only this library's steps beside ours, unless sections are named",
-    )
     parser.add_argument("--device", default="cpu", help="where growth is measured; the others stay on the CPU")
     parser.add_argument(
         "--results", type=Path, default=record.HERE, help="folder of results.json and history.jsonl"
@@ -48,7 +40,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     asked = parser.parse_args(arguments)
     if unknown := [name for name in asked.sections if name not in SECTIONS]:
         parser.error(f"there is no section {unknown[0]!r} (there are: {', '.join(SECTIONS)})")
-    if not asked.sections and asked.against is None:
+    if not asked.sections:
         asked.sections = [name for name in SECTIONS if "gpu" not in name or torch.cuda.is_available()]
     return asked
 
@@ -74,10 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def planned(asked: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
-    """The chosen measurements, by the names of their sections in the files; first those that may be missing."""
+    """The chosen measurements, by the names of their sections in the files."""
     plan: dict[str, Callable[[], dict[str, Any]]] = {}
-    if asked.against is not None:
-        plan[f"against {asked.against}"] = partial(against.bench, asked.against)
     for name in asked.sections:
         if name == "growth" and asked.device != "cpu":
             plan[f"growth on {asked.device}"] = partial(growth.bench, asked.device)

@@ -8,18 +8,15 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 STEP = {"vanilla": 1.05, "pi": 1.15, "ewc++": 1.12, "rwalk": 1.20}
-LOSS = {"lwf": 1.10, "der++": 1.10, "der++ with a reservoir": 1.10}
 FLEET = 0.65
 GUARD = 1.15
 GUARDED_MLP = 1.20
 GUARDED_MODEL = {"RWalk": 1.10, "RWalk, proximal": 1.10, "EWC": 1.06, "PI": 1.06}  # on a GPU
 VECTORS = {"RWalk": 8, "RWalk, proximal": 7}  # beside one tensor
 ALL_VECTORS = {"RWalk, 8 bit": 3.5}  # with all that is passing
-HERDING = 20.0
 BUFFERS = 6.0
 SCALARS = 0.01  # of a vector: counters, biases' corrections and a batch of two are not vectors
 FLAT = 1.10  # the most a step may take longer after many tasks to be called flat
-HELP, METHODS, IMPORT, EVERY_NAME = 0.3, 0.5, 0.2, 1.0
 GPU = {
     "rwalk: mlp, 1 run": 0.22,
     "rwalk: mlp, 100 runs": 1.0,
@@ -43,7 +40,7 @@ def at_most(what: str, value: float, bar: float | None, unit: str, digits: int =
 def rows(results: Mapping[str, Any]) -> Iterator[Row]:
     """The rows of all sections that are present."""
     for name, section in results.items():
-        kind = "against" if name.startswith("against ") else name.partition(" on ")[0]
+        kind = name.partition(" on ")[0]
         if kind in ROWS:
             yield from ROWS[kind](section)
 
@@ -53,14 +50,6 @@ def _solo(solo: Mapping[str, Any]) -> Iterator[Row]:
     for name, value in solo.items():
         if isinstance(value, float) and name not in ("minimal", "minimal_ms"):
             yield at_most(f"{name}: a solo step", value, STEP.get(name), "×")
-
-
-def _losses(losses: Mapping[str, Any]) -> Iterator[Row]:
-    for name, value in losses.items():
-        if name.endswith("_ms"):
-            yield Row(f"{name.removesuffix('_ms')}, a step by hand", f"{value:.2f} ms")
-        elif isinstance(value, float):
-            yield at_most(f"{name}: a step, by that by hand", value, LOSS.get(name), "×")
 
 
 def _fleet(fleet: Mapping[str, Any]) -> Iterator[Row]:
@@ -100,12 +89,6 @@ def _guard_gpu(found: Mapping[str, Any]) -> Iterator[Row]:
             yield Row("… whether the host waits for the device", "yes" if waits else "no", "no", not waits)
 
 
-def _herding(herding: Mapping[str, Any]) -> Iterator[Row]:
-    speedup = herding["speedup"]
-    met = speedup >= HERDING and herding["same"]
-    yield Row("herding 500 of 5,000 for 10 runs, by Algorithm 4", f"{speedup:.0f}× faster", f"≥ {HERDING:g}×", met)
-
-
 def _growth(growth: Mapping[str, Any]) -> Iterator[Row]:
     where = growth["device"]
     for name, value in growth["milliseconds"]["most_by_fewest_tasks"].items():
@@ -124,31 +107,13 @@ def _gpu(gpu: Mapping[str, Any]) -> Iterator[Row]:
             yield at_most(f"{name}, a step on a GPU", spent["ms"], GPU.get(name), " ms")
 
 
-def _startup(startup: Mapping[str, Any]) -> Iterator[Row]:
-    yield at_most("rwalk --help", startup["help_s"], HELP, " s")
-    if "methods_s" in startup:  # not measured before there was a bar for it
-        yield at_most("rwalk methods", startup["methods_s"], METHODS, " s")
-    yield at_most("import rwalk, beyond import torch", startup["import_s"], IMPORT, " s")
-    yield at_most("… and touching every public name", startup["every_name_s"], EVERY_NAME, " s")
-
-
-def _against(against: Mapping[str, Any]) -> Iterator[Row]:
-    for name, value in against.items():
-        if isinstance(value, float) and name not in ("minimal", "minimal_ms"):
-            yield at_most(f"{name}: a step", value, None, "×")
-
-
 ROWS = {
     "solo": _solo,
-    "losses": _losses,
     "fleet": _fleet,
     "guard": _guard,
     "guard-gpu": _guard_gpu,
-    "herding": _herding,
     "growth": _growth,
     "gpu": _gpu,
-    "startup": _startup,
-    "against": _against,
 }
 
 
