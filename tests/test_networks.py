@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from itertools import pairwise
 from typing import Any
@@ -355,3 +356,29 @@ def test_a_dropout_of_the_users_own_stays_and_one_that_only_has_another_name_is_
     made = builder(lambda shape, classes: nn.Sequential(Gentle(), Renamed(0.3), nn.Linear(4, classes)), (4,), 2)()
     assert isinstance(made, nn.Sequential) and isinstance(made[0], Gentle)
     assert isinstance(made[1], Dropout) and made[1].p == 0.3
+
+
+@pytest.mark.parametrize("shared", ["everything", "a backbone", "running statistics"])
+def test_network_that_shares_what_changes_between_runs_is_refused(shared: str) -> None:
+    """The second run would begin where the first one ended."""
+    backbone = nn.Sequential(nn.Linear(8, 5), nn.BatchNorm1d(5))
+    backbone.requires_grad_(shared != "running statistics")
+    whole = nn.Sequential(backbone, nn.Linear(5, 6))
+
+    def network(shape: tuple[int, ...], classes: int) -> nn.Module:
+        return whole if shared == "everything" else nn.Sequential(backbone, nn.Linear(5, classes))
+
+    with pytest.raises(InputError, match=r"shares 0.*between its calls: .* \(copy.deepcopy\)"):
+        Fleet(little.stream(), network, [Learner()], [0])
+
+
+def test_network_may_share_a_frozen_backbone_or_copy_a_trained_one() -> None:
+    frozen, trained = nn.Linear(8, 5).requires_grad_(False), nn.Linear(5, 5)
+
+    def network(shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(frozen, copy.deepcopy(trained), nn.Linear(5, classes))
+
+    first, second = (Fleet(little.stream(), network, [Learner()] * 2, [0, 1], Training(steps=2)) for _ in "ab")
+    for each in (first, second):
+        each.train()
+    assert first.theta.equal(second.theta)

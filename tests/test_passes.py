@@ -99,6 +99,57 @@ def test_ewc_per_example_squares_single_gradients_in_one_pass_if_all_layers_are_
         torch.testing.assert_close(state[f"fisher.{task}"][0], expected)
 
 
+class Linears(nn.Module):
+    """Linear layers that are not simply used one after another, by kinds of `OTHERWISE`."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.first, self.second = kind, nn.Linear(3 if kind == "in rows" else 6, 6), nn.Linear(6, 6)
+        self.head = nn.Linear(12 if kind == "in rows" else 6, 4)
+        if kind == "in rows":
+            del self.second
+        elif kind == "tied":
+            self.second.weight = self.first.weight
+        elif kind == "of a function":
+            nn.utils.parametrize.register_parametrization(self.first, "weight", nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "in rows":
+            return self.head(torch.tanh(self.first(x.reshape(-1, 3))).reshape(len(x), -1))
+        x = torch.tanh(self.first(x))
+        again = {"twice": self.first, "tied": self.second, "of a function": self.second}.get(self.kind)
+        if again is not None:
+            x = torch.tanh(again(x))
+        elif self.kind == "twice by function":
+            x = F.linear(x, self.first.weight, self.first.bias)
+        elif self.kind == "transposed":
+            x = x @ self.first.weight.T
+        return self.head(x)
+
+
+OTHERWISE = ("tied", "in rows", "of a function", "twice", "twice by function", "transposed")
+
+
+@pytest.mark.parametrize("kind", OTHERWISE)
+def test_squares_of_linear_layers_used_otherwise_are_taken_example_by_example(kind: str) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 6), torch.arange(40) % 4
+    one = learner("ewc", fisher="example")
+    network = lambda shape, classes: Linears(kind)  # noqa: E731
+    stream = splits.from_arrays(x, y, classes_per_task=4)
+    fleet = Fleet(stream, network, [one], [0], Training(steps=2, batch=BATCH), dtype=torch.float64)
+    fleet.begin_task()
+    fleet.train_task()
+    module = fleet.net.module.eval()
+    parameters = [dict(module.named_parameters())[name] for name in fleet.net.layout.names]
+    expected = torch.zeros(fleet.net.layout.size, dtype=torch.float64)
+    for example in fleet.task_plan.examples:
+        loss = F.cross_entropy(module(stream.x[example][None].double()), stream.y[example][None])
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        expected += torch.cat([each.flatten() for each in grads]).square() / len(fleet.task_plan.examples)
+    torch.testing.assert_close(fisher_of.of_task(fleet)[0], expected)
+
+
 @pytest.mark.parametrize("network", ["mlp", little.Network])
 def test_the_exact_fisher_of_a_blurry_stream_uses_each_examples_own_head(network: Any) -> None:
     """Σ_c p(c) (∇ log p(c))² over the classes that compete with the example's, which may be another task's."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
@@ -141,6 +142,8 @@ def builder(name: str | Factory, shape: tuple[int, ...], classes: int) -> Callab
     if (kind := torch.get_default_dtype()) != torch.float32:
         raise InputError(f"torch's default type is {kind}: networks begin in float32, so set that")
 
+    made: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by their ids
+
     def build() -> nn.Module:
         try:
             module = factory(shape, classes)
@@ -148,6 +151,16 @@ def builder(name: str | Factory, shape: tuple[int, ...], classes: int) -> Callab
             raise InputError(f"network {name!r} must take (input_shape, classes): {error}") from error
         if not isinstance(module, nn.Module):
             raise InputError(f"network {name!r} must return an nn.Module, not {type(module).__name__}")
+        changing = [
+            *filter(lambda held: held[1].requires_grad, module.named_parameters()),
+            *module.named_buffers(),
+        ]
+        if shared := [part for part, each in changing if made.get(id(each)) is each]:
+            raise InputError(
+                f"network {name!r} shares {shared[0]} between its calls: make new layers in every call, or copies "
+                "of yours (copy.deepcopy)"
+            )
+        made.update((id(each), each) for _, each in changing)
         replace_dropout(module)
         return module
 

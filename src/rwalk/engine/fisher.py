@@ -149,15 +149,21 @@ def squares_of_linear_layers(
     """The sum over examples and losses of squared gradients [R, P]; each loss [R] is a sum over examples.
 
     It costs one backward pass per loss, because no example's gradient is computed alone. In evaluation mode.
-    Returns None if the network has parameters outside linear layers, or uses a layer more than once.
+    Returns None if a parameter is used in any other way than by one linear layer, once, with one row per example.
     """
     if not is_linear_layers(net.module):
         return None
     net.module.eval()
     theta = net.theta.detach().clone().requires_grad_()
-    with _SquareLinearLayers() as counted:
-        _, logits = torch.func.vmap(net.call)(net.layout.split(theta), net.buffers, x)
-    if counted.layers != sum(isinstance(module, nn.Linear) for module in net.module.modules()):
+    squared = _SquareLinearLayers()
+
+    def call(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
+        squared.uses, squared.rows = {id(each): 0 for each in parameters.values()}, len(x)
+        with squared:
+            return net.call(parameters, buffers, x)[1]
+
+    logits = torch.func.vmap(call)(net.layout.split(theta), net.buffers, x)
+    if any(uses != 1 for uses in squared.uses.values()):
         return None
     squares = torch.zeros_like(theta)
     for loss in losses(logits):
@@ -177,15 +183,18 @@ class _SquareLinearLayers(TorchFunctionMode):
     One example's gradient is an outer product, and its square that of the squares: Σᵢ (δᵢ xᵢᵀ)² = Σᵢ δᵢ² (xᵢ²)ᵀ.
     """
 
-    layers = 0  # number of calls of linear layers
+    uses: dict[int, int]  # of each parameter, by its id; any but a linear layer's counts twice
+    rows: int  # examples
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is F.linear and not kwargs and len(args) == 3 and args[0].dim() == 2:
-            self.layers += 1
-            return _SquaredLinear.apply(*args)  # type: ignore[no-untyped-call]
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        squared = func is F.linear and not kwargs and len(args) == 3 and args[0].shape[:-1] == (self.rows,)
+        for each in (*args, *kwargs.values()):
+            if id(each) in self.uses:
+                self.uses[id(each)] += 1 if squared and each is not args[0] else 2
+        return _SquaredLinear.apply(*args) if squared else func(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
 class _SquaredLinear(torch.autograd.Function):

@@ -38,6 +38,12 @@ def _augmented_squares(run: RunSpec) -> bool:
     return observes and run.numbers.get("fisher") == "example" and bool(run.training.augment)
 
 
+def _squares_of_own_layers(run: RunSpec) -> bool:
+    """Whether squares of single examples are taken of a user's network, whose linear layers may be tied or reshaped."""
+    return ":" in run.network and run.method in ("ewc", "ewc-online") and run.numbers.get("fisher") in SINGLE
+
+
+SINGLE = ("example", "exact")  # kinds of a Fisher that squares gradients of single examples
 FIRST = 1  # of rows that were written before rows named a number
 HISTORY = (
     NumericsChange(2, "EWC measures its Fisher on shuffled batches, no longer class by class",
@@ -53,6 +59,8 @@ HISTORY = (
     NumericsChange(7, "EWC's squares of single examples come from one pass over a batch if all layers are linear",
            lambda run: run.method in ("ewc", "ewc-online") and run.numbers.get("fisher") == "example",
            rounding=True),
+    NumericsChange(8, "EWC's squares of single examples allow for linear layers that are tied or reshaped",
+           _squares_of_own_layers),
 )  # fmt: skip
 
 
