@@ -481,6 +481,7 @@ REFUSED = {
     "--optimizer=adm": "did you mean 'adam'",
     "--memory=0": "at least 1 exemplar",
     "--memory=1 --memory-total=1": "not both",
+    "--memory-total=9": "9 exemplars in all are fewer than one of each class of each task: keep 10 or more",
     "--sampler=mop": "did you mean 'mof'",
     "--sampler=entropy": "--sampler chooses exemplars: give --memory or --memory-total too",
     "--memory=1 --sampler=little:TESTS": "cannot be imported",

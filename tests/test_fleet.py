@@ -254,6 +254,58 @@ def test_a_run_that_diverges_stops_alone(stream: Stream) -> None:
     torch.testing.assert_close(fleet.theta[0], alone.theta[0], rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_run_whose_last_step_diverged_has_no_accuracy(stream: Stream, optimizer: str) -> None:
+    """No later loss shows it: θ, or the outputs alone, are no longer finite."""
+    training = Training(steps=1, batch=16, lr=1e30, optimizer=optimizer)
+    fleet = Fleet(stream, small, [learner("vanilla")] * 2, [0, 1], training)
+    fleet.train()
+    for reason in fleet.stopped:
+        assert reason is not None and "its outputs are not finite after task 1" in reason
+    assert np.isnan(fleet.accuracy["single"]).all() and np.isnan(fleet.accuracy["multi"]).all()
+
+
+def test_a_run_that_diverges_has_no_calibration_and_disturbs_no_other(stream: Stream) -> None:
+    options = evaluation.MeasureOptions(calibration=True)
+    learners = [learner("ewc++", lam=lam, normalize=False, alpha=0.9) for lam in (1.0, 1e30)]
+    training = Training(steps=150, batch=16, lr=1e-2, optimizer="sgd")
+    together = Fleet(stream, small, learners, [0, 1], training, measures=options)
+    alone = Fleet(stream, small, learners[1:], [1], training, measures=options)
+    for fleet in (together, alone):
+        fleet.train()
+        assert fleet.stopped[-1] is not None
+        assert np.isnan(fleet.measured["calibration.single"][-1, 1:]).all()
+    assert together.stopped[0] is None
+    assert not np.isnan(together.measured["calibration.single"][0][np.tri(3, dtype=bool)]).any()
+
+
+class Unusual(nn.Module):
+    """A parameter without elements, and a norm whose statistics are averages over all batches."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.nothing = nn.Parameter(torch.zeros(0))
+        self.norm = nn.BatchNorm1d(torch.Size(shape).numel(), momentum=None)
+        self.head = nn.Linear(torch.Size(shape).numel(), classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(x.flatten(1)))
+
+
+def test_an_unusual_network_is_trained_alone_and_refused_in_one_line_together(stream: Stream) -> None:
+    alone = Fleet(stream, Unusual, [learner("rwalk")], [0], SHORT)
+    alone.train()
+    assert alone.theta.isfinite().all()
+    with pytest.raises(InputError, match="for several runs or examples at once"):
+        Fleet(stream, Unusual, [learner("rwalk")] * 2, [0, 1], SHORT).train()
+
+
+def test_half_of_a_batch_of_one_is_refused(stream: Stream) -> None:
+    memory = MemorySpec(per_class=2, replay="half")
+    with pytest.raises(InputError, match="half of a batch of 1 is no exemplar"):
+        Fleet(stream, small, [learner("vanilla", memory)], [0], Training(batch=1))
+
+
 def test_the_proximal_form_survives_any_lambda(stream: Stream) -> None:
     learners = [learner("rwalk", lam=lam, penalty="proximal") for lam in (1.0, 1e15)]
     fleet = Fleet(stream, small, learners, [0, 0], Training(steps=30))

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rwalk.data.splits import from_arrays, permuted, split, union, validation_split
+from rwalk.data.splits import blurred, from_arrays, permuted, split, union, validation_split
 from rwalk.data.streams import Dataset, Stream, Task
 from rwalk.errors import InputError
 
@@ -521,3 +521,11 @@ def test_pixels_beside_other_numbers_are_refused() -> None:
 def test_labels_of_bytes_that_are_no_utf_8_stay_different() -> None:
     data = Dataset.from_arrays(np.zeros((4, 2)), np.array([b"caf\xe8", b"caf\xe8", b"caf\xe9", b"caf\xe9"]))
     assert data.class_names == ("caf\\xe8", "caf\\xe9")
+
+
+def test_validation_of_a_blurred_stream_tests_every_task_with_its_own_classes() -> None:
+    x, y = torch.randn(120, 3), torch.arange(120) % 6
+    held_out = validation_split(blurred(from_arrays(x, y, classes_per_task=2), 0.4), 0.25)
+    for task in held_out.tasks:
+        assert task.others
+        assert set(held_out.y_test[task.test].tolist()) == set(task.classes)

@@ -305,8 +305,8 @@ def union(stream: Stream, k: int) -> Stream:
 def validation_split(stream: Stream, fraction: float = 0.1, seed: int = 0, most: int | None = None) -> Stream:
     """The stream tested on a held-out part of every class's training data; its real test data are not in it.
 
-    Use it to choose hyper-parameters. An example held out is held out of every task. At most `most` examples of a
-    class (of a task) are held out.
+    Use it to choose hyper-parameters. An example held out is held out of every task, and tests those tasks that
+    teach its class as their own. At most `most` examples of a class (of a task) are held out.
     """
     if not 0 < fraction < 1:
         raise InputError(
@@ -319,6 +319,10 @@ def validation_split(stream: Stream, fraction: float = 0.1, seed: int = 0, most:
     used = (first >= 0).nonzero().flatten()
     task_names = [f"task {number}" for number in range(len(stream))]
     groups, names = strata(stream.y[used], stream.class_names, first[used], task_names)
+
+    def own(task: Task) -> Tensor:
+        return task.train[torch.isin(stream.labels(task.train), torch.tensor(task.classes).to(task.train.device))]
+
     kept, held = (used[part] for part in hold_out(groups, fraction, seed, names, most))
     return replace(
         stream,
@@ -327,7 +331,7 @@ def validation_split(stream: Stream, fraction: float = 0.1, seed: int = 0, most:
         x_test=stream.x[held],
         y_test=stream.y[held],
         tasks=tuple(
-            replace(task, train=_renumbered(task.train, total, kept), test=_renumbered(task.train, total, held))
+            replace(task, train=_renumbered(task.train, total, kept), test=_renumbered(own(task), total, held))
             for task in stream.tasks
         ),
         name=f"{stream.name}-validation",

@@ -44,20 +44,27 @@ class Cost(NamedTuple):
 def evaluate(fleet: Fleet, stream: Stream, k: int) -> dict[str, NDArray[np.float64]]:
     """Accuracies [R, k + 1] on tasks 0..k by both heads, from one forward pass over their test data.
 
-    Hits are counted in integers, so that an accuracy is a fraction rounded once, to float64.
+    Hits are counted in integers, so that an accuracy is a fraction rounded once, to float64. A network that gives
+    non-finite scores has no accuracy: NaN.
     """
+    broken = torch.zeros(fleet.runs, dtype=torch.bool, device=fleet.theta.device)
     hits = {head: torch.zeros(fleet.runs, k + 1, dtype=torch.int64, device=fleet.theta.device) for head in HEADS}
     for scores, y, task in _scored(fleet, stream, k):
         for head, each in scores.items():
-            hits[head].index_add_(1, task, (each.argmax(-1) == y).long())
+            best, guess = each.max(-1)
+            hits[head].index_add_(1, task, (guess == y).long())
+            broken |= ~best.isfinite().all(-1)
     counts = np.array([len(task.test) for task in stream.tasks[: k + 1]])
-    return {head: count.cpu().numpy() / counts for head, count in hits.items()}
+    unknown = broken.cpu().numpy()[:, None]
+    return {head: np.where(unknown, np.nan, count.cpu().numpy() / counts) for head, count in hits.items()}
 
 
 def calibration(fleet: Fleet, stream: Stream, k: int) -> dict[str, NDArray[np.float64]]:
-    """Expected calibration errors [R, k + 1] on tasks 0..k; NaN if the classifier has no probabilities."""
+    """Expected calibration errors [R, k + 1] on tasks 0..k; NaN of stopped runs, and without probabilities."""
+    found = {head: np.full((fleet.runs, k + 1), np.nan) for head in HEADS}
     if not isinstance(fleet.learner.classifier, Logits):
-        return {head: np.full((fleet.runs, k + 1), np.nan) for head in HEADS}
+        return found
+    alive = [reason is None for reason in fleet.stopped]
     confidences: dict[str, list[Tensor]] = {head: [] for head in HEADS}
     correct: dict[str, list[Tensor]] = {head: [] for head in HEADS}
     owners = []
@@ -68,11 +75,10 @@ def calibration(fleet: Fleet, stream: Stream, k: int) -> dict[str, NDArray[np.fl
             confidences[head].append(confidence)
             correct[head].append(guess == y)
     owner = torch.cat(owners).cpu().numpy()
-    found: dict[str, NDArray[np.float64]] = {}
     for head in HEADS:
-        sure, hit = (torch.cat(each[head], dim=1).double().cpu().numpy() for each in (confidences, correct))
+        sure, hit = (torch.cat(each[head], dim=1).double().cpu().numpy()[alive] for each in (confidences, correct))
         errors = [metrics.calibration_error(sure[:, owner == j], hit[:, owner == j]) for j in range(k + 1)]
-        found[head] = np.stack(errors, axis=-1)
+        found[head][alive] = np.stack(errors, axis=-1)
     return found
 
 
@@ -147,13 +153,16 @@ def measure_within(fleet: Fleet) -> None:
 
 
 def measure_task(fleet: Fleet) -> None:
-    """Measure accuracies at a task's end, and calibration if required."""
-    alive, k = [reason is None for reason in fleet.stopped], fleet.task
-    for head, values in evaluate(fleet, fleet.stream, k).items():
+    """Measure accuracies at a task's end, and calibration if required; stop runs that have none."""
+    k, accuracies = fleet.task, evaluate(fleet, fleet.stream, fleet.task)
+    for run in np.flatnonzero(np.isnan(accuracies["single"]).any(axis=1)).tolist():
+        fleet.stop(run, f"its outputs are not finite after task {k + 1}")
+    alive = [reason is None for reason in fleet.stopped]
+    for head, values in accuracies.items():
         fleet.accuracy[head][alive, k, : k + 1] = values[alive]
     if fleet.measures.calibration:
         for head, values in calibration(fleet, fleet.stream, k).items():
-            fleet.measured[f"calibration.{head}"][alive, k, : k + 1] = values[alive]
+            fleet.measured[f"calibration.{head}"][:, k, : k + 1] = values
 
 
 def kept_bytes(fleet: Fleet) -> list[int]:

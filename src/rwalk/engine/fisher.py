@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rwalk import seeds
-from rwalk.engine.parameter_matrix import Networks
+from rwalk.engine.parameter_matrix import Networks, batching
 from rwalk.losses import heads
 from rwalk.methods.method import Method
 
@@ -138,7 +138,8 @@ def example_squares(
     rows = []
     for r in range(net.runs):
         buffers = {name: buffer[r] for name, buffer in net.buffers.items()}
-        gradients: Tensor = per_example(net.theta[r].detach(), buffers, x[r], y[r])
+        with batching():
+            gradients: Tensor = per_example(net.theta[r].detach(), buffers, x[r], y[r])
         rows.append(of(gradients.square()).mean(0))
     return torch.stack(rows)
 
@@ -162,7 +163,8 @@ def squares_of_linear_layers(
         with squared:
             return net.call(parameters, buffers, x)[1]
 
-    logits = torch.func.vmap(call)(net.layout.split(theta), net.buffers, x)
+    with batching():
+        logits = torch.func.vmap(call)(net.layout.split(theta), net.buffers, x)
     if any(uses != 1 for uses in squared.uses.values()):
         return None
     squares = torch.zeros_like(theta)

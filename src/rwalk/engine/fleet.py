@@ -95,6 +95,8 @@ class Fleet:
         first = learners[0]
         if any(replace(each, method=first.method, loss=first.loss) != first for each in learners):
             raise InputError("runs of one fleet may differ in their method and in the numbers of their loss only")
+        if first.memory and first.memory.replay == "half" and training.batch < 2:
+            raise InputError("half of a batch of 1 is no exemplar: give a batch of 2 or more, or another replay")
         self.stream = stream.to(device, dtype)
         self.seeds = list(seeds)
         self.past = past
@@ -235,10 +237,14 @@ class Fleet:
         finite = losses.isfinite()
         first = last - len(losses)
         for run in (~finite.all(0)).nonzero().flatten().tolist():
-            if self.stopped[run] is None:
-                step = first + int(finite[:, run].int().argmin()) + 1
-                lam, rate = self.learners[run].lam, f"learning rate = {self.training.lr:g}"
-                advice = f"({rate}): lower it"
-                if lam:
-                    advice = f"(λ = {lam:g}, {rate}): lower one of them, or take the proximal penalty"
-                self.stopped[run] = f"the loss is not finite at step {step} of task {self.task + 1} {advice}"
+            step = first + int(finite[:, run].int().argmin()) + 1
+            self.stop(run, f"the loss is not finite at step {step} of task {self.task + 1}")
+
+    def stop(self, run: int, reason: str) -> None:
+        """Stop a run that diverged, unless it has been stopped before."""
+        if self.stopped[run] is None:
+            lam, rate = self.learners[run].lam, f"learning rate = {self.training.lr:g}"
+            advice = f"({rate}): lower it"
+            if lam:
+                advice = f"(λ = {lam:g}, {rate}): lower one of them, or take the proximal penalty"
+            self.stopped[run] = f"{reason} {advice}"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rwalk.engine.vmap_layers import BatchWell
-from rwalk.errors import InputError
+from rwalk.errors import InputError, first_line
 from rwalk.seeds import seeded
 
 
@@ -29,7 +29,7 @@ class Layout:
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
-        trainable = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
+        trainable = {name: p.shape for name, p in module.named_parameters() if p.requires_grad and p.numel()}
         if not trainable:
             raise InputError("the network has no trainable parameter: nothing can be learned")
         return cls(tuple(trainable), tuple(trainable.values()))
@@ -157,7 +157,7 @@ class Networks:
                 parameters = self.layout.split(self.theta if theta is None else theta)
                 held = self.buffers if buffers is None else buffers
                 held = dict(held) if theta is None else {name: each.clone() for name, each in held.items()}
-                with BatchWell():
+                with BatchWell(), batching():
                     features, logits = torch.func.vmap(self.call)(parameters, held, x)
         return features.to(self.theta.dtype), logits.to(self.theta.dtype)
 
@@ -216,7 +216,7 @@ class Networks:
         """Logits [R, B, C]; for R = 1 parameters and buffers have no dimension of runs."""
         if self.solo:
             return self.call(parameters, buffers, _channels_last(x[0]))[1][None]
-        with BatchWell():
+        with BatchWell(), batching():
             logits: Tensor = torch.func.vmap(self.call)(parameters, buffers, x)[1]
         return logits
 
@@ -232,6 +232,20 @@ def head_weight(net: Networks) -> Tensor:
     name = f"{prefix}.weight".removeprefix(".")  # the network may be the layer itself
     frozen = net.buffers.get(name)
     return net.layout.split(net.theta.detach())[name] if frozen is None else frozen
+
+
+@contextmanager
+def batching() -> Iterator[None]:
+    """A network that cannot be computed for several runs or examples at once is one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not (reason := first_line(error)).startswith("vmap:"):
+            raise
+        raise InputError(
+            f"the network cannot be computed for several runs or examples at once ({reason.partition('. ')[0]}): "
+            "let it compute with tensors, without reading their values"
+        ) from error
 
 
 @contextmanager

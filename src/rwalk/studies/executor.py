@@ -377,6 +377,11 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 def fleet_of(device: str, stream: Stream, job: Sequence[RunSpec], fuse: bool | None = None) -> Fleet:
     first = job[0]
+    groups = sum(len(task.classes) for task in stream.tasks)
+    if (kept := first.memory) and not kept.is_reservoir and groups > (kept.total or groups):
+        raise InputError(
+            f"{kept.total} exemplars in all are fewer than one of each class of each task: keep {groups} or more"
+        )
     return Fleet(
         stream,
         first.network,

@@ -39,7 +39,7 @@ def _augmented_squares(run: RunSpec) -> bool:
 
 
 def _squares_of_own_layers(run: RunSpec) -> bool:
-    """Whether squares of single examples are taken of a user's network, whose linear layers may be tied or reshaped."""
+    """Whether squares of single examples are taken of a user's network: its layers may be tied or reshaped."""
     return ":" in run.network and run.method in ("ewc", "ewc-online") and run.numbers.get("fisher") in SINGLE
 
 
