@@ -223,10 +223,10 @@ def test_the_versions_that_build_the_site_are_pinned() -> None:
     assert len(wanted) >= 5 and wanted <= pinned
 
 
-def test_every_method_has_a_page_that_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_method_and_parameter_has_a_page_that_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(DOCS / "_tools")
     from method_pages import PAGES as folder
-    from method_pages import filled
+    from method_pages import PARAMETERS, filled, parameters
 
     from rwalk.parts import parts
 
@@ -235,6 +235,10 @@ def test_every_method_has_a_page_that_is_up_to_date(monkeypatch: pytest.MonkeyPa
         page = folder / f"{method or 'index'}.md"
         text = page.read_text(encoding="utf-8")
         assert filled(text, method) == text, f"{name(page)} is out of date: python docs/_tools/method_pages.py"
+    text = PARAMETERS.read_text(encoding="utf-8")
+    assert parameters(text) == text, (
+        "the classifier's parameters are out of date: python docs/_tools/method_pages.py"
+    )
 
 
 def test_a_methods_page_shows_its_figures_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,8 @@
     python docs/_tools/method_pages.py
 
 The text of the pages is written by hand. Between `<!-- settings -->` and `<!-- /settings -->`, and likewise for
-`measured` and, on the first page, `methods`, everything is written by this program. A test fails when it is out of
-date.
+`measured` and, on the first page, `methods`, everything is written by this program. So are the tables of the
+classifier's parameters. A test fails when one of them is out of date.
 """
 
 from __future__ import annotations
@@ -18,12 +18,21 @@ from typing import Any, NamedTuple
 DOCS = Path(__file__).parents[1]
 ROOT = DOCS.parent
 PAGES = DOCS / "methods"
+PARAMETERS = DOCS / "classifier-parameters.md"
 APPENDIX = DOCS / "results-appendix.md"
 sys.path[:0] = [str(ROOT / "src")]
 
 from rwalk import parts  # noqa: E402
+from rwalk.classifier.parameters import (  # noqa: E402
+    ClosedFormClassifierParameters,
+    NetworkParameters,
+    Parameters,
+    SharedParameters,
+    SumParameters,
+)
 from rwalk.losses import Loss  # noqa: E402
 from rwalk.methods import Method  # noqa: E402
+from rwalk.option_fields import help_of  # noqa: E402
 from rwalk.projectors import Projector  # noqa: E402
 from rwalk.solvers import Solver  # noqa: E402
 
@@ -76,6 +85,36 @@ def filled(page: str, name: str | None) -> str:
             raise ValueError(f"the page of {name or 'all methods'} has no place for {block}: <!-- {block} -->")
         page = marks.sub(lambda found, text=text: f"{found[1]}{text}\n{found[2]}", page)
     return page
+
+
+def parameters(page: str) -> str:
+    """The page of the classifier's parameters with its tables written anew."""
+    shared = {"method", *(each.name for each in fields(SharedParameters))}
+    families = {
+        "every family": (Parameters, shared),
+        "closed form": (ClosedFormClassifierParameters, _names(ClosedFormClassifierParameters) - shared),
+        "networks": (NetworkParameters, _names(NetworkParameters) - shared),
+    }
+    assert _names(SumParameters) <= families["closed form"][1]
+    for title, (record, names) in families.items():
+        rows = [
+            f"| `{each.name}` | {_code(each.default)} | {help_of(each)} |"
+            for each in fields(record)
+            if each.name in names
+        ]
+        table = "\n".join(["| parameter | default | meaning |", "|---|---|---|", *rows])
+        marks = re.compile(rf"(<!-- {title} -->\n).*?(<!-- /{title} -->)", re.DOTALL)
+        page, found = marks.subn(lambda mark, table=table: f"{mark[1]}{table}\n{mark[2]}", page)  # type: ignore[misc]
+        assert found == 1, f"the page has no place for {title}"
+    return page
+
+
+def _names(record: Any) -> set[str]:
+    return {each.name for each in fields(record)}
+
+
+def _code(default: Any) -> str:
+    return f'`"{default}"`' if isinstance(default, str) else f"`{default}`"
 
 
 def listing() -> str:
@@ -203,6 +242,7 @@ def main() -> None:
     for name in (None, *parts.parts()):
         page = PAGES / f"{name or 'index'}.md"
         page.write_text(filled(page.read_text(encoding="utf-8"), name), encoding="utf-8")
+    PARAMETERS.write_text(parameters(PARAMETERS.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

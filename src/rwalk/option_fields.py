@@ -48,7 +48,7 @@ def setting(default: Any, help: str) -> Any:
 
 def described(*records: type[Any], but: Collection[str] = (), width: int = 110, indent: int = 4) -> str:
     """The fields of records with their help, in two columns: a part of a docstring, which is indented so far."""
-    helps = {each.name: _help(each) for record in records for each in fields(record) if each.name not in but}
+    helps = {each.name: help_of(each) for record in records for each in fields(record) if each.name not in but}
     margin = 15
     lines = []
     for name, text in helps.items():
@@ -59,13 +59,14 @@ def described(*records: type[Any], but: Collection[str] = (), width: int = 110, 
 
 def documented(record: type[Record]) -> type[Record]:
     """Add an Args section to a record's docstring: its fields with their help."""
-    helps = {each.name: _help(each) for each in fields(record)}  # type: ignore[arg-type]
+    helps = {each.name: help_of(each) for each in fields(record)}  # type: ignore[arg-type]
     listed = [f"    {name}: {text}" for name, text in helps.items() if text]
     record.__doc__ = "\n".join([cleandoc(record.__doc__ or ""), "", "Args:", *listed])
     return record
 
 
-def _help(each: Field[Any]) -> str:
+def help_of(each: Field[Any]) -> str:
+    """The help of a field that was made by `option` or `setting`."""
     return str(each.metadata.get("help") or (each.metadata["option"].help if "option" in each.metadata else ""))
 
 
