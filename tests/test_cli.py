@@ -253,6 +253,23 @@ def test_what_changes_nothing_is_said(rwalk: Rwalk) -> None:
         in rwalk(*options, "--memory=1", "--methods=vanilla,er", "--lam=auto", "--out=c").err
     )
     assert "--lam" not in rwalk(*options, "--methods=vanilla,rwalk", "--lam=1", "--out=b").err
+    closed = rwalk(*options, "--methods=ridge", "--memory=2", "--lr=0.5", "--out=d").err
+    for remark in (
+        "exemplars are ignored: ridge cannot use any",
+        "--steps is ignored: ridge takes no gradient",
+        "--lr is ignored: ridge takes no gradient",
+    ):
+        assert remark in closed
+    assert "--optimizer" not in closed and "--epochs" not in closed
+    assert "ignored" not in rwalk(*options, "--methods=ridge,vanilla", "--memory=2", "--lr=0.5", "--out=e").err
+    plain = rwalk(*options, "--methods=vanilla,gem", "--memory=2", "--replay=none", "--batch=2000", "--out=f").err
+    assert "--replay none: vanilla keeps exemplars and uses none" in plain and ": gem" not in plain
+    assert "no task has 2,000 examples, so a batch is a whole task" in plain
+    sgd = rwalk(*LITTLE, "--methods=vanilla", "--steps=1", "--optimizer=sgd", "--keep-optimizer", "--permuted=1")
+    assert (
+        "--keep-optimizer is ignored: sgd has nothing to keep" in sgd.err
+        and "forgotten: see --permuted" in sgd.err
+    )
     assert rwalk(*options, "--methods=vanilla", "--lam=1", "--quiet", "--out=a").err == ""
 
 
@@ -481,6 +498,8 @@ REFUSED = {
     "--optimizer=adm": "did you mean 'adam'",
     "--memory=0": "at least 1 exemplar",
     "--memory=1 --memory-total=1": "not both",
+    "--tasks=": "--tasks is empty: give a value, or drop it",
+    "--dataset=": "--dataset is empty: give a value, or drop it",
     "--memory-total=9": "9 exemplars in all are fewer than one of each class of each task: keep 10 or more",
     "--sampler=mop": "did you mean 'mof'",
     "--sampler=entropy": "--sampler chooses exemplars: give --memory or --memory-total too",

@@ -34,11 +34,16 @@ def how(*names: str, **settings: Any) -> Any:
     return typer.Option(*names, rich_help_panel=HOW, **settings)
 
 
+def is_typed(context: typer.Context, name: str) -> bool:
+    """Whether an option was given, even with the value that it has by default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def says_what_to_learn(context: typer.Context) -> bool:
     """Whether any option given is about the study itself."""
     about = [each.name for each in context.command.params if getattr(each, "rich_help_panel", None) != HOW]
-    sources = [context.get_parameter_source(name) for name in about if name]
-    return any(source is not None and source.name == "COMMANDLINE" for source in sources)
+    return any(is_typed(context, name) for name in about if name)
 
 
 Data = Annotated[Path | None, how(envvar="RWALK_DATA", help="folder with the official dataset files")]
@@ -122,7 +127,9 @@ def _complete(command: Callable[..., None], records: Sequence[type[Any]], but: s
         given: Given = defaultdict(dict)
         for parameter, (kind, name, read) in found:
             value = values.pop(parameter.name)
-            if parameter.default is not None or value not in (None, "", []):
+            if value == "" != parameter.default:
+                raise InputError(f"--{parameter.name.replace('_', '-')} is empty: give a value, or drop it")
+            if parameter.default is not None or value not in (None, []):
                 given[kind][name] = read(value) if read else value
         command(**values, given=given)
 
@@ -132,7 +139,7 @@ def _complete(command: Callable[..., None], records: Sequence[type[Any]], but: s
 
 
 def _parameter(record: type[Any], field: Any, kind: Any) -> tuple[Parameter, tuple[type[Any], str, Any]]:
-    """The parameter for a field that is an option; None, or an empty text, is not given."""
+    """The parameter for a field that is an option; None is not given."""
     option: Option = field.metadata["option"]
     name = option.name or field.name
     plain = next((each for each in (kind, *get_args(kind)) if each in (bool, int, float, str)), str)

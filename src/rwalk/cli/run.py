@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ from rwalk.cli.command_options import (
     check_seeds,
     chosen_device,
     how,
+    is_typed,
     let_import,
     say,
     says_what_to_learn,
@@ -30,6 +32,7 @@ from rwalk.errors import InputError
 
 if TYPE_CHECKING:
     from rwalk.data.memory import MemorySpec
+    from rwalk.studies.specs import RunSpec
 
 DEFAULT_METHODS = "vanilla,ewc,ewc++,pi,rwalk"
 USUAL_REPLAY = {"reservoir": "beside"}
@@ -112,6 +115,7 @@ def run(
             remarks.append(f"--replay {replay} is ignored for {name}, which prescribes its own replay")
     if lam and not any("lam" in each.numbers for each in runs):
         remarks.append(f"--lam is ignored: {', '.join(names)} {'has' if len(names) == 1 else 'have'} no λ")
+    remarks += _ignored(context, base, runs)
     name = at_home(dataset).resolve().name if is_folder(dataset) else dataset
     if not says_what_to_learn(context):
         from rwalk.demonstration import story as demonstration
@@ -126,6 +130,30 @@ def run(
     study, store = run_study.placed(study, folder, join)
     go_on = run_study.SAME_COMMAND if join else ""
     run_study.run_and_show(study, store, quiet, as_json, remarks, go_on)
+
+
+def _ignored(context: typer.Context, base: RunSpec, runs: Sequence[RunSpec]) -> list[str]:
+    """Remarks on options that change no result of these runs."""
+    learners, names = [run.learner() for run in runs], ", ".join(dict.fromkeys(run.method for run in runs))
+    remarks = []
+    if base.memory and not any(run.memory for run in runs):
+        remarks.append(f"exemplars are ignored: {names} cannot use any")
+    if all(learner.solver for learner in learners):
+        given = [
+            name for name in ("epochs", "steps", "lr", "optimizer", "keep_optimizer") if is_typed(context, name)
+        ]
+        remarks += [f"--{name.replace('_', '-')} is ignored: {names} takes no gradient" for name in given]
+    elif base.training.keep_optimizer and base.training.optimizer == "sgd":
+        remarks.append("--keep-optimizer is ignored: sgd has nothing to keep")
+    unused = [
+        run.method
+        for run, learner in zip(runs, learners, strict=True)
+        if run.memory
+        and run.memory.replay == "none"
+        and not (learner.projector or learner.classifier.needs_exemplars)
+    ]
+    remarks += [f"--replay none: {name} keeps exemplars and uses none" for name in dict.fromkeys(unused)]
+    return remarks
 
 
 def _memory(given: dict[str, Any]) -> MemorySpec | None:

@@ -60,9 +60,15 @@ def run_and_show(
 
 def remarks_on(study: Study) -> list[str]:
     """Remarks to print before a study begins."""
-    if any(len(study.stream(stream)) == 1 for stream in {run.stream for run in study.runs}):
-        return ["there is only one task, so nothing can be forgotten: see --classes-per-task, --tasks"]
-    return []
+    streams, remarks = {run.stream: study.stream(run.stream) for run in study.runs}, []
+    if alone := [spec for spec, stream in streams.items() if len(stream) == 1]:
+        several = next((name for name in ("permuted", "rotated") if getattr(alone[0], name)), "")
+        see = f"--{several}" if several else "--classes-per-task, --tasks"
+        remarks.append(f"there is only one task, so nothing can be forgotten: see {see}")
+    most = max(len(task.train) for stream in streams.values() for task in stream.tasks)
+    if (batch := min(run.training.batch for run in study.runs)) > most:
+        remarks.append(f"no task has {batch:,} examples, so a batch is a whole task: {most:,} or fewer")
+    return remarks
 
 
 def execute(
