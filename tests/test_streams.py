@@ -529,3 +529,18 @@ def test_validation_of_a_blurred_stream_tests_every_task_with_its_own_classes() 
     for task in held_out.tasks:
         assert task.others
         assert set(held_out.y_test[task.test].tolist()) == set(task.classes)
+
+
+def test_an_unusable_example_has_the_number_that_the_user_gave_it() -> None:
+    x = np.zeros((60, 3))
+    x[57, 1] = np.nan
+    with refused("training input 57 holds NaN"):
+        from_arrays(x, np.arange(60) % 4, classes_per_task=2)
+    with refused("training input 0 holds .* more than float32 can"):
+        from_arrays(np.full((60, 3), 1e300), np.arange(60) % 4, classes_per_task=2)
+
+
+def test_blurry_boundaries_that_move_nothing_are_refused() -> None:
+    stream = from_arrays(torch.zeros(60, 3), np.arange(60) % 4, classes_per_task=2)
+    with refused("blurry is 0.001, which moves no example"):
+        blurred(stream, 0.001)

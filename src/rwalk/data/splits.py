@@ -244,6 +244,8 @@ def blurred(stream: Stream, fraction: float, seed: int = 0) -> Stream:
         for neighbour, part in zip((k - 1, k + 1, k), parts, strict=True):
             if len(part):
                 shares[neighbour].append(part)
+    if sum(map(len, shares)) == len(stream):
+        raise InputError(f"blurry is {fraction}, which moves no example of any task: give more")
     return replace(
         stream,
         tasks=tuple(

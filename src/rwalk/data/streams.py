@@ -116,6 +116,7 @@ class Dataset:
         tasks, task_names = (None, ()) if arrival is None else _numbered(arrival, len(targets), "training")
         if x_test is None or y_test is None:
             _check_shapes(inputs, targets, "training")
+            _check_finite(inputs, "training")  # while its number is the user's own
             groups, group_names = strata(targets, names, tasks, task_names)
             kept, held = hold_out(groups, HELD_OUT, seed, group_names)
             arrivals = None if tasks is None else Arrivals(task_names, tasks[kept], tasks[held])
@@ -338,6 +339,15 @@ def _check_shapes(x: Tensor, y: Tensor, part: str) -> None:
         raise InputError(f"{len(x)} {part} inputs but {len(y)} labels: give one label per example")
 
 
+def _check_finite(x: Tensor, part: str) -> None:
+    """One sum reveals any NaN or infinity; a mask as large as the data is needed only to say where."""
+    if not x.sum().isfinite() and not (finite := x.isfinite().flatten(1).all(1)).all():
+        place = int(finite.int().argmin())
+        raise InputError(
+            f"{part} input {place} holds NaN or infinity, or more than float32 can: repair or drop it"
+        )
+
+
 def _check_examples(data: Dataset | Stream) -> None:
     """Refuse examples that cannot be trained on or tested with."""
     names = data.class_names
@@ -351,9 +361,7 @@ def _check_examples(data: Dataset | Stream) -> None:
             raise InputError(f"{part} labels are {y.dtype}: convert them to torch.int64")
         if (stray := y[(y < 0) | (y >= len(names))]).numel():
             raise InputError(f"{part} label {int(stray[0])} is not among 0 to {len(names) - 1}: name its class")
-        # One sum reveals any NaN or infinity; a mask as large as the data is needed only to say where.
-        if not x.sum().isfinite() and not (finite := x.isfinite().flatten(1).all(1)).all():
-            raise InputError(f"{part} input {int(finite.int().argmin())} holds NaN or infinity: repair or drop it")
+        _check_finite(x, part)
     if data.x.shape[1:] != data.x_test.shape[1:]:
         train, test = list(data.x.shape[1:]), list(data.x_test.shape[1:])
         raise InputError(f"training inputs have shape {train}, test inputs {test}: give both the same")
