@@ -92,6 +92,4 @@ def hostile_page(folder: Path) -> Path:
     hashes = [row["hash"] for row in made_rows()]
     curves = [f"{key},{step},{1 / step}" for key in hashes[:8] for step in range(1, 30)]
     (folder / "losses.csv").write_text("\n".join(curves) + "\n")
-    costs = [f"{key},{1.5 + place},{place * 1000},2026-01-02T03:04:05+00:00" for place, key in enumerate(hashes)]
-    (folder / "costs.csv").write_text("\n".join(costs) + "\n")
     return write_report([folder])

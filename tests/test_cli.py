@@ -33,7 +33,7 @@ from rwalk.option_fields import option
 from rwalk.part_names import spelled
 from rwalk.parts import parts
 from rwalk.studies.json_records import content_hash
-from rwalk.studies.losses_and_costs import commands
+from rwalk.studies.loss_curves import commands
 from rwalk.studies.rows import Description
 from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.studies.study_folder import Store

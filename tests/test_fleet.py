@@ -19,7 +19,6 @@ from rwalk.data.memory import MemorySpec
 from rwalk.data.streams import Dataset, Stream
 from rwalk.engine import evaluation, snapshots
 from rwalk.engine import fisher as fisher_of
-from rwalk.engine.evaluation import kept_bytes
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.task_plan import batches_of
 from rwalk.errors import InputError
@@ -139,14 +138,6 @@ def test_methods_share_a_fleet_and_none_sees_the_others(stream: Stream, memory: 
         for name, vector in alone.state.items():
             found = mine.state[name][run - mine.rows.start]
             torch.testing.assert_close(vector[0], found, rtol=1e-6, atol=near)
-
-
-def test_the_bytes_that_each_method_keeps_are_counted_by_run(stream: Stream) -> None:
-    learners = [learner(name, **numbers) for name, numbers in MIXED]
-    fleet = Fleet(stream, small, learners, [0] * len(learners), SHORT)
-    fleet.train()
-    vectors = [kept / (4 * fleet.theta.shape[1]) for kept in kept_bytes(fleet)]
-    assert vectors == [0, 0, 3, 3, 4, 6, 6, 6]
 
 
 def test_a_mixed_fleet_goes_on_from_a_snapshot(stream: Stream) -> None:

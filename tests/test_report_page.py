@@ -98,11 +98,11 @@ def opened(tab: Opened) -> Iterator[Opened]:
 
 def test_it_opens_and_draws_everything(opened: Opened) -> None:
     kinds = "[...document.querySelectorAll('#section-0 figure:not([hidden])')].map(f => f.dataset.kind)"
-    expected = ["accuracy", "matrix", "seeds", "plane", "lambda", "samples", "losses", "costs"]
+    expected = ["accuracy", "matrix", "plane", "lambda", "losses"]
     assert opened(kinds) == expected
     marks = "[...document.querySelectorAll('#section-0 .panel')].map(p => p.querySelectorAll('path, rect').length)"
     assert min(opened(marks)) > 2
-    assert opened("document.querySelectorAll('#section-1 figure:not([hidden])').length") == 5
+    assert opened("document.querySelectorAll('#section-1 figure:not([hidden])').length") == 3
     words = opened("document.querySelector('#section-0 figure[data-kind=plane] svg').textContent")
     assert "forgets the old, learns the new less well" in words and "PBT" not in words
 
@@ -117,7 +117,7 @@ def test_names_are_spelled_out(opened: Opened) -> None:
 
 def test_facts_stand_on_top(opened: Opened) -> None:
     text = opened("document.querySelector('.masthead').innerText")
-    for fact in ("by more than chance", "rwalk run <img", "training time", "rwalk 0.1.0"):
+    for fact in ("by more than chance", "rwalk run <img", "rwalk 0.1.0"):
         assert fact in text or (fact == "by more than chance" and "may be chance" in text), fact
     setup = opened("document.querySelector('#section-0 .facts').innerText.replaceAll('\\n', ' ')")
     for fact in (
@@ -252,7 +252,7 @@ def test_downloads_hold_the_rows(opened: Opened, rows: list[Row]) -> None:
         assert line["head"] == "single"
         assert line["accuracy"] == "" if value is None else float(line["accuracy"]) == value
     opened.tab.locator("#heads label", has_text="multi").click()
-    for kind, runs in {"plane": 25, "lambda": 6, "samples": 16}.items():
+    for kind, runs in {"plane": 25, "lambda": 6}.items():
         lines = opened.table(f"#section-0 figure[data-kind={kind}] .csv")
         assert len(lines) == runs, kind
         for line in lines:
@@ -284,7 +284,7 @@ def test_the_latex_of_a_table_has_its_rows_and_escapes_what_latex_reads(opened: 
     assert not re.search(r"(?<!\\)[&%#_]", cells)
 
 
-FIGURES = ["accuracy", "matrix", "seeds", "plane", "lambda", "samples", "losses", "costs"]
+FIGURES = ["accuracy", "matrix", "plane", "lambda", "losses"]
 
 
 @pytest.mark.parametrize("kind", FIGURES)
@@ -330,15 +330,6 @@ def test_forgetting_is_shown_task_by_task(opened: Opened, rows: list[Row]) -> No
     whole = [row["single"]["F"] for row in rows
              if row["method"] == "vanilla" and not row["spec"]["memory"] and not row["stopped"]]  # fmt: skip
     assert panels[-1]["points"][-1]["y"] == pytest.approx(100 * np.mean(whole), abs=1e-3)
-
-
-def test_every_seed_is_a_mark(opened: Opened, rows: list[Row]) -> None:
-    opened.tab.locator("#section-0 .measure select").select_option("F")
-    marks = opened("""document.querySelector('#section-0 figure[data-kind=seeds]').plot.panels[0].series
-                      .filter(s => s.look.name === 'no protection' && s.look.opacity)
-                      .flatMap(s => s.points.map(p => p.x))""")
-    own = [row["single"]["F"] for row in rows if row["method"] == "vanilla" and not row["spec"]["memory"]]
-    assert marks == pytest.approx([value for value in own if value is not None], abs=1e-6)
 
 
 def test_no_control_is_shown_that_changes_nothing(browser: Any, tmp_path: Path) -> None:

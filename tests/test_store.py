@@ -21,7 +21,7 @@ import little
 from rwalk import InputError, model_file
 from rwalk.atomic_files import LEFT, folder_beside, with_checksum, write_atomically
 from rwalk.studies import Study, provenance
-from rwalk.studies.losses_and_costs import Curves
+from rwalk.studies.loss_curves import Curves
 from rwalk.studies.rows import SCHEMA, Description, Made, Row
 from rwalk.studies.shared_folder import Join
 from rwalk.studies.specs import RunSpec, steps_of

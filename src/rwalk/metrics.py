@@ -4,7 +4,7 @@ Every measure is a pure function of a[..., k, j], the accuracy on task j after t
 dimensions are runs. Tasks are counted from 1, as the paper counts them, and `k=None` means the last one.
 
 A missing measurement is NaN, and exactly the measures that need it become NaN. A run that stopped early therefore
-does not affect the others. Above the diagonal are tasks not yet learned; only `forward_transfer` uses them.
+does not affect the others. Above the diagonal are tasks not yet learned, which no measure uses.
 
 Two measures need more than that: `stability_gap` accuracies within tasks, `calibration_error` predictions.
 """
@@ -25,10 +25,8 @@ __all__ = [
     "backward_transfer",
     "calibration_error",
     "forgetting",
-    "forward_transfer",
     "intransigence",
     "learning_accuracy",
-    "minimum_accuracy",
     "stability_gap",
     "task_forgetting",
 ]
@@ -116,20 +114,6 @@ def backward_transfer(a: ArrayLike, k: int | None = None) -> Floats:
     return 0.0 - forgetting(a, k, baseline="own")  # 0 − 0 is 0, but −(0) prints as −0
 
 
-def forward_transfer(a: ArrayLike, chance: ArrayLike) -> Floats:
-    """Lopez-Paz and Ranzato's FWT, the mean of a_{k−1,k} − chance_k over k ≥ 2: known before taught.
-
-    `chance` is the accuracy of an untrained network, one number or one for each task. NaN unless all of the
-    superdiagonal of `a` was measured.
-
-    >>> round(float(forward_transfer([[0.9, 0.6], [0.5, 0.7]], chance=0.5)), 3)
-    0.1
-    """
-    a = _accuracy_matrix(a)
-    before_learning = np.diagonal(a, offset=1, axis1=-2, axis2=-1)
-    return _mean(before_learning - _per_task(chance, a, "chance")[..., 1:])
-
-
 def learning_accuracy(a: ArrayLike) -> Floats:
     """The mean of a_kk: how well each task was learned while it was the newest.
 
@@ -167,20 +151,6 @@ def stability_gap(a: ArrayLike, within: ArrayLike) -> Floats:
     gaps = np.maximum(both_ends - lowest[..., 1:, :], 0)
     earlier = np.tri(a.shape[-1], k=-1, dtype=bool)[1:]
     return _mean(gaps[..., earlier])
-
-
-def minimum_accuracy(a: ArrayLike, within: ArrayLike) -> Floats:
-    """De Lange et al.'s min-ACC (2023): the mean over tasks j < K of the worst accuracy on j since it was learned.
-
-    >>> a = [[0.9, np.nan], [0.8, 0.7]]
-    >>> within = [[[0.5, np.nan], [0.9, np.nan]], [[0.3, 0.6], [0.8, 0.7]]]
-    >>> float(minimum_accuracy(a, within))
-    0.3
-    """
-    a = _accuracy_matrix(a)
-    lowest = np.fmin(_lowest_within(within, a), a)
-    since = np.where(np.tri(a.shape[-1], k=-1, dtype=bool), lowest, np.inf)[..., :-1]
-    return _mean(since.min(axis=-2))
 
 
 def calibration_error(confidence: ArrayLike, correct: ArrayLike, bins: int = 15) -> Floats:

@@ -16,7 +16,7 @@ from rwalk.cli.command_options import to_stderr
 from rwalk.errors import InputError
 from rwalk.report.progress_display import Display
 from rwalk.studies import Study
-from rwalk.studies.losses_and_costs import Costs, Curves, note_command
+from rwalk.studies.loss_curves import Curves, note_command
 from rwalk.studies.provenance import strangers
 from rwalk.studies.rows import Row, Rows
 from rwalk.studies.shared_folder import Join
@@ -100,8 +100,7 @@ def execute(
         if todo:
             note_command(store.folder, as_typed())
         curves = Curves(store.folder, lambda run, task: steps_of(run, study.stream(run.stream), task))
-        # Losses and costs are in no row, and a report shows them.
-        listeners = [curves.watch, Costs(store.folder).watch]
+        listeners = [curves.watch]  # losses are in no row, and a report shows them
         if show and todo:
             display = Display(study, Console(stderr=True), to_stderr)
             listeners.append(open_displays.enter_context(display).watch)

@@ -1,8 +1,7 @@
-"""Measurements of a fleet: accuracies by both heads, calibration, outputs of examples, and the cost of a run."""
+"""Measurements of a fleet: accuracies by both heads, calibration, and outputs of examples."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,13 +31,6 @@ class MeasureOptions(NamedTuple):
 
     every: int | None = None
     calibration: bool = False
-
-
-class Cost(NamedTuple):
-    """The cost of a fleet's runs: seconds of training and evaluation per run, and bytes kept by each run."""
-
-    seconds: float
-    kept: list[int]
 
 
 def evaluate(fleet: Fleet, stream: Stream, k: int) -> dict[str, NDArray[np.float64]]:
@@ -163,23 +155,3 @@ def measure_task(fleet: Fleet) -> None:
     if fleet.measures.calibration:
         for head, values in calibration(fleet, fleet.stream, k).items():
             fleet.measured[f"calibration.{head}"][:, k, : k + 1] = values
-
-
-def kept_bytes(fleet: Fleet) -> list[int]:
-    """Bytes that each run keeps from task to task, without its network and optimizer.
-
-    They are importances, anchors, a teacher, sums and exemplars.
-    """
-    shared = sum(tensor.nbytes for state in (fleet.loss_state, fleet.held) for tensor in state.values())
-    groups = fleet.memory.groups if fleet.memory else []
-    shared += sum(tensor.nbytes for group in groups for tensor in group.stored.values())
-    exemplars = sum(group.examples.shape[-1] for group in groups)
-    if fleet.learner.reservoir is not None:
-        exemplars += min(fleet.learner.reservoir, int(fleet.held["seen"]))
-    common = shared // fleet.runs + exemplars * math.prod(fleet.stream.shape) * fleet.theta.element_size()
-    found = []
-    for group in fleet.method_groups:
-        runs = group.rows.stop - group.rows.start
-        own = sum(vector.nbytes for vector in group.state.values()) // runs
-        found += [common + own] * runs
-    return found

@@ -24,7 +24,6 @@ from rwalk.metrics import HEADS
 from rwalk.part_names import summaries as learners
 from rwalk.report import method_colours, page_data, result_folders, wording
 from rwalk.report.result_folders import Results
-from rwalk.report.wording import duration
 
 DOCTYPE = b"<!doctype html"
 SCRIPTS = ("page_data.js", "charts.js", "plots.js", "figure_export.js", "tables.js", "page.js")
@@ -111,16 +110,10 @@ def _counts(studies: Sequence[Results], configurations: int) -> str:
 
 
 def _study(study: Results) -> dict[str, Any]:
-    """A study at the head of the page: the commands that made it, with which version, when, and how long."""
+    """A study at the head of the page: the commands that made it, and with which version."""
     facts = [("study", study.name)] if study.name else []
     facts += [("command", "\n".join(study.commands))] if study.commands else []
     facts += [("version", wording.listed([f"rwalk {each}" for each in study.versions]))] if study.versions else []
-    if costs := study.spent:
-        first, last = min(each.ended for each in costs), max(each.ended for each in costs)
-        span = f"{first:%d %B %Y, %H:%M}" + (f" to {last:%d %B, %H:%M}" if last > first else "")
-        partly = f" ({len(costs)} of {len(study.rows)} runs)" if len(costs) < len(study.rows) else ""
-        facts += [("training time", f"{duration(sum(each.seconds for each in costs))} in all{partly}")]
-        facts += [("runs ended", f"{span} UTC")]
     return {"name": study.name, "facts": facts, "environments": study.environments}
 
 

@@ -57,7 +57,7 @@ def title(found: Sequence[Json]) -> str:
 
 
 def sections(summaries: Sequence[Summary], studies: Studies = MappingProxyType({})) -> list[Json]:
-    """Summaries by stream and network, in the order of first appearance; `studies` hold losses and costs."""
+    """Summaries by stream and network, in the order of first appearance; `studies` hold losses."""
     groups: dict[str, list[Summary]] = {}
     held_out = {_tested(each): each for each in summaries if each.spec.stream.validation is not None}
     for summary in summaries:
@@ -84,7 +84,7 @@ def _section(summaries: Sequence[Summary], held_out: Mapping[str, Summary], stud
     configurations = [
         {
             **_configuration(summary, ", ".join(values[name] for name in names if name in values)),
-            **_recorded(summary, studies.get(summary.study), points),
+            "losses": _losses(summary, studies.get(summary.study), points),
             **{head: _results(summary, head, held_out) for head in heads},
         }
         for summary, values, names in zip(summaries, settings, told, strict=True)
@@ -179,23 +179,15 @@ def _told(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{wording.setting_name(name)} {wording.number(value)}" for name, value in settings.items())
 
 
-def _recorded(summary: Summary, study: Results | None, points: int) -> Json:
-    """Seconds and bytes of these runs, and the means of their losses, from the study's folder."""
-    if study is None:
-        return {"seconds": [], "kept": None, "losses": None}
-    costs = [study.costs.get(key) for key in summary.hashes]
-    kept = [cost.kept for cost in costs if cost]
+def _losses(summary: Summary, study: Results | None, points: int) -> Json | None:
+    """The means of the losses of these runs, from the study's folder."""
     by_step: dict[int, list[float]] = {}
-    for key in summary.hashes:
-        for step, loss in study.losses(key):
+    for key in summary.hashes if study else ():
+        for step, loss in study.losses(key):  # type: ignore[union-attr]
             by_step.setdefault(step, []).append(loss)
     steps = sorted(by_step)
     steps = [steps[round(i)] for i in np.linspace(0, len(steps) - 1, min(points, len(steps)))]
-    return {
-        "seconds": [round(cost.seconds, 3) if cost else None for cost in costs] if kept else [],
-        "kept": max(kept, default=None),
-        "losses": _curve({step: by_step[step] for step in steps}) if steps else None,
-    }
+    return _curve({step: by_step[step] for step in steps}) if steps else None
 
 
 def _curve(by_step: Mapping[int, Sequence[float]]) -> Json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from rwalk.errors import InputError
 from rwalk.escaping import all_shown, shown
 from rwalk.part_names import spelled
 from rwalk.report.seed_summaries import Summary, summarise
-from rwalk.studies.losses_and_costs import Costs, Curves, Recorded, commands
+from rwalk.studies.loss_curves import Curves, commands
 from rwalk.studies.provenance import mixture
 from rwalk.studies.rows import Description, Row
 from rwalk.studies.study_folder import Store, is_torn, read_rows
@@ -39,7 +39,6 @@ class Results:
     planned       the hashes of all their runs
     name          its name among others
     commands      that worked on its studies, as they were typed
-    costs         of runs, by their hashes
     curves        the losses of its studies
     """
 
@@ -48,7 +47,6 @@ class Results:
     planned: frozenset[str] = frozenset()
     name: str = ""
     commands: tuple[str, ...] = ()
-    costs: Mapping[str, Recorded] = field(default_factory=dict)
     curves: tuple[Curves, ...] = ()
 
     @property
@@ -77,11 +75,6 @@ class Results:
         """The versions of rwalk that made the rows."""
         return sorted({row.made.rwalk for row in self.rows if row.made.rwalk not in (None, "unknown")})
 
-    @property
-    def spent(self) -> list[Recorded]:
-        """The costs of the runs that have a row."""
-        return [self.costs[row.hash] for row in self.rows if row.hash in self.costs]
-
     def losses(self, run: str) -> list[tuple[int, float]]:
         """(step, loss) of the run with this hash."""
         return next((found for curves in self.curves if (found := curves.of(run))), [])
@@ -108,16 +101,12 @@ def read(folder: Path, name: str = "") -> Results:
         raise InputError(f"{folder} holds no finished run: there is no row in any *.jsonl file in it")
     stores = [Store(each) for each in sorted({path.parent for path in files})]
     studies = [store.study() for store in stores if store.study_file.exists()]
-    costs: dict[str, Recorded] = {}
-    for store in stores:
-        costs |= Costs(store.folder).read()
     return Results(
         [row.shown() for row in rows.values()],
         all_shown(_environments(studies)),
         frozenset(planned for study in studies for planned in study.hashes()),
         name,
         tuple(dict.fromkeys(shown(command) for store in stores for command in commands(store.folder))),
-        costs,
         tuple(Curves(store.folder) for store in stores),
     )
 

@@ -9,7 +9,6 @@ import gc
 import json
 import logging
 import shutil
-import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -24,7 +23,6 @@ from numpy.typing import NDArray
 from rwalk.atomic_files import parse_json, write_atomically
 from rwalk.data.streams import Stream
 from rwalk.engine import evaluation
-from rwalk.engine.evaluation import Cost, kept_bytes
 from rwalk.engine.fleet import Fleet
 from rwalk.engine.progress import Progress
 from rwalk.errors import InputError, first_line
@@ -34,14 +32,14 @@ from rwalk.studies.checkpoint import Checkpointer, check_is_there
 from rwalk.studies.json_records import content_hash
 from rwalk.studies.rows import Outcome, ReferenceOutcome
 from rwalk.studies.specs import RunSpec, StreamSpec, learned_by, passes_of, steps_of
-from rwalk.studies.study_events import Spent, Stepped, Trained, Watch
+from rwalk.studies.study_events import Stepped, Trained, Watch
 from rwalk.studies.worker_pool import Pool, Report, Stop, Work
 from rwalk.threads import available_cores, few_threads, usual_torch
 
 Job = tuple[RunSpec, ...]  # the runs of one fleet
 Result = Outcome | ReferenceOutcome
 Outcomes = tuple[Job, list[Result]]  # and a result for each of them
-News = Progress | Cost | str
+News = Progress | str
 JobReport = Callable[[Job, News], None]  # takes the news of a job in progress
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -100,7 +98,6 @@ def train_fleet(context: Context, job: Job, report: Callable[[News], None], stop
     """
     try:
         with _one_thread(context.device):
-            begun_fleets = time.perf_counter()
             fleet = fleet_of(context.device, learned_by(job[0], context.streams[job[0].stream]), job)
             folder = context.folder(job)
             checkpoints = Checkpointer(folder, context.identity(job), context.checkpoint_every, stop)
@@ -109,12 +106,9 @@ def train_fleet(context: Context, job: Job, report: Callable[[News], None], stop
                 note(folder, job)
             for remark in checkpoints.resume(fleet):
                 report(remark)
-            resumed = fleet.task > 0 or fleet.step > 0  # the time of earlier steps is unknown
             fleet.train(report, checkpoints)
             if context.checkpoints:
                 check_is_there(context.checkpoints.parent)
-            if job[0].counts and not resumed and not any(fleet.stopped):
-                report(Cost((time.perf_counter() - begun_fleets) / len(job), kept_bytes(fleet)))
             return _results(context, job, fleet, checkpoints.executed(fleet))
     except Exception as error:
         if not is_out_of_memory(error):
@@ -308,7 +302,7 @@ def reporter(watch: Watch) -> JobReport:
         if isinstance(news, str):
             logger.warning("%s", news)
         else:
-            watch(Spent(job, news) if isinstance(news, Cost) else Stepped(job, news))
+            watch(Stepped(job, news))
 
     return report
 

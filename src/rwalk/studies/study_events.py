@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rwalk.engine.evaluation import Cost
 from rwalk.engine.progress import Progress
 from rwalk.studies.rows import Row
 from rwalk.studies.specs import RunSpec
@@ -27,13 +26,6 @@ class Stepped(NamedTuple):
     progress: Progress
 
 
-class Spent(NamedTuple):
-    """Some runs were trained in one go, from the first task to the last, and each of them cost this."""
-
-    runs: Runs
-    cost: Cost
-
-
 class Trained(NamedTuple):
     """Some runs have finished their last task."""
 
@@ -46,5 +38,5 @@ class RowDone(NamedTuple):
     row: Row
 
 
-Event = Started | Stepped | Spent | Trained | RowDone
+Event = Started | Stepped | Trained | RowDone
 Watch = Callable[[Event], None]

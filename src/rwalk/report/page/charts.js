@@ -1,7 +1,7 @@
 // Charts as plain SVG: colours are the page's variables, so that they follow the theme, and no library is needed.
 //
-// A panel is { title, x, y, series } with axes { label, type: "linear" | "log" | "names", range, ticks, names, suffix }
-// and series { look, points: [{ x, y, dx, dy, text }], line, band, bar, size }. dx and dy are standard deviations.
+// A panel is { title, x, y, series } with axes { label, type: "linear" | "log", range, ticks, suffix }
+// and series { look, points: [{ x, y, dx, dy, text }], line, band, size }. dx and dy are standard deviations.
 
 const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif";
 const SHAPES = {
@@ -58,11 +58,6 @@ function roundTicks(low, high, count) {
 }
 
 function scaleOf(axis, from, to) {
-  if (axis.type === "names") {
-    const step = (to - from) / Math.max(1, axis.names.length);
-    const at = (value) => from + (value + 0.5) * step;
-    return { at, ticks: axis.names.map((text, value) => ({ value, text })) };
-  }
   const bend = axis.type === "log" ? Math.log10 : (value) => value;
   const [low, high] = axis.range.map(bend);
   const at = (value) => from + (bend(value) - low) / (high - low || 1) * (to - from);
@@ -108,7 +103,7 @@ function chart(panel, width, height) {
   if (panel.cells) return heatMap(panel, width, height);
   const frame = frameOf(panel, width, height);
   const x = scaleOf(panel.x, frame.left, frame.right);
-  const y = panel.y.type === "names" ? scaleOf(panel.y, frame.top, frame.bottom) : scaleOf(panel.y, frame.bottom, frame.top);
+  const y = scaleOf(panel.y, frame.bottom, frame.top);
   const picture = canvas(panel, width, height);
   picture.append(...axes(panel, frame, x, y), ...(panel.behind?.(x.at, y.at, frame) ?? []));
   for (const series of panel.series) picture.append(...drawn(series, x.at, y.at));
@@ -130,10 +125,8 @@ function canvas(panel, width, height) {
 }
 
 function frameOf(panel, width, height) {
-  const named = panel.y.type === "names";
-  const ticks = named ? panel.y.names : ticksOf(panel.y, ...scaledEnds(panel.y), height - 70).map((tick) => tick.text);
-  const widest = Math.max(0, ...ticks.map(widthOf));
-  const side = Math.min(widest, named ? width * 0.42 : width * 0.3);
+  const ticks = ticksOf(panel.y, ...scaledEnds(panel.y), height - 70).map((tick) => tick.text);
+  const side = Math.min(Math.max(0, ...ticks.map(widthOf)), width * 0.3);
   return { left: side + 12 + (panel.y.label ? 18 : 0), right: width - 12, top: panel.title ? 28 : 10,
            bottom: height - (panel.x.label ? 42 : 24), side };
 }
@@ -146,13 +139,11 @@ function axes(panel, frame, x, y) {
   const line = (d) => svg("path", { d, stroke: "var(--line)", fill: "none" });
   for (const tick of y.ticks) {
     const at = y.at(tick.value);
-    const text = label(fitting(tick.text, side + 1), left - 8, at + 4, { "text-anchor": "end" });
-    if (panel.y.type === "names") text.append(svg("title", {}, tick.text));
-    parts.push(line(`M${left} ${at}H${right}`), text);
+    parts.push(line(`M${left} ${at}H${right}`), label(fitting(tick.text, side + 1), left - 8, at + 4, { "text-anchor": "end" }));
   }
   for (const tick of x.ticks) {
     const at = x.at(tick.value);
-    parts.push(line(panel.y.type === "names" ? `M${at} ${top}V${bottom}` : `M${at} ${bottom}v4`));
+    parts.push(line(`M${at} ${bottom}v4`));
     parts.push(label(tick.text, at, bottom + 17, { "text-anchor": "middle" }));
   }
   if (panel.x.label) parts.push(label(panel.x.label, (left + right) / 2, bottom + 35, { "text-anchor": "middle" }));
@@ -163,7 +154,7 @@ function axes(panel, frame, x, y) {
   return parts;
 }
 
-function drawn({ look, points, line, band, bar, size = 1 }, x, y) {
+function drawn({ look, points, line, band, size = 1 }, x, y) {
   const there = points.filter((point) => Number.isFinite(point.x) && Number.isFinite(point.y));
   const parts = [];
   const place = (point) => `${x(point.x).toFixed(1)} ${y(point.y).toFixed(1)}`;
@@ -175,16 +166,13 @@ function drawn({ look, points, line, band, bar, size = 1 }, x, y) {
     const whiskers = there.map((point) => whisker(point, x, y)).join("");
     if (whiskers) parts.push(svg("path", { d: whiskers, stroke: look.colour, "stroke-opacity": 0.6, fill: "none" }));
   }
-  if (bar) {
-    parts.push(...there.map((point) => svg("rect", {
-      x: x(0), y: y(point.y) - 7, width: Math.max(1, x(point.x) - x(0)), height: 14, rx: 2, fill: look.colour })));
-  } else if (line && there.length > 1) {
+  if (line && there.length > 1) {
     parts.push(svg("path", { d: `M${there.map(place).join("L")}`, stroke: look.colour, fill: "none",
                              "stroke-width": 1.8, "stroke-linejoin": "round", "stroke-dasharray": look.dash }));
   }
-  if (size && !bar && there.length <= MARKS) {
+  if (size && there.length <= MARKS) {
     parts.push(...there.map((point) => mark(look, x(point.x), y(point.y), point.size ?? size)));
-  } else if (size && !bar && !line) parts.push(dots(look, there, x, y));
+  } else if (size && !line) parts.push(dots(look, there, x, y));
   return parts;
 }
 
@@ -204,8 +192,7 @@ function whisker(point, x, y) {
 
 function mark(look, x, y, size) {
   return svg("path", { d: SHAPES[look.symbol], transform: `translate(${x.toFixed(1)} ${y.toFixed(1)}) scale(${size})`,
-                       fill: look.hollow ? "var(--card)" : look.colour, stroke: look.colour, "stroke-width": 1.3,
-                       opacity: look.opacity });
+                       fill: look.hollow ? "var(--card)" : look.colour, stroke: look.colour, "stroke-width": 1.3 });
 }
 
 // A sample of a line and its mark; the mark alone where there is no line (dash null).

@@ -52,9 +52,8 @@ function draw(figure, section) {
   showNumbers(figure);
 }
 
-// A plot with one line per configuration is as high as it has lines.
-const heightOf = (panel) => panel.cells ? 60 + Math.min(32, Math.max(16, 480 / panel.lines)) * panel.lines
-                                        : 76 + Math.min(30, Math.max(20, 560 / panel.lines)) * panel.lines;
+// A matrix is as high as it has lines.
+const heightOf = (panel) => 60 + Math.min(32, Math.max(16, 480 / panel.lines)) * panel.lines;
 
 function legendEntry(look) {
   const entry = document.createElement("span");

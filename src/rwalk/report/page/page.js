@@ -51,10 +51,6 @@ function prepareSection(element, section) {
   };
   choose(".over select", "over", "accuracy");
   choose(".which select", "matrix", "matrix", Number);
-  choose(".measure select", "seeds", "seeds");
-  element.querySelector(".measure select").replaceChildren(...section.measures.map(({ key, name }) =>
-    made("option", { value: key }, `${name} ${key}`)));
-  element.querySelector(".measure").hidden = section.measures.length < 2;
   element.querySelector(".over").hidden = section.tasks < 2;
   for (const figure of element.querySelectorAll("figure")) {
     prepareExports(figure, section);

@@ -16,7 +16,7 @@ const chosen = { head: HEADS[0], methods: new Set(report.methods.map((method) =>
 for (const section of report.sections) {
   section.chosen = {
     memory: "", variants: "best", sort: null, rows: ROWS_AT_ONCE,
-    over: "accuracy", matrix: null, seeds: "A",
+    over: "accuracy", matrix: null,
   };
   for (const each of section.configurations) each.multi ??= each.single; // where both heads agree
   section.configurations.forEach((each, number) => Object.assign(each, { section, number, known: {} }));
@@ -141,9 +141,4 @@ function accuracyCsv(configurations) {
 function lossesCsv(configurations) {
   return csv([...IDENTITY, "step", "loss_mean", "loss_sd"], configurations.flatMap((each) => each.losses.step.map(
     (step, i) => [...identifying(each), step, each.losses.mean[i], each.losses.deviation[i]])));
-}
-
-function costsCsv(configurations) {
-  return csv([...IDENTITY, "seed", "seconds", "bytes_kept"], configurations.flatMap((each) => each.seeds.map(
-    (seed, i) => [...identifying(each), seed, each.seconds[i], each.kept])));
 }

@@ -125,34 +125,6 @@ function matrix(section) {
   return { panels: [whole, everyone], legend: [], csv: () => accuracyCsv(all), note };
 }
 
-// ── every seed: how far the runs of a configuration are apart ────────────────────────────────────────────────
-
-function everySeed(section) {
-  const measure = MEASURES.find(({ key }) => key === section.chosen.seeds);
-  const { shown, all, note } = few(selected(section).filter((each) => statistic(each, measure).mean !== null), LINES);
-  const names = shortNames(shown);
-  const series = shown.flatMap((each, row) => {
-    const [look] = looks([each], [names[row]]);
-    const values = valuesOf(each, measure);
-    const { mean } = statistic(each, measure);
-    return [
-      { look: { ...look, opacity: 0.55 }, points: values.map((x, i) => x === null ? null : {
-        x, y: row, text: told(each, `seed ${each.seeds[i]}: ${minus(x.toFixed(measure.digits))}${measure.unit}`) }).filter(Boolean) },
-      { look: { ...look, symbol: "tick", hollow: false }, points: [
-        { x: mean, y: row, size: 1, text: told(each, `mean ${written(statistic(each, measure), measure.digits)}${measure.unit}`) }] },
-    ];
-  });
-  const panel = {
-    title: "", about: `${measure.name} of every seed`, lines: shown.length,
-    x: { label: `${measure.name} ${measure.key}${measure.unit}; the bar is the mean`,
-         range: rangeOf(series.flatMap(({ points }) => points.map((point) => point.x))) },
-    y: { type: "names", names }, series,
-  };
-  return { panels: shown.length ? [panel] : [], legend: [], csv: () => measuresCsv(all), note };
-}
-
-SHAPES.tick = "M-1-8H1V8H-1Z";
-
 // ── the plane of forgetting and intransigence ────────────────────────────────────────────────────────────────
 
 function plane(section) {
@@ -196,64 +168,34 @@ function quadrants(x, y, { left, right, top, bottom }) {
   ];
 }
 
-// ── the three measures against a number: λ, or the size of the memory ────────────────────────────────────────
-
-// `families` are lists of configurations that differ in `value` alone; `names` has one per family.
-function measuresAgainst(value, title, families, names) {
-  const series = looks(families.map((family) => family[0]), names);
-  const values = [...new Set(families.flat().map(value))].sort((a, b) => a - b);
-  const panels = families.flat()[0]?.section.measures.map((measure) => {
-    const drawn = families.map((family, i) => ({ look: series[i], line: true, band: true, points: family
-      .toSorted((a, b) => value(a) - value(b)).map((each) => {
-        const point = statistic(each, measure);
-        return { x: value(each), y: point.mean, dy: point.deviation,
-                 text: told(each, `${measure.name} ${written(point, measure.digits)}${measure.unit}`) };
-      }).filter((point) => point.y !== null) })).filter(({ points }) => points.length);
-    const ends = drawn.flatMap(({ points }) => points.flatMap(({ y, dy }) => [y - (dy ?? 0), y + (dy ?? 0)]));
-    return { title: `${measure.name} ${measure.key}${measure.unit}`, series: drawn,
-             x: { label: title, type: "log", range: rangeOf(values, { log: true }), ...(values.length <= 12 ? { ticks: values } : {}) },
-             y: { range: rangeOf(ends) } };
-  });
-  return (panels ?? []).filter((panel) => panel.series.length);
-}
-
-// The families of the chosen memory or, where it has none, all: a sweep is often made with one memory only.
-function narrowed(families, section, aspect) {
-  const example = section.configurations.find((each) => each.memory === section.chosen.memory);
-  const own = families.filter(([first]) => example && aspect(first) === aspect(example));
-  return own.length ? own : families;
-}
+// ── the three measures against λ ─────────────────────────────────────────────────────────────────────────────
 
 function lambdaCurves(section) {
   const sweeps = [...grouped(ofChosenMethods(section).filter(hasLambda),
                              (each) => identity(each.study, each.method, each.memory, each.settings)).values()]
     .filter((family) => distinct(family, (each) => each.lam).length > 1);
-  const { shown: families, note } = few(narrowed(sweeps, section, (each) => each.memory), CURVES);
-  const names = shortNames(families.map((family) => family[0]), [memory, settings, study]);
-  return { ...assembled(measuresAgainst((each) => each.lam, "λ", families, names), families.flat()), note };
-}
-
-const ofEverySize = (section) => ofChosenMethods(section).filter((each) => each.size !== null && represents(each));
-
-function sampleCurves(section) {
-  const all = [];
-  const panels = [...grouped(ofEverySize(section), (each) => each.unit)].flatMap(([unit, ofUnit]) => {
-    const sizes = [...grouped(ofUnit, (each) => identity(each.study, each.method, each.sampler)).values()]
-      .filter((family) => family.length > 1);
-    const families = narrowed(sizes, section, (each) => each.sampler).slice(0, CURVES);
-    all.push(...families.flat());
-    const names = shortNames(families.map((family) => family[0]), [(each) => each.sampler, study]);
-    return measuresAgainst((each) => each.size, `exemplars ${unit}`, families, names);
+  // Those of the chosen memory or, where it has none, all: a sweep is often made with one memory only.
+  const own = sweeps.filter(([first]) => first.memory === section.chosen.memory);
+  const { shown: families, note } = few(own.length ? own : sweeps, CURVES);
+  const series = looks(families.map((family) => family[0]),
+                       shortNames(families.map((family) => family[0]), [memory, settings, study]));
+  const lams = [...new Set(families.flat().map((each) => each.lam))].sort((a, b) => a - b);
+  const panels = section.measures.map((measure) => {
+    const drawn = families.map((family, i) => ({ look: series[i], line: true, band: true, points: family
+      .toSorted((a, b) => a.lam - b.lam).map((each) => {
+        const point = statistic(each, measure);
+        return { x: each.lam, y: point.mean, dy: point.deviation,
+                 text: told(each, `${measure.name} ${written(point, measure.digits)}${measure.unit}`) };
+      }).filter((point) => point.y !== null) })).filter(({ points }) => points.length);
+    const ends = drawn.flatMap(({ points }) => points.flatMap(({ y, dy }) => [y - (dy ?? 0), y + (dy ?? 0)]));
+    return { title: `${measure.name} ${measure.key}${measure.unit}`, series: drawn,
+             x: { label: "λ", type: "log", range: rangeOf(lams, { log: true }), ...(lams.length <= 12 ? { ticks: lams } : {}) },
+             y: { range: rangeOf(ends) } };
   });
-  return assembled(panels, all);
+  return { panels: panels.filter((panel) => panel.series.length), legend: series, csv: () => measuresCsv(families.flat()), note };
 }
 
-function assembled(panels, configurations) {
-  const legend = grouped(panels.flatMap((panel) => panel.series.map((series) => series.look)), (look) => look.name);
-  return { panels, legend: [...legend.values()].map(([look]) => look), csv: () => measuresCsv(configurations) };
-}
-
-// ── losses and costs, where the study's folder has them ──────────────────────────────────────────────────────
+// ── losses, where the study's folder has them ────────────────────────────────────────────────────────────────
 
 function lossCurves(section) {
   const { shown, all, note } = few(selected(section).filter((each) => each.losses?.mean.some((loss) => loss > 0)), CURVES);
@@ -272,19 +214,4 @@ function lossCurves(section) {
   return { panels: shown.length ? [panel] : [], legend: series, csv: () => lossesCsv(all), note };
 }
 
-function costs(section) {
-  const { shown, all, note } = few(selected(section).filter((each) => each.kept !== null), LINES);
-  const names = shortNames(shown);
-  const panel = (title, unit, valueOf) => {
-    const values = shown.map(valueOf);
-    return { title, lines: shown.length, x: { label: unit, range: rangeOf(values, { zero: true }) }, y: { type: "names", names },
-             series: shown.map((each, row) => ({ look: looks([each], [names[row]])[0], bar: true, points: [
-               { x: values[row], y: row, text: told(each, `${values[row].toPrecision(3)} ${unit}`) }] })) };
-  };
-  const panels = [panel("time of one run", "seconds", (each) => mean(each.seconds)),
-                  panel("kept beside the network", "MB", (each) => each.kept / 1e6)];
-  return { panels: shown.length ? panels : [], legend: [], csv: () => costsCsv(all), note };
-}
-
-const PLOTS = { accuracy: overTime, matrix, seeds: everySeed, plane, lambda: lambdaCurves, samples: sampleCurves,
-                losses: lossCurves, costs };
+const PLOTS = { accuracy: overTime, matrix, plane, lambda: lambdaCurves, losses: lossCurves };

@@ -1,4 +1,4 @@
-"""Files beside a study's rows: commands, losses and costs. No row depends on them, and they stop no study."""
+"""Files beside a study's rows: commands and losses. No row depends on them, and they stop no study."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import csv
 import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rwalk.studies.specs import RunSpec
-from rwalk.studies.study_events import Event, Spent, Stepped
+from rwalk.studies.study_events import Event, Stepped
 
-COMMANDS, LOSSES, COSTS = "commands.txt", "losses.csv", "costs.csv"
+COMMANDS, LOSSES = "commands.txt", "losses.csv"
 NOT_UTF8 = "surrogateescape"  # how Python reads the rest of a command line, and writes it back
 
 
@@ -67,38 +66,6 @@ class Curves:
     def of(self, run: RunSpec | str) -> list[tuple[int, float]]:
         """(step, loss) of a run, or of the run with this hash."""
         return sorted(self._losses.get(run if isinstance(run, str) else run.hash(), {}).items())
-
-
-class Recorded(NamedTuple):
-    """A run's seconds, the bytes it keeps beside its network, and when it ended (UTC)."""
-
-    seconds: float
-    kept: int
-    ended: datetime
-
-
-class Costs:
-    """Costs by the runs' hashes; of a run that was trained twice, the later ones."""
-
-    def __init__(self, folder: Path) -> None:
-        self.file = folder / COSTS
-
-    def watch(self, event: Event) -> None:
-        if isinstance(event, Spent):
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            seconds = f"{event.cost.seconds:.4f}"
-            pairs = zip(event.runs, event.cost.kept, strict=True)
-            _append(self.file, [[run.hash(), seconds, kept, now] for run, kept in pairs])
-
-    def read(self) -> dict[str, Recorded]:
-        found = {}
-        for line in _lines(self.file):
-            with suppress(ValueError):  # a crash truncated the line
-                key, seconds, kept, ended = line
-                cost = Recorded(float(seconds), int(kept), datetime.fromisoformat(ended))
-                if math.isfinite(cost.seconds) and cost.ended.tzinfo:
-                    found[key] = cost
-        return found
 
 
 def _lines(file: Path) -> list[list[str]]:
