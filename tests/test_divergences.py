@@ -224,7 +224,7 @@ def test_background_may_become_a_new_class_and_an_old_class_may_not(name: str, s
 @seeds
 def test_shift_of_all_logits_is_no_drift_to_classes(seed: int) -> None:
     old, new = 2 * normal(9, 4, seed=seed), 2 * normal(9, 5, seed=seed + 1)
-    for name in CLASSES:
+    for name in (*CLASSES, "kl", "seq2seq"):
         kind = DIVERGENCES[name]
         expected = kind.between(kind.keep(old), new)
         torch.testing.assert_close(kind.between(kind.keep(old + 3), new - 5), expected, rtol=1e-3, atol=1e-5)

@@ -964,13 +964,26 @@ def test_every_divergence_is_zero_at_home_positive_elsewhere_with_finite_gradien
 
 
 @pytest.mark.parametrize("name", ["kl", "binary_kl", "mse", "seq2seq"])
-def test_columns_added_since_do_not_count(name: str) -> None:
-    old = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("columns", [5, divergences.DENSE + 1])
+def test_columns_added_since_do_not_count(name: str, columns: int) -> None:
+    old = torch.randn(6, columns, generator=torch.Generator().manual_seed(0))
     kind = DIVERGENCES[name]
     grown = torch.cat([old, 100 * torch.ones(6, 2)], 1)
-    assert float(kind.between(kind.keep(old), grown).abs().max()) < 1e-6
-    with pytest.raises(InputError, match="the model has 4 outputs, and had 5"):
-        kind.between(kind.keep(old), old[:, :4])
+    assert float(kind.between(kind.keep(old), grown).abs().max()) < 1e-5
+    with pytest.raises(InputError, match=f"the model has {columns - 1} outputs, and had {columns}"):
+        kind.between(kind.keep(old), old[:, :-1])
+
+
+def test_classes_added_to_many_do_not_count_after_a_file_either(tmp_path: Path) -> None:
+    x, model = task(0)[0], nn.Linear(8, divergences.DENSE + 1)
+    guard = Guard(model, Adam(model.parameters()), probes=x, divergence="kl")
+    guard.save(tmp_path / "guard")
+    guard.detach()
+    guard = Guard.load(tmp_path / "guard", model, Adam(model.parameters()), probes=x)
+    model.weight = nn.Parameter(torch.cat([model.weight, torch.zeros(3, 8)]))
+    model.bias = nn.Parameter(torch.cat([model.bias, torch.full((3,), 20.0)]))
+    assert guard.drift() == pytest.approx(0, abs=1e-5)
+    guard.detach()
 
 
 def test_kl_of_the_most_probable_classes_is_nearly_the_whole_kl() -> None:

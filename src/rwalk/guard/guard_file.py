@@ -423,6 +423,9 @@ def _check_logs(kept: Kept) -> None:
     if classes is not None:
         alike = classes.shape == (len(logs), logs.shape[1] - 1) and classes.dtype == torch.int32
         expect(alike and bool((classes >= 0).all()), "its predicted classes")
+        columns = kept.get("columns")
+        if columns is not None:
+            expect(columns.ndim == 2 and bool((classes < len(columns)).all()), "its predicted classes")
 
 
 # ── the structure of a batch ─────────────────────────────────────────────────────────────────────────────────

@@ -58,12 +58,16 @@ class Divergence(NamedTuple):
 
 
 def keep_logs(logits: Tensor) -> Kept:
-    """Log-probabilities: of all classes, or of the most probable ones and, last, of all others together."""
+    """Log-probabilities: of all classes, or of the most probable ones and, last, of all others together.
+
+    The number of classes is stored as the length of an empty tensor, so that no step waits to read it.
+    """
     logs = wide(logits).log_softmax(-1)
     if logs.shape[-1] <= DENSE:
         return {"logs": logs}
     top = logs.topk(TOP)
-    return {"logs": torch.cat([top.values, _others(top.values)], -1), "classes": top.indices.int()}
+    kept = torch.cat([top.values, _others(top.values)], -1)
+    return {"logs": kept, "classes": top.indices.int(), "columns": logs.new_empty(logs.shape[-1], 0)}
 
 
 def kl(old: Kept, logits: Tensor) -> Tensor:
@@ -80,7 +84,8 @@ def kl(old: Kept, logits: Tensor) -> Tensor:
     if classes is None:
         new = wide(_old_columns(logits, logs.shape[-1])).log_softmax(-1)
     else:
-        top = wide(logits).log_softmax(-1).gather(-1, classes.long())
+        columns = len(old["columns"]) if "columns" in old else logits.shape[-1]  # files of 0.2 have none
+        top = wide(_old_columns(logits, columns)).log_softmax(-1).gather(-1, classes.long())
         new = torch.cat([top, _others(top)], -1)
     return (logs.exp() * (logs - new)).sum(-1)
 
