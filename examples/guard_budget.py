@@ -94,7 +94,7 @@ for (name, line), options in zip(drifts.items(), ways.values(), strict=True):
     (drawn,) = axes.plot(range(10, 320, 10), line, label=name)
     if options:
         axes.axhline(options["budget"], linestyle=":", color=drawn.get_color())
-axes.set(xlabel="steps on the new digits", ylabel="drift on old digits, nats", yscale="log")
-axes.legend(frameon=False)
+axes.set(xlabel="steps on the new digits", ylabel="drift on old digits that are no probes, nats", yscale="log")
+axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
 axes.spines[["top", "right"]].set_visible(False)
 plt.show()

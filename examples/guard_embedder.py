@@ -196,11 +196,11 @@ def compare(task: Task) -> dict[str, dict[str, float]]:
 
 def picture(found: dict[str, dict[str, float]]) -> None:
     """Recall in the old index against recall in the new domain: top right is best."""
-    _, axes = plt.subplots(figsize=(5.5, 4), layout="constrained")
+    _, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     for name, scores in found.items():
         axes.plot(scores["old index"], scores["new"], "o", label=name)
     axes.set(xlabel="old questions, old index: recall@5, %", ylabel="new questions: recall@5, %")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     axes.spines[["top", "right"]].set_visible(False)
     plt.show()
 

@@ -76,7 +76,7 @@ def test_the_figures_of_its_table_stand_on_the_pages_that_it_names(row: str) -> 
     pages = [(ROOT / link).read_text(encoding="utf-8") for link in re.findall(r"\]\(([^)#]+)", where)]
     figures = re.findall(r"(?<![\w.])\d+(?:\.\d+|e-\d+)?", what)
     for figure in figures:
-        assert any(re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d])", page) for page in pages), figure
+        assert any(re.search(rf"(?<![\d.]){re.escape(figure)}(?!\.?\d)", page) for page in pages), figure
 
 
 # Sentences with figures that are measured for another page: the page, the sentence, the other page.
@@ -85,6 +85,9 @@ TIED = [
     ("docs/guard.md", "on an H200 takes 1.11 times", "docs/guard-parameters.md"),
     ("docs/class-incremental.md", "the default of 800 ends at 54.2 %", "docs/classifier.md"),
     ("docs/class-incremental.md", "after 329 s of processor time", "docs/closed-form.md"),
+    ("docs/methods/gem.md", "it reached 67.1, iCaRL 62.2 and RWalk 60.7", "docs/results-appendix.md"),
+    ("docs/methods/gem.md", "in the batches (74.6, with RWalk or without)", "docs/results-appendix.md"),
+    ("docs/howto/lost-which-skills.md", "loss is 0.26 nats higher than with a guard", "docs/language-models.md"),
     (LANGUAGE_PAGE, "drift is 0.039 nats instead of 0.302", "docs/language-models.md"),
     (LANGUAGE_PAGE, "loss 2.530 instead of 2.523", "docs/language-models.md"),
     (LANGUAGE_PAGE, "takes 1.06 to 1.17 times", "docs/language-models.md"),
@@ -97,7 +100,7 @@ def test_figures_of_a_sentence_stand_where_they_were_measured(page: str, sentenc
     assert sentence in " ".join((ROOT / page).read_text(encoding="utf-8").split())
     measured = (ROOT / source).read_text(encoding="utf-8")
     for figure in re.findall(r"\d+\.\d+|\d+(?= s )", sentence):
-        assert re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", measured), figure
+        assert re.search(rf"(?<![\d.]){re.escape(figure)}(?!\.?\d)", measured), figure
 
 
 def test_its_table_has_rows() -> None:
