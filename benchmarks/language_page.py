@@ -42,6 +42,16 @@ NAMES = {
     "EWC": "EWC, λ = {:g}",
     "EWC-DR": "EWC-DR, λ = {:g}",
 }
+# The figure's families of ways: colour, mark and names. The ways of one are named where no other way is better.
+FAMILIES = {
+    "Guard": ("#009E73", "o", ("Guard", "Guard, every", "Guard, weight", "Guard, budget", "LoRA, Guard")),
+    "EWC, EWC-DR, L2-SP": ("#D55E00", "s", ("EWC", "EWC-DR", "L2-SP")),
+    "LoRA": ("#0072B2", "^", ("LoRA",)),
+    "old text mixed in": ("#CC79A7", "D", ("replay",)),
+    "no guard": ("#4D4D4D", "X", ("no guard", "WiSE-FT", "rewind")),
+}
+NAMED = ("Guard",)
+TICKS = (0.02, 0.05, 0.1, 0.2, 0.5)
 MEASURES = {
     "new": ("new text", ".3f"),
     "drift": ("drift", ".3f"),
@@ -177,19 +187,26 @@ def figure(found: Found, path: Path) -> None:
         if way[2] == rate or (rate == RATES[1] and way[0] != "STM")
     }
     best = frontier(at)
-    figure, axes = plt.subplots(figsize=(8.5, 5.5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8.5, 5), layout="constrained")
     axes.plot(*zip(*sorted(at[each] for each in best), strict=True), color="#999999", linewidth=1, zorder=1)
-    for (way, rate), (x, y) in at.items():
-        if way[0] == "STM":
-            continue
-        colour, mark = ("#009E73", "o") if "Guard" in way[0] else ("#D55E00", "s")
-        axes.plot(x, y, mark, color=colour, markersize=7 if (way, rate) in best else 4)
-        if (way[0] in ("EWC", "EWC-DR") and way[1] != 100) or way[:2] in (("replay", 0.05), ("replay", 0.25)):
-            continue  # beside others of their kind
-        text = name_of(way, 0.0).replace("*", "").replace("`", "").replace(" of all sequences", "")
-        below = way[0] in ("EWC", "LoRA") or (way[0] == "replay" and rate == RATES[2])
-        axes.annotate(text, (x, y), xytext=(5, -9 if below else 4), textcoords="offset points", fontsize=6)
+    for family, (colour, mark, names) in FAMILIES.items():
+        mine = {each: point for each, point in at.items() if each[0][0] in names}
+        for size, chosen in ((90, best), (30, [each for each in mine if each not in best])):
+            drawn = [mine[each] for each in chosen if each in mine]
+            axes.scatter(*zip(*drawn, strict=True), size, colour, mark) if drawn else None
+        axes.scatter([], [], 60, colour, mark, label=family)
+        for (way, rate), point in mine.items():
+            if family in NAMED and (way, rate) in best:
+                text = name_of(way, 0.0).replace("*", "").replace("`", "")
+                below = point[0] > 0.15  # where the line is flat, and other ways are above it
+                aside = below and way[0] == "Guard"
+                place = {"xytext": (4 - 8 * aside, -16) if below else (8, 5), "ha": "right" if aside else "left"}
+                axes.annotate(text, point, textcoords="offset points", fontsize=8, **place)
     axes.set(xscale="log", xlabel="drift on own samples, nats", ylabel="loss on the Italian text, nats")
+    axes.set_xticks(TICKS, [f"{each:g}" for each in TICKS])
+    axes.minorticks_off()
+    axes.margins(0.07)
+    axes.legend(frameon=False, title="large marks: no other way is better in both")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
