@@ -13,11 +13,15 @@ LACKING = {  # attributes, by the beginnings of tags
     '<aside class="toc-drawer no-toc"': 'aria-label="This page"',
     '<div class="content-icon-container"': 'role="region" aria-label="Tools"',
     '<div class="highlight"><pre': 'tabindex="0"',  # can be scrolled by keyboard
+    '<div class="math-wrapper docutils container"': 'tabindex="0" role="group" aria-label="Equation"',
     '<div class="table-wrapper colwidths-auto docutils container"': 'tabindex="0" role="group" aria-label="Table"',
 }
 # parameters: a list without terms
 SIGNATURE = re.compile(r"<dl>\n((?:<dd><em class=\"sig-param\">.*</dd>\n)+)</dl>")
-EMPTY = {'<th class="head"><p></p></th>': '<td class="head"></td>'}
+REPLACED = {
+    '<th class="head"><p></p></th>': '<td class="head"></td>',  # an empty cell is no heading
+    '<div id="search-results"></div>': '<h1>Search</h1>\n<div id="search-results"></div>',
+}
 
 
 def _complete(app: Any, error: Exception | None) -> None:
@@ -26,7 +30,7 @@ def _complete(app: Any, error: Exception | None) -> None:
     added = {f"{tag}>": f"{tag} {attributes}>" for tag, attributes in LACKING.items()}
     for page in Path(app.outdir).rglob("*.html"):
         text = before = page.read_text(encoding="utf-8")
-        for lacking, whole in {**added, **EMPTY}.items():
+        for lacking, whole in {**added, **REPLACED}.items():
             text = text.replace(lacking, whole)
         text = SIGNATURE.sub(lambda found: f'<div class="sig-params">\n{_rows(found[1])}</div>', text)
         if text != before:
