@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -61,6 +62,28 @@ class ForgetsWhenPickled(MAS):
         return ForgetsWhenPickled, ()  # without its hyper-parameters
 
 
+class CountsForAllOfItsKind(MAS):
+    """Right as long as a fleet has one group of runs of this method."""
+
+    tasks: ClassVar[int] = 0
+
+    def start(self, theta: Tensor) -> State:
+        CountsForAllOfItsKind.tasks = 0
+        return super().start(theta)
+
+    def consolidate(
+        self, state: State, theta: Tensor, fisher: Tensor | None = None, ranges: Ranges | None = None
+    ) -> None:
+        super().consolidate(state, theta, fisher, ranges)
+        CountsForAllOfItsKind.tasks += 1
+        state["importance"] = state["importance"] * self.tasks
+
+
+class HoldsMoreWhenPickled(MAS):
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HoldsMoreWhenPickled, (500.0,)
+
+
 class WrongShape(MAS):
     def start(self, theta: Tensor) -> State:
         return {**super().start(theta), "one": theta.new_zeros(len(theta), 1).expand(-1, 2).clone()}
@@ -109,6 +132,11 @@ class CannotBeRecorded(CrossEntropy):
 class Climbs(CrossEntropy):
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         return (logits + batch.head).softmax(-1).gather(-1, batch.y[..., None]).mean((1, 2))
+
+
+class CountsInDoubles(CrossEntropy):
+    def begin_task(self, state: State, theta: Tensor, task: int) -> None:
+        state["tasks"] = torch.full((len(theta),), float(task), dtype=torch.float64)
 
 
 class Against(Orthogonal):
@@ -239,4 +267,11 @@ BROKEN = {  # and what is said of them
     "AlwaysTheSame": "other seeds begin with the same parameters",
     "CountsBesideBuffers": "interrupted at task 1, step 2 ends differently",
     "LooksAround": "depend on the others in its batch",
+}
+
+BROKEN_IN = {  # and the check that finds it, whatever others do
+    "CountsForAllOfItsKind": "a_fleet_equals_its_runs_alone with other methods",
+    "CountsInDoubles": "other_types_of_numbers_stay_what_they_are",
+    "ForgetsWhenPickled": "what_is_unpickled_trains_the_same",
+    "HoldsMoreWhenPickled": "two_calls_of_an_estimator_may_have_a_file_between_them",
 }

@@ -55,6 +55,13 @@ def test_a_part_that_breaks_a_promise_is_told_in_one_line(name: str) -> None:
     assert re.search(broken_parts.BROKEN[name], said), said
 
 
+@pytest.mark.parametrize("name", broken_parts.BROKEN_IN)
+def test_a_part_that_breaks_one_promise_fails_that_check(name: str) -> None:
+    check = dict(checks_of(f"broken_parts:{name}"))[broken_parts.BROKEN_IN[name]]
+    with pytest.raises(AssertionError, match=f"^broken_parts:{name}"):
+        check()
+
+
 def test_one_call_checks_a_part_however_it_is_given() -> None:
     testing.check_learner(own_parts.MAS(lam=3.0))
     testing.check_sampler(own_parts.FARTHEST)

@@ -609,3 +609,16 @@ def test_losses_survive_a_damaged_file(tmp_path: Path) -> None:
         file.write(f"{run.hash()},3")  # a crash in the middle of a line
     assert Curves(tmp_path).of(run) == [(1, 0.5), (2, 1 / 3)]
     assert Curves(tmp_path / "nowhere").of(run) == []
+
+
+@pytest.mark.parametrize("kind", [Store, SharedStore])
+def test_a_study_is_executed_in_an_open_folder_alone(kind: type[Store], tmp_path: Path) -> None:
+    study, store = little.study(methods=["vanilla"], seeds=1), kind(tmp_path / "study")
+    for never in (store, tmp_path, "study"):
+        with pytest.raises(InputError, match="open the folder first"):
+            study.execute(never)  # type: ignore[arg-type]
+    with store.opened(study.describe()):
+        study.execute(store)
+    with pytest.raises(InputError, match="open the folder first"):
+        study.execute(store)
+    assert len(store.rows()) == 1

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -29,7 +30,7 @@ from rwalk.studies.executor import Executor, begun_fleets, is_out_of_memory, not
 from rwalk.studies.executor import fleets as in_fleets
 from rwalk.studies.rows import Measures
 from rwalk.studies.shared_folder import Join
-from rwalk.studies.specs import RunSpec
+from rwalk.studies.specs import RunSpec, StreamSpec
 from rwalk.studies.study_events import Event, RowDone, Started, Stepped, Trained
 from rwalk.studies.study_folder import Store
 from rwalk.studies.worker_pool import Pool, WorkerDied
@@ -535,3 +536,14 @@ print(commit())
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", command], env=environ, capture_output=True, text=True)
     assert done.stdout == "None\n0123456789\n"
+
+
+@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 1.0, "1", True])
+def test_a_seed_that_torch_would_not_take_as_it_is_is_refused(seed: object) -> None:
+    (run,) = little.study(methods=["vanilla"], seeds=1).runs
+    with pytest.raises(InputError, match="a seed is a whole number below"):
+        Study((replace(run, seed=seed),), "none").prepare()  # type: ignore[arg-type]
+
+
+def test_tasks_may_be_lists_and_labels_numpys_numbers() -> None:
+    assert StreamSpec(tasks=[[np.int64(0), "1"], (2,)]) == StreamSpec(tasks=((0, "1"), (2,)))  # type: ignore[arg-type]

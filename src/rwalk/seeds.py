@@ -17,6 +17,11 @@ import torch
 _GLOBAL = threading.RLock()  # held while torch's global generator is in use
 
 
+def is_seed(seed: object) -> bool:
+    """Whether torch takes it as it is: a whole number of 64 bits."""
+    return isinstance(seed, Integral) and not isinstance(seed, bool) and -(2**63) <= int(seed) < 2**63
+
+
 def derive(*parts: int | str) -> int:
     """A 63-bit seed from a name.
 

@@ -32,6 +32,7 @@ from rwalk.losses import heads
 from rwalk.methods.method import State
 from rwalk.metrics import HEADS
 from rwalk.parts import stack
+from rwalk.seeds import is_seed
 from rwalk.training import Training
 
 Enough = Callable[["Fleet"], bool]  # called after every step: whether the task has been learned long enough
@@ -92,6 +93,8 @@ class Fleet:
     ) -> None:
         if not seeds or len(learners) != len(seeds):
             raise InputError(f"a fleet needs one learner per seed, got {len(learners)} for {len(seeds)} seeds")
+        if strange := [seed for seed in seeds if not is_seed(seed)]:
+            raise InputError(f"a seed is a whole number below 2^63, not {strange[0]!r}")
         first = learners[0]
         if any(replace(each, method=first.method, loss=first.loss) != first for each in learners):
             raise InputError("runs of one fleet may differ in their method and in the numbers of their loss only")

@@ -80,6 +80,8 @@ class StreamSpec:
     def __post_init__(self) -> None:
         if self.reading == Reading():
             object.__setattr__(self, "reading", None)  # given or not, it is the same stream
+        if isinstance(self.tasks, list | tuple) and all(isinstance(task, list | tuple) for task in self.tasks):
+            object.__setattr__(self, "tasks", tuple(tuple(map(_plain, task)) for task in self.tasks))
 
     def build(self, data: Path | str | None = None, download: bool = True) -> Stream:
         from rwalk.data import datasets, splits

@@ -160,6 +160,8 @@ class Study:
         Returns:
             The rows that exist now, in the order of the runs.
         """
+        if store is not None and not (isinstance(store, Store) and store.is_open):
+            raise InputError("open the folder first: `with Store(folder).opened(study.describe()) as store: ...`")
         done = self.current(store.rows() if store else [], tell=logger.warning)
         if missing := self.missing(done):
             references, trials = self.references(missing), lambda_choice.trials_for(missing, self.stream)

@@ -39,7 +39,7 @@ class Store:
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         self.study_file = self.folder / "study.json"
-        self._begun = False  # whether study.json was there, so that its absence means that it was removed
+        self.is_open = False  # for a study: where study.json is missing then, it was removed
         self.rows_file = self.folder / "runs.jsonl"
         self.checkpoints = self.folder / "checkpoints"
 
@@ -53,7 +53,8 @@ class Store:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 held.enter_context(self._alone())
                 self._check_is_ours(study)
-                self._begun = True
+                self.is_open = True
+                held.callback(setattr, self, "is_open", False)
                 if not self.study_file.exists() or self.study().hash != study.hash:
                     self._describe(study)
             yield self  # errors from here on are not the folder's
@@ -70,7 +71,7 @@ class Store:
     def _adding(self) -> Iterator[None]:
         """Rows are only written into the folder that the study was begun in."""
         with self._writing():
-            if self._begun and not self.study_file.exists():
+            if self.is_open and not self.study_file.exists():
                 raise InputError(
                     f"{self.folder} was removed, or its study.json, while its runs were trained: their results "
                     "cannot be kept; the same command begins again"
@@ -226,7 +227,7 @@ class SharedStore(Store):
         with self._writing():
             self._check_is_ours(study)
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._begun = True
+            self.is_open = True
             with self._locked(patience=10.0):  # no process has it exclusively
                 if not self.study_file.exists():
                     self._describe(study)
@@ -234,7 +235,10 @@ class SharedStore(Store):
         if self.study().hash != study.hash:
             raise InputError(f"{self.folder} holds another study: join it with the command that began it")
         self._before = self._in_file().by_hash()
-        yield self
+        try:
+            yield self
+        finally:
+            self.is_open = False
 
     def _without_lock(self) -> None:
         """Rows are then merged without one: only two processes that write in the same moment could disagree."""
