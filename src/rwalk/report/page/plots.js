@@ -156,7 +156,8 @@ function around(ends) {
 
 function quadrants(x, y, { left, right, top, bottom }) {
   const words = (text, right_, down) => label(text, right_ ? right - 6 : left + 6, down ? bottom - 8 : top + 14,
-                                              { "text-anchor": right_ ? "end" : "start", "font-style": "italic" });
+                                              { "text-anchor": right_ ? "end" : "start", "font-style": "italic",
+                                                stroke: "var(--card)", "stroke-width": 4, "paint-order": "stroke" });
   const half = NARROW.matches;
   return [
     svg("path", { d: `M${x(0)} ${top}V${bottom}M${left} ${y(0)}H${right}`, stroke: "var(--quiet)", "stroke-width": 1.2 }),
