@@ -280,6 +280,12 @@ def test_where_both_heads_are_the_same_there_is_one_table(rwalk: Rwalk) -> None:
     assert rwalk(*options, "--out=split").out.count("accuracy A") == 2
 
 
+def test_configurations_are_told_apart_in_a_table(rwalk: Rwalk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    said = rwalk(*LITTLE, "--methods=rwalk,pi", "--set=dt=2,3", "--steps=3", "--permuted=2", "--out=swept").out
+    assert all(said.count(f"RWalk, steps between scores {dt}") == 1 for dt in (2, 3)) and "PI," not in said
+
+
 def test_a_device_that_is_not_there_comes_with_a_way_out(rwalk: Rwalk) -> None:
     refused(rwalk(*LITTLE, "--device=cuda:99"), "device 'cuda:99' cannot be used (", "give cpu, or auto")
 

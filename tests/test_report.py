@@ -161,6 +161,16 @@ def test_settings_are_told_where_they_differ() -> None:
     assert told(base, tuned, default) == ["", "alpha 0.5", ""]
 
 
+def test_no_two_configurations_have_the_same_name() -> None:
+    beside = MemorySpec(total=20, sampler="reservoir", replay="beside")
+    base = RunSpec(method="er", memory=beside)
+    others = [replace(base, memory=replace(beside, beside=3)), replace(base, calibration=True)]
+    others += [replace(base, measure_every=1), replace(base, autocast=True), replace(base, dtype="float64")]
+    (section,) = page_data.sections(summarise(records([made_row(run) for run in (base, *others)])))
+    names = [(each["label"], each["memory"], each["settings"]) for each in section["configurations"]]
+    assert len(set(names)) == len(names)
+
+
 def test_a_method_has_one_colour_whatever_it_is_shown_with() -> None:
     rows = made_rows()
     everywhere = {each["id"]: each["colour"] for each in page_data.methods(summarise(records(rows)))}

@@ -226,6 +226,12 @@ def test_the_best_is_bold_and_columns_sort(opened: Opened) -> None:
     assert opened(column) == sorted(accuracies)
 
 
+def test_values_that_print_as_zero_are_equally_good(opened: Opened) -> None:
+    forgetting = "{measure: MEASURES[1], value: (value) => value}"
+    assert opened(f"winner({forgetting}, [-0.0002, 0.0003])") == "0.000"
+    assert opened(f"winner({forgetting}, [-0.02, 0.0003])") == "\N{MINUS SIGN}0.020"
+
+
 SAMPLERS = {"": "", "mof": "mean of features", "uniform": "at random"}
 
 

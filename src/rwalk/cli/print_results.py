@@ -25,6 +25,7 @@ from rwalk.demonstration.picture import picture
 from rwalk.demonstration.story import Way
 from rwalk.escaping import shown
 from rwalk.report.method_colours import colour
+from rwalk.report.page_data import differences
 from rwalk.report.seed_summaries import MORE, Summary, heads_agree, summarise
 from rwalk.report.welch_test import mean_and_deviation
 from rwalk.report.wording import BOTH, TITLES, number
@@ -73,23 +74,37 @@ def _table(summaries: Sequence[Summary], head: str, title: str) -> Table:
     table = Table("method", title=title, title_justify="left", title_style="bold")
     for header in ("λ", *columns):
         table.add_column(header, justify="right")
-    for summary, *cells in zip(summaries, *columns.values(), strict=True):
-        lam = f"auto: {summary.chosen}" if summary.chosen else number(summary.lam) if summary.lam else "–"
-        table.add_row(Text(summary.name), lam, *cells)
+    names = [(summary.name, _strength(summary)) for summary in summaries]
+    for (name, lam), told, *cells in zip(names, differences(summaries), *columns.values(), strict=True):
+        is_clear = names.count((name, lam)) == 1
+        table.add_row(Text(name if is_clear else f"{name}, {told}"), lam, *cells)
     return table
+
+
+def _strength(summary: Summary) -> str:
+    return f"auto: {summary.chosen}" if summary.chosen else number(summary.lam) if summary.lam else "–"
 
 
 def _column(cells: Iterable[NDArray[np.float64]], form: str, best: Callable[..., Any]) -> list[Text]:
     """Formatted cells; the best, and any that print the same, in bold."""
     measured = [mean_and_deviation(values) for values in cells]
     finite = [mean for mean, _ in measured if np.isfinite(mean)]
-    winner = form.format(best(finite)) if finite else None
+    winner = _printed(best(finite), form) if finite else None
     column = []
     for mean, deviation in measured:
-        text = form.format(mean) if np.isfinite(mean) else "–"
+        text = _printed(mean, form) if np.isfinite(mean) else "–"
         spread = f" ± {form.format(deviation)}" if np.isfinite(deviation) else ""
         column.append(Text(text + spread, style="bold green" if text == winner else ""))
     return column
+
+
+def _printed(value: float, form: str) -> str:
+    """
+    >>> _printed(-0.0001, "{:.3f}"), _printed(-0.01, "{:.3f}")
+    ('0.000', '-0.010')
+    """
+    text = form.format(value)
+    return text if float(text) else text.removeprefix("-")
 
 
 # ── the demonstration ───────────────────────────────────────────────────────────────────────────────────────────

@@ -76,18 +76,16 @@ def _tested(summary: Summary) -> str:
 def _section(summaries: Sequence[Summary], held_out: Mapping[str, Summary], studies: Studies, points: int) -> Json:
     first = summaries[0]
     settings = [_settings(summary) for summary in summaries]
-    differing = {method: _differing(method, settings, summaries) for method in {each.method for each in summaries}}
-    told = [differing[summary.method] for summary in summaries]
     order = list(learners())
     agree = heads_agree(summaries)
     heads = HEADS[:1] if agree else HEADS
     configurations = [
         {
-            **_configuration(summary, ", ".join(values[name] for name in names if name in values)),
+            **_configuration(summary, told),
             "losses": _losses(summary, studies.get(summary.study), points),
             **{head: _results(summary, head, held_out) for head in heads},
         }
-        for summary, values, names in zip(summaries, settings, told, strict=True)
+        for summary, told in zip(summaries, differences(summaries), strict=True)
     ]
     configurations.sort(
         key=lambda c: (order.index(c["method"]) if c["method"] in order else len(order), c["size"] or 0, c["lam"])
@@ -262,13 +260,24 @@ def _settings(summary: Summary) -> dict[str, str]:
     training = asdict(spec.training)
     steps, epochs = training.pop("steps"), training.pop("epochs")
     named = {**training, "dtype": spec.dtype, "autocast": spec.autocast}
+    named |= {"measure_every": spec.measure_every, "calibration": spec.calibration}
     if spec.memory:
-        named["replay"] = spec.memory.replay
+        named |= {"replay": spec.memory.replay, "beside": spec.memory.beside}
     named |= {name: value for name, value in spec.numbers.items() if name != "lam"}
     if summary.chosen:
         named["lam"] = f"chosen: {summary.chosen}"
     budget = wording.counted(epochs, "epoch") if steps is None else f"{steps} steps"
     return {"budget": budget, **{name: f"{wording.setting_name(name)} {value}" for name, value in named.items()}}
+
+
+def differences(summaries: Sequence[Summary]) -> list[str]:
+    """The settings of every configuration, besides λ and memory, that distinguish it from the others."""
+    settings = [_settings(summary) for summary in summaries]
+    names = {method: _differing(method, settings, summaries) for method in {each.method for each in summaries}}
+    return [
+        ", ".join(values[name] for name in names[summary.method] if name in values)
+        for summary, values in zip(summaries, settings, strict=True)
+    ]
 
 
 def _differing(method: str, settings: Sequence[Mapping[str, str]], summaries: Sequence[Summary]) -> list[str]:

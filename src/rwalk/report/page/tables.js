@@ -77,7 +77,7 @@ function showRows(card, section, from) {
   const visible = shown.slice(from, section.chosen.rows);
   card.querySelector("tbody").append(...visible.map((each) => made("tr", {}, ...all.map((column, i) => {
     const value = column.measure && column.value(each);
-    const best = column.measure && value !== null && value.toFixed(column.measure.digits) === winners.get(column);
+    const best = column.measure && value !== null && minus(value.toFixed(column.measure.digits)) === winners.get(column);
     const content = column.cell(each);
     const kind = kindOf(column);
     return i ? made("td", { className: kind }, best ? made("strong", {}, content) : content)
@@ -98,7 +98,7 @@ function showMore(card, section, total) {
 // The best value as it prints; all that print the same are best.
 function winner(column, shown) {
   const values = measured(shown.map(column.value));
-  return values.length ? values.reduce((a, b) => column.measure.better(a, b)).toFixed(column.measure.digits) : null;
+  return values.length ? minus(values.reduce((a, b) => column.measure.better(a, b)).toFixed(column.measure.digits)) : null;
 }
 
 function headCell(column, card, section) {
@@ -139,8 +139,9 @@ function tableLatex(section) {
     if (!column.measure) return latex(column.name === "method" ? each.label : column.cell(each));
     const { mean, deviation } = statistic(each, column.measure);
     if (mean === null) return "--";
-    const text = mean.toFixed(column.measure.digits);
-    const value = text === winner(column, shown) ? `\\mathbf{${text}}` : text;
+    const printed = minus(mean.toFixed(column.measure.digits));
+    const text = printed.replace("−", "-");
+    const value = printed === winner(column, shown) ? `\\mathbf{${text}}` : text;
     return `$${value}${deviation === null ? "" : ` \\pm ${deviation.toFixed(column.measure.digits)}`}$`;
   };
   const head = ({ name, measure }) => measure === undefined ? latex(name)
