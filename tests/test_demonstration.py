@@ -208,7 +208,7 @@ def test_options_about_how_a_study_runs_do_not_end_the_demonstration() -> None:
         says = says_what_to_learn(context_of(commands["run"], words))
         assert says == (each.name not in {*resumed, "join", "out"}), each.name
         seen += not says
-    assert seen == 11 and not says_what_to_learn(context_of(commands["run"], []))
+    assert seen == 8 and not says_what_to_learn(context_of(commands["run"], []))
 
     app = typer.Typer()
 
