@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import replace
@@ -372,6 +373,16 @@ def test_write_atomically_keeps_links_and_refuses_devices(tmp_path: Path) -> Non
         with pytest.raises(OSError, match="a device or a pipe"):
             write_atomically(tmp_path / name, "lost")
     assert {path.name for path in tmp_path.iterdir()} == {"file", "link", "pipe", "null"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="has other permissions")
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+def test_write_atomically_keeps_permissions(mode: int, tmp_path: Path) -> None:
+    """A model that nobody else may read stays so when it is continued."""
+    (tmp_path / "model").touch()
+    (tmp_path / "model").chmod(mode)
+    write_atomically(tmp_path / "model", "new")
+    assert stat.S_IMODE((tmp_path / "model").stat().st_mode) == mode
 
 
 def test_a_temporary_file_that_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """An empty temporary file to write to; afterwards it is flushed to disk and renamed to `path`.
 
-    A link stays, and leads to the new file; a device or a pipe is refused, because a rename would replace it.
+    A link stays, and leads to the new file, which has the permissions of the old one; a device or a pipe is refused,
+    because a rename would replace it.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not (path.is_file() or path.is_dir()):
@@ -51,6 +52,8 @@ def replacing(path: Path) -> Iterator[Path]:
         yield beside
         with open(beside, "rb+") as file:
             os.fsync(file.fileno())
+        with suppress(OSError):  # there is none yet, or its file system has no permissions
+            shutil.copymode(path, beside)
         os.replace(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)
