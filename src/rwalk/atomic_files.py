@@ -38,8 +38,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """An empty temporary file to write to; afterwards it is flushed to disk and renamed to `path`.
 
-    A link stays, and leads to the new file, which has the permissions of the old one; a device or a pipe is refused,
-    because a rename would replace it.
+    The new file has the permissions of the old one. A link stays, and leads to the new file; a device or a pipe is
+    refused, because a rename would replace it.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not (path.is_file() or path.is_dir()):
