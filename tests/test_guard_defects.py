@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
-from rwalk import EWC, PI, Guard, InputError, RWalk
+from rwalk import EWC, PI, Anchor, Guard, InputError, RWalk
 from rwalk.guard.options import StateOptions
 from rwalk.methods import Method
 
@@ -344,3 +344,146 @@ def test_a_step_of_a_small_network_takes_at_most_80_python_calls() -> None:
     finally:
         sys.setprofile(None)
     assert 20 < calls.total() <= 80, calls.most_common()
+
+
+# ── what a stranger's loop may do ────────────────────────────────────────────────────────────────────────────
+
+
+def inputs(rows: int = 64) -> Tensor:
+    return torch.randn(rows, 8, generator=torch.Generator().manual_seed(1))
+
+
+def test_an_optimizer_that_maximises_is_refused_because_it_would_maximise_drift() -> None:
+    model = network()
+    with pytest.raises(InputError, match="maximize=True drift would be maximised too"):
+        Guard(model, SGD(model.parameters(), 0.1, maximize=True), probes=inputs())
+
+
+def test_probes_are_copied_because_loops_write_into_their_buffers() -> None:
+    model, x = network(), inputs()
+    guard = Guard(model, SGD(model.parameters(), 0.1), probes=x)
+    x.zero_()
+    assert guard.drift() == 0
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["guard", "probes"])
+def test_inference_mode_around_the_making_of_a_guard_or_its_probes_changes_nothing(inside: bool) -> None:
+    ends = []
+    for enabled in (False, True):
+        model = network()
+        optimizer = SGD(model.parameters(), 0.1)
+        with torch.inference_mode(enabled):
+            x = inputs()
+            guard = Guard(model, optimizer, probes=x) if inside else None
+        guard = guard or Guard(model, optimizer, probes=x)
+        train(model, optimizer)
+        ends.append([*model.parameters()])
+        assert guard.finish().steps == 12
+    assert all(map(torch.equal, *ends))
+
+
+def test_log_probabilities_are_classes() -> None:
+    model = nn.Sequential(*network(), nn.LogSoftmax(-1))
+    guard = Guard(model, SGD(model.parameters(), 0.1), probes=inputs())
+    assert guard.state_dict()["drift"]["sets"][0]["divergences"] == {"output": "kl"}
+
+
+@pytest.mark.parametrize("given", [[*inputs(16)], inputs()[0], [*zip(inputs(16), range(16), strict=True)]])
+def test_single_examples_are_not_taken_for_batches(given: Any) -> None:
+    """A row of 8 numbers would count as 8 examples, and its logits as 4 numbers."""
+    model = network()
+    with pytest.raises(InputError, match=r"give outputs of shape \(4,\): give batches|torch's tensors"):
+        Guard(model, SGD(model.parameters(), 0.1), probes=given)
+
+
+def test_probes_without_tensors_of_torch_are_refused_by_name() -> None:
+    model = network()
+    with pytest.raises(InputError, match=r"has none: \{'input': ndarray\}"):
+        Guard(model, SGD(model.parameters(), 0.1), probes={"input": inputs().numpy()})
+
+
+def test_a_divergence_for_an_output_that_is_not_compared_is_refused() -> None:
+    model = network()
+    with pytest.raises(InputError, match=r"divergence= is given for \['logits'\], .* \['output'\]"):
+        Guard(model, SGD(model.parameters(), 0.1), probes=inputs(), divergence={"logits": "mse"})
+
+
+def test_inputs_in_the_place_of_a_method_are_refused_without_their_numbers() -> None:
+    model = network()
+    with pytest.raises(InputError, match=r"not tensor.{54}…; inputs are given as probes="):
+        Guard(model, SGD(model.parameters(), 0.1), inputs())  # type: ignore[arg-type]
+
+
+def test_a_call_around_a_step_that_has_hooks_is_called_so() -> None:
+    model = network()
+    guard = Guard(model, SGD(model.parameters(), 0.1), probes=inputs())
+    for call in (guard.before_step, guard.after_step):
+        with pytest.raises(InputError, match="hooks do this already"):
+            call()
+
+
+def test_a_budget_for_finish_without_probes_is_refused() -> None:
+    model = network()
+    guard = Guard(model, SGD(model.parameters(), 0.1), "rwalk")
+    with pytest.raises(InputError, match="and probes"):
+        guard.finish(budget=0.05)
+
+
+@pytest.mark.parametrize("every", [1, 32])
+def test_loading_with_another_interval_is_no_damage(every: int) -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), 0.01)
+    guard = Guard(model, optimizer, probes=inputs())
+    train(model, optimizer, steps=30)
+    guard.detach()
+    again = Guard.load(guard.state_dict(), model, optimizer, Anchor(every=every), probes=inputs())
+    train(model, optimizer, steps=30)
+    pulls = [reading.step for reading in again.finish().readings]
+    assert pulls[-1] - pulls[-2] == min(every, 16) if every > 1 else pulls[-3:] == [57, 58, 59]
+
+
+def test_outputs_that_become_non_finite_are_a_warning_at_the_end() -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), 0.1)
+    guard = Guard(model, optimizer, probes=inputs())
+    train(model, optimizer)
+    with torch.no_grad():
+        model[0].weight.fill_(float("nan"))
+    with pytest.warns(UserWarning, match="outputs on the probes are not finite"):
+        guard.finish()
+
+
+def test_a_model_that_changes_its_dtype_is_named_in_the_error_of_a_pull() -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), 0.1)
+    Guard(model, optimizer, probes=inputs())
+    model.bfloat16()
+    with pytest.raises(InputError, match=r"cannot be called with the probes, float32 \(64, 8\)"):
+        for _ in range(2):
+            model(inputs().bfloat16()).sum().backward()
+            optimizer.step()
+
+
+class Merging(nn.Module):
+    """An adapter that evaluation mode adds to the weight, out of reach of gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8, generator=torch.Generator().manual_seed(0)), False)
+        self.adapter = nn.Parameter(torch.zeros(4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight + (self.adapter if self.training else self.adapter.detach())
+        return x @ weight.T
+
+
+def test_adapters_merged_in_evaluation_mode_cannot_be_held_and_that_is_said() -> None:
+    model = Merging()
+    optimizer = SGD([model.adapter], 0.1)
+    with pytest.raises(InputError, match="no importance can be measured: in evaluation mode no trained parameter"):
+        Guard(model, optimizer, EWC(), probes=inputs())
+    guard = Guard(model, optimizer, probes=inputs())
+    with pytest.warns(UserWarning, match="nothing is held: in evaluation mode") as found:
+        train(model, optimizer)
+    assert len(found) == 1
+    guard.detach()

@@ -933,7 +933,7 @@ def test_probes_take_texts_with_a_tokenizer() -> None:
 
 @pytest.mark.parametrize(
     ("given_", "reason"),
-    [([], "not a single probe"), (3, "inputs of the model"), (torch.zeros(()), "same number of rows")],
+    [([], "not a single probe"), (3, "inputs of the model"), (torch.zeros(()), "holds torch's tensors")],
 )
 def test_probes_that_are_no_inputs_are_refused(given_: Any, reason: str) -> None:
     with pytest.raises(InputError, match=reason):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rwalk.errors import InputError, unknown
+from rwalk.escaping import shown
 from rwalk.guard import guard_file, importance, options, select, warnings
 from rwalk.guard.drift import anchor as anchors
 from rwalk.guard.drift.anchor import Anchor, Pull, Readings, Schedule
@@ -218,15 +219,17 @@ class Guard:
 
     def before_step(self) -> None:
         """Without hooks: call it right before `optimizer.step()`, when gradients are complete and clipped."""
-        if self._given.hooks:
-            raise InputError("the optimizer's hooks do this already: leave the call out, or use hooks=False")
-        assert self._hooks is not None
-        self._hooks.before_step()
+        self._own_hooks().before_step()
 
     def after_step(self) -> None:
         """Without hooks: call it right after an `optimizer.step()` that was not skipped."""
+        self._own_hooks().after_step()
+
+    def _own_hooks(self) -> OptimizerHooks:
         assert self._hooks is not None
-        self._hooks.after_step()
+        if self._given.hooks:
+            raise InputError("the optimizer's hooks do this already: leave the call out, or use hooks=False")
+        return self._hooks
 
     def _pulls(self) -> Mapping[nn.Parameter, Tensor]:
         """Gradients to add to those of the task before this step."""
@@ -249,6 +252,9 @@ class Guard:
     def _pull(self) -> Pull:
         autocast = self._first_pass.context(self.model)
         pull = Pull.of(self.model, self._parameters, self._sets, self._schedule, self._batch_norm, autocast)
+        if not pull.slopes and not self._warned:
+            self._warned = True
+            warnings.warn(f"nothing is held: {importance.UNREACHED}")
         self._schedule.pulled(self.steps, pull.drift)
         self._readings.add(self.tasks, self.steps, pull.drift)
         return pull
@@ -363,6 +369,8 @@ class Guard:
         Returns:
             A report on the task, also in `last_report`.
         """
+        if budget is not None:
+            self._check_rewind(budget)
         self._settle(self.budget if budget is None else budget)
         self.detach()
         assert self.last_report is not None
@@ -382,7 +390,9 @@ class Guard:
             self._reference.statistics.nearest(self.model, self.drift)
         if budget is not None and self._sets:
             left = self._rewind(budget)
-        self.last_report = replace(self.report(), left=left)
+        self.last_report = report = replace(self.report(), left=left)
+        if report.drift is not None and not math.isfinite(report.drift):
+            warnings.warn("outputs on the probes are not finite: go back to weights that were saved before")
 
     def _hold(self) -> None:
         """Measure drift from here on."""
@@ -462,12 +472,16 @@ class Guard:
             The share of the way from the old weights to the trained ones that is left.
         """
         budget = self.budget if budget is None else budget
-        if budget is None or not self._sets:
-            raise InputError("rewind needs a budget, guard.rewind(0.05), and probes: guard.begin(probes)")
+        self._check_rewind(budget)
+        assert budget is not None
         return self._rewind(budget)
 
-    def _rewind(self, budget: float) -> float:
+    def _check_rewind(self, budget: float | None) -> None:
         check_budget(budget)
+        if budget is None or not self._sets:
+            raise InputError("rewind needs a budget, guard.rewind(0.05), and probes: guard.begin(probes)")
+
+    def _rewind(self, budget: float) -> float:
         assert self._reference is not None
         self._pull_added = {}
         with self._state.moved():
@@ -579,7 +593,7 @@ class Guard:
             self._pulled_for = None
             self._batch_norm.follow()
             if self._anchor is not None:
-                self._schedule = Schedule.restored(self._anchor, record["drift"].get("schedule"), self.steps)
+                self._schedule = Schedule.restored(self._anchor, record["drift"]["schedule"], self.steps)
             self._guessed = self._first_pass.wanted = any(each.guessed for each in self._sets)
         self._note_frozen()
         if self._hooks is not None:
@@ -672,7 +686,7 @@ def _method(method: Any, has_probes: bool) -> Method | Anchor:
     if not isinstance(method, Method | Anchor):
         raise InputError(
             f"method must be {Anchor.name}, {', '.join(METHODS)}, or one made like rwalk.RWalk(lam=1.0), "
-            f"not {method!r}"
+            f"not {shown(repr(method), 60)}; inputs are given as probes="
         )
     return method
 

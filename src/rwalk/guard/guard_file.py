@@ -91,7 +91,7 @@ def current(state: Any) -> Mapping[str, Any]:
         {"form": form, "own": False, "fingerprint": None, "divergences": {"logits": "kl"}, "loss": loss}
         for form, loss in zip(forms, losses, strict=True)
     ]
-    return {**state, "drift": {"readings": [], "sets": found, "tensors": tensors}}
+    return {**state, "drift": {"readings": [], "schedule": [1, 1, 0], "sets": found, "tensors": tensors}}
 
 
 def _task_of(name: str) -> int:
@@ -302,8 +302,8 @@ def restored(
         to_probes: makes probes of inputs, with the guard's own options.
         parameters: those guarded.
     """
-    known = {"readings", "sets", "tensors"}
-    expect(isinstance(state, Mapping) and state.keys() - {"schedule"} == known, "its drift")
+    known = {"readings", "schedule", "sets", "tensors"}
+    expect(isinstance(state, Mapping) and state.keys() == known, "its drift")
     tensors = state["tensors"]
     expect(
         isinstance(tensors, Mapping) and all(isinstance(each, Tensor) for each in tensors.values()), "its drift"
@@ -359,8 +359,8 @@ def _restored_set(
         probes.read(model)
         if probes.fingerprint != record["fingerprint"]:
             raise InputError(
-                "these are not the probes it was saved with: give the same inputs in the same order, a DataLoader "
-                "with shuffle=False; or write them into the file, guard.save(path, probes=True)"
+                "these are not the probes it was saved with: give the same inputs in the same order and batches, "
+                "a DataLoader with shuffle=False; or write them into the file, guard.save(path, probes=True)"
             )
     named = record["divergences"]
     expect(isinstance(named, Mapping) and bool(named), "its divergences")

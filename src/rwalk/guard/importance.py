@@ -22,6 +22,10 @@ WANTS_LOSSES = (
     "consolidate() needs each batch's loss, one number with its graph, in a generator: "
     "guard.consolidate(criterion(model(x), y) for x, y in loader)"
 )
+UNREACHED = (
+    "in evaluation mode no trained parameter has an effect on the outputs on the probes; if eval() merges "
+    "weights, as some adapters do, turn that off"
+)
 Squares = dict[ParameterState, Tensor]
 
 
@@ -93,6 +97,8 @@ def of_probes(state: GuardState, model: nn.Module, probes: Probes) -> Squares:
             mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
             for row in range(batches.length_of(batch)):
                 logits = probes.logits(inner, batches.part(batch, row, row + 1))
+                if not logits.requires_grad:
+                    raise InputError(f"no importance can be measured: {UNREACHED}")
                 count = len(logits) if mask is None else mask[0].numel()
                 _loss(logits, torch.rand(count, generator=draws).to(device), method).backward()
                 _add_squares(total, trained, method)

@@ -74,6 +74,8 @@ def followed(optimizer: Optimizer, method: Method, hooks: bool) -> Optimizer:
         optimizer = _with_hooks(optimizer)
     if isinstance(optimizer, LBFGS):
         raise InputError("LBFGS evaluates its closure many times per step: Guard needs one gradient per step")
+    if any(group.get("maximize") for group in optimizer.param_groups):
+        raise InputError("with maximize=True drift would be maximised too: leave it out, and negate the loss")
     if method.penalty == "proximal" and any("lr" not in group for group in optimizer.param_groups):
         raise InputError(
             "this optimizer has no learning rate 'lr': a budget needs one, and penalty='proximal' does; "

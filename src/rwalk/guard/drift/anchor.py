@@ -143,13 +143,11 @@ class Schedule:
 
     @classmethod
     def restored(cls, anchor: Anchor, state: Any, steps: int) -> Schedule:
-        """From `state`; a file of earlier versions has none."""
-        if state is None:
-            return cls(anchor.every, anchor.every, steps, steps // anchor.every)
+        """From `state`; `every` may be another one now."""
         right = isinstance(state, list) and [type(each) for each in state] == [int] * 3
-        expect(right and 1 <= state[0] <= anchor.every and state[1] <= steps + anchor.every, "its next pull")
-        expect(state[1] >= 1 and 0 <= state[2] <= steps, "its next pull")
-        return cls(anchor.every, *state)
+        expect(right and min(state[:2]) >= 1 and 0 <= state[2] <= steps, "its next pull")
+        interval, following, pulls = state
+        return cls(anchor.every, min(interval, anchor.every), min(following, steps + anchor.every), pulls)
 
 
 def _later(number: Tensor) -> Callable[[], float]:
@@ -237,8 +235,8 @@ def _slopes(
     """The drift of a batch and its gradient with respect to the parameters.
 
     `torch.autograd.grad` leaves `.grad` alone, and with it the buckets of DistributedDataParallel. Only sharded
-    parameters, and checkpointing that is re-entrant, need an ordinary backward pass. The backward pass comes after
-    autocast, which keeps a copy of all weights until it ends.
+    parameters need an ordinary backward pass. The backward pass comes after autocast, which keeps a copy of all
+    weights until it ends.
     """
     inner = unwrapped(model)
     trained = [parameter for parameter in parameters if parameter.requires_grad]

@@ -117,10 +117,11 @@ def labels_in(given: list[Batch], taken: list[Batch]) -> Tensor | None:
 def length_of(batch: Batch) -> int:
     """The number of examples, which all its tensors must have."""
     lengths = {len(tensor) for tensor in tensors(batch) if tensor.ndim}
-    if len(lengths) != 1:
+    if not lengths:
+        raise InputError(f"a batch of probes holds torch's tensors, and this has none: {described(batch):.200}")
+    if len(lengths) > 1:
         raise InputError(
-            "the tensors of a batch of probes must have the same number of rows, and there must be one; "
-            f"got {sorted(lengths) or type(batch).__name__}"
+            f"the tensors of a batch of probes must have the same number of rows: {described(batch):.200}"
         )
     return lengths.pop()
 
@@ -141,6 +142,12 @@ def part(batch: Batch, start: int, end: int) -> Batch:
 
 def to(batch: Batch, device: torch.device) -> Batch:
     return mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def copied(batch: Batch) -> Batch:
+    """The same numbers, whatever the user writes into the inputs later."""
+    with torch.inference_mode(False):
+        return mapped(batch, lambda tensor: tensor.detach().clone())
 
 
 def described(batch: Batch) -> str:

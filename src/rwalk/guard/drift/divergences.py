@@ -502,6 +502,8 @@ def fitting(
         return DIVERGENCES["mse"], guess
     if name == "output" and output.ndim == 2 and _are_unit(output):
         return DIVERGENCES["cosine"], False
+    if output.ndim == 2 and bool((output.logsumexp(-1).abs() < 1e-3).all()):
+        return DIVERGENCES["kl"], False  # log-probabilities
     if output.ndim == 2 or name == "logits" or batch_is_tokens:
         if guess and bool((output >= 0).all()) and bool(((output.sum(-1) - 1).abs() < 1e-3).all()):
             raise InputError(

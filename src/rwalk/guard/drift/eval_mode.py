@@ -28,7 +28,7 @@ def eval_mode(model: nn.Module, keep_draws: bool = False, except_for: Iterable[n
     modes = {module: module.training for module in model.modules()}
     gradients = {parameter: parameter.grad for parameter in model.parameters() if parameter.grad is not None}
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
-    with nullcontext() if keep_draws else draws_restored(list(devices)):
+    with torch.inference_mode(False), nullcontext() if keep_draws else draws_restored(list(devices)):
         try:
             if any(modes.values()):
                 model.eval()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rwalk.errors import InputError
+from rwalk.errors import InputError, first_line
 from rwalk.guard.drift import batches, divergences
 from rwalk.guard.drift.batches import PARTS, TOKENS, Batch, device_of
 from rwalk.guard.drift.divergences import Divergence, Kept
@@ -101,8 +101,9 @@ class Probes:
                 given = own_samples(model, self.tokenizer, OWN, OWN_TOKENS)
             parts = PARTS if self.held_out else 1
             found = batches.of(given, self.batch, self.tokenizer, self.collate, parts)
-            self.batches = batches.accepted(model, found)
-            self._labels = batches.labels_in(found, self.batches)
+            taken = batches.accepted(model, found)
+            self._labels = batches.labels_in(found, taken)
+            self.batches = list(map(batches.copied, taken))
             self.given = None
         self.batches = [batches.to(batch, device_of(model)) for batch in self.batches]
 
@@ -116,7 +117,8 @@ class Probes:
         with eval_mode(model), torch.no_grad():
             self.kept = []
             for number in range(len(self.batches)):
-                found = self._first_outputs(model, number)
+                found = self._outputs(model, number)
+                self._check_names(found)
                 for each in found.values():
                     _check_finite(each)
                 self.kept.append({name: self.divergences[name].keep(each) for name, each in found.items()})
@@ -183,7 +185,7 @@ class Probes:
 
     def _outputs(self, model: nn.Module, number: int) -> dict[str, Tensor]:
         batch = self.batches[number] = batches.to(self.batches[number], device_of(model))
-        found = self._picked(self._call(model, batch))
+        found = self._picked(self._called(model, batch))
         flat = {}
         for name, output in found.items():
             if name not in self.divergences:
@@ -203,16 +205,22 @@ class Probes:
             divergences.check_no_boxes(output)
         return divergences.picked(output, self.outputs)
 
-    def _first_outputs(self, model: nn.Module, number: int) -> dict[str, Tensor]:
-        """The outputs of a batch; if the model refuses the batch, the batch's form beside the model's message."""
+    def _called(self, model: nn.Module, batch: Batch) -> Any:
+        """The model's output; if it refuses the batch, the batch's form beside the model's message."""
         try:
-            return self._outputs(model, number)
+            return self._call(model, batch)
         except (InputError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            reason = str(error).partition("\n")[0]
-            form = batches.described(self.batches[number])
-            raise InputError(f"the model cannot be called with the probes, {form}: {reason}") from error
+            form = batches.described(batch)
+            raise InputError(f"the model cannot be called with the probes, {form}: {first_line(error)}") from error
+
+    def _check_names(self, found: Mapping[str, Tensor]) -> None:
+        given = self.divergence if isinstance(self.divergence, Mapping) else {}
+        if unknown := [name for name in given if name not in found]:
+            raise InputError(
+                f"divergence= is given for {unknown}, and outputs are {list(found)}: pick them by outputs="
+            )
 
     def chosen(self, outputs: Iterable[str]) -> dict[str, Divergence]:
         """The divergences that the user chose for outputs with these names."""
@@ -230,6 +238,11 @@ class Probes:
         asked = self.divergence.get(name) if isinstance(self.divergence, Mapping) else self.divergence
         if asked is not None:
             return divergences.named(asked)
+        if output.ndim == 1 and all(tensor.ndim < 2 for tensor in batches.tensors(batch)):
+            raise InputError(
+                f"probes of shape {batches.described(batch)} give outputs of shape {tuple(output.shape)}: give "
+                "batches of inputs, with rows in the first dimension; if this is one, give divergence="
+            )
         found, guess = divergences.fitting(name, output, batches.are_tokens(batch), self._labels)
         if guess:
             self.guessed.add(name)
