@@ -6,7 +6,7 @@ import json
 import os
 import pickle
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
@@ -302,23 +302,24 @@ def test_a_file_is_on_the_disk_when_save_returns(tmp_path: Path, monkeypatch: py
     assert len(flushed) == 4 and flushed[2] in (tmp_path.resolve(), None)
 
 
-# The first format, and methods of one's own
+# Files of 0.2.0, and methods of one's own
 
 
-@EVERY_METHOD
-def test_files_of_the_first_format_are_still_read(method: Method, tmp_path: Path) -> None:
-    """Written as they were then: without a checksum, all in one entry of the metadata."""
-    path, model = saved(tmp_path, method)
-    tensors = files.read(path)["tensors"]
-    record = {"method": {"name": method.name, **asdict(method)}, "tasks": 1, "steps": 0}
-    save_file(tensors, path, {"rwalk.guard.1": json.dumps(record)})
+@pytest.mark.parametrize("kind", ["anchor", "rwalk"])
+def test_files_of_0_2_0_load_with_probes_and_old_outputs(kind: str) -> None:
+    """Written by that version, five steps into the second task after begin()."""
+    path = Path(__file__).parent / "files" / f"guard-0.2.0-{kind}.safetensors"
+    old = "@old/" if kind == "anchor" else "anchor/"
+    weights = {name.removeprefix(old): t for name, t in load_file(path).items() if name.startswith(old)}
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
+    model.load_state_dict(weights)
     guard = Guard.load(path, model, Adam(model.parameters(), lr=0.02))
-    assert guard.method == method and guard.tasks == 1
-    assert all(torch.equal(guard.state_dict()["tensors"][name], tensor) for name, tensor in tensors.items())
-    guard.detach()
-    record["tasks"] = "x"
-    save_file(tensors, path, {"rwalk.guard.1": json.dumps(record)})
-    assert "number of tasks" in refused(path, model)
+    assert (guard.method.name, guard.tasks, guard.steps) == (kind, 2, 5)
+    assert guard.drift() < 1e-6 and guard.penalty() == pytest.approx(0, abs=1e-6)
+    with torch.no_grad():
+        model[0].weight += 0.5
+    assert guard.drift() > 0.01 and guard.rewind(0.01) < 1
+    assert guard.drift() <= 0.01
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,16 @@ def first_line(error: BaseException) -> str:
 
 
 def warn_caller(message: str) -> None:
-    """Warn about the line outside this package that called it."""
+    """Warn about the line outside this package, and outside torch, that led here."""
     level, frame = 1, sys._getframe()
-    while frame.f_code.co_filename.startswith(INSIDE) and isinstance(frame.f_back, FrameType):
+    while _is_inside(frame) and isinstance(frame.f_back, FrameType):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
+
+
+def _is_inside(frame: FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return frame.f_code.co_filename.startswith(INSIDE) or module == "torch"
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:

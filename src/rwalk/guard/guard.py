@@ -19,11 +19,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rwalk.errors import InputError, unknown
+from rwalk.errors import InputError, unknown, warn_caller
 from rwalk.escaping import shown
-from rwalk.guard import guard_file, importance, options, select, warnings
+from rwalk.guard import guard_file, importance, options, select
 from rwalk.guard.drift import anchor as anchors
-from rwalk.guard.drift.anchor import Anchor, Pull, Readings, Schedule
+from rwalk.guard.drift.anchor import Anchor, Pull, Schedule
 from rwalk.guard.drift.batch_norm import BatchNorm
 from rwalk.guard.drift.batches import device_of
 from rwalk.guard.drift.eval_mode import TrainingPass
@@ -33,7 +33,7 @@ from rwalk.guard.hooks import OptimizerHooks, check_is_alone
 from rwalk.guard.options import StateOptions
 from rwalk.guard.report import Point, ProbeReport, Report
 from rwalk.guard.select import Params
-from rwalk.guard.state.guard_state import GuardState, ParameterStates
+from rwalk.guard.state.guard_state import GuardState, ParameterStates, not_finite
 from rwalk.guard.state.parameter import ParameterState
 from rwalk.guard.state.sharded import groups
 from rwalk.methods import METHODS, Method, Vanilla
@@ -118,14 +118,13 @@ class Guard:
         self._state = GuardState(Vanilla() if isinstance(method, Anchor) else method, kept.dtype == "8bit", device)
         self._sets: list[Probes] = []
         self._reference: Reference | None = None  # None until there are probes
-        self._readings = Readings()
         self._frozen: set[str] = set()
         self._first_pass = TrainingPass()
         self._schedule = Schedule(1 if self._anchor is None else self._anchor.every)
         self._pull_added: dict[nn.Parameter, Tensor] = {}  # the last one, which fades
         self._pulled_for: int | None = None  # the step that it was made or faded for
         self._hooks: OptimizerHooks | None = None
-        self._warned = self._guessed = False
+        self._warned = False
         self.attach(optimizer)
 
     def __repr__(self) -> str:
@@ -205,7 +204,7 @@ class Guard:
             return
         self._reference = Reference.of(self.model, self._moving)
         if (drift := self.drift()) > MOVED:
-            warnings.warn(
+            warn_caller(
                 f"the model is not where its last task left it (drift {drift:.3g}): {otherwise}; if its head has "
                 "grown, give the new outputs a small bias"
             )
@@ -235,11 +234,9 @@ class Guard:
         """Gradients to add to those of the task before this step."""
         if self._anchor is None or not self._sets:
             return {}
-        if self._guessed:
-            self._guessed = False
-            for probes in self._sets:
-                if probes.guessed:
-                    probes.settle(self._inner, self._first_pass.evidence, always=True)
+        for probes in self._sets:
+            if probes.guessed:
+                probes.settle(self._inner, self._first_pass.evidence, always=True)
         if self._pulled_for == self.steps:  # a step that failed is taken again
             return self._pull_added
         self._pulled_for = self.steps
@@ -254,9 +251,8 @@ class Guard:
         pull = Pull.of(self.model, self._parameters, self._sets, self._schedule, self._batch_norm, autocast)
         if not pull.slopes and not self._warned:
             self._warned = True
-            warnings.warn(f"nothing is held: {importance.UNREACHED}")
-        self._schedule.pulled(self.steps, pull.drift)
-        self._readings.add(self.tasks, self.steps, pull.drift)
+            warn_caller(f"nothing is held: {importance.UNREACHED}")
+        self._schedule.pulled(self.tasks, self.steps, pull.drift)
         return pull
 
     def _start(self, state: ParameterState) -> None:
@@ -268,7 +264,7 @@ class Guard:
             self._reference.add(state.name, state.parameter)
         if self._anchor is None:
             self._frozen.clear()  # one warning is enough
-            warnings.warn(
+            warn_caller(
                 f"{state.name} was frozen when the old task was measured, so it is not held before the next "
                 "consolidate(): unfreeze parameters before you make the guard"
             )
@@ -280,10 +276,10 @@ class Guard:
         if self._anchor is not None:
             self._batch_norm.follow()
         if state.steps % CHECKED == 0 and state.holds() and not state.is_finite():
-            raise warnings.not_finite("parameters are not finite")
+            raise not_finite("parameters are not finite")
         if not (self._warned or state.tasks or self._anchor or isinstance(state.method, Vanilla)):
             self._warned = True
-            warnings.warn(
+            warn_caller(
                 f"{state.method.name} holds nothing in its first task: it measures there what to hold in the "
                 "next; for a model that was trained before, give probes=, or call guard.begin(losses=…)"
             )
@@ -380,7 +376,7 @@ class Guard:
         """Interpolate weights to within the budget, and write the report of the task."""
         left = 1.0
         if self._anchor is not None and self.steps < 2 and (self.steps or self.tasks == 1):
-            warnings.warn(
+            warn_caller(
                 f"the guard saw {self.steps} steps of its optimizer and first pulls in step 2, so nothing was "
                 "held: train with the optimizer that it was given"
             )
@@ -392,7 +388,7 @@ class Guard:
             left = self._rewind(budget)
         self.last_report = report = replace(self.report(), left=left)
         if report.drift is not None and not math.isfinite(report.drift):
-            warnings.warn("outputs on the probes are not finite: go back to weights that were saved before")
+            warn_caller("outputs on the probes are not finite: go back to weights that were saved before")
 
     def _hold(self) -> None:
         """Measure drift from here on."""
@@ -400,12 +396,12 @@ class Guard:
         self._pull_added, self._pulled_for = {}, None
         self._batch_norm.follow()
         if self._anchor is not None:
-            self._schedule = Schedule(self._anchor.every)
+            self._schedule = Schedule(self._anchor.every, self._schedule.readings)
         if self._sets:
             self._reference = Reference.of(self.model, self._moving)
             for probes in self._sets:
                 probes.keep(self._inner)
-            self._guessed = self._first_pass.wanted = any(probes.guessed for probes in self._sets)
+            self._first_pass.wanted = any(probes.guessed for probes in self._sets)
 
     def _note_frozen(self) -> None:
         """Frozen parameters belong to what is held, and were neither copied nor measured, because none moves."""
@@ -487,13 +483,13 @@ class Guard:
         with self._state.moved():
             left = self._reference.rewind(self.model, lambda: self._worst_drift() <= budget)
         if left is None:
-            warnings.warn(
+            warn_caller(
                 f"the budget of {budget:g} cannot be kept: drift is {self.drift():.3g}, and beyond it even with "
                 "the old values of all guarded parameters; guard more parameters, or give a larger budget"
             )
             return 1.0
         if left < FEW:
-            warnings.warn(
+            warn_caller(
                 f"the budget of {budget:g} kept {left:.0%} of what was trained, so the new task may be lost: give "
                 "a larger budget, a larger weight (method=rwalk.Anchor(weight=3.0)), or a smaller learning rate; "
                 "guard.frontier(loss) before finish() lists the choices"
@@ -537,15 +533,15 @@ class Guard:
         )
         weight = method.weight if isinstance(method, Anchor) else float(method.lam)
         counts = (self._state.tasks, self._state.steps, self.budget, self.penalty())
-        return Report(method.name, weight, *counts, sets, self._readings.history)
+        return Report(method.name, weight, *counts, sets, self._schedule.readings)
 
     def log(self) -> dict[str, float]:
         """Numbers for a tracker: drift at the last pull of an anchor, or λ and penalty now."""
         if self._anchor is None:
             found = {"guard/lam": float(self._state.method.lam), "guard/penalty": self.penalty()}
             return {**found, "guard/drift": self.drift()} if self._sets else found
-        history = self._readings.history
-        return {"guard/drift": history[-1].drift} if history else {}
+        readings = self._schedule.readings
+        return {"guard/drift": readings[-1].drift} if readings else {}
 
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -561,7 +557,7 @@ class Guard:
             assert self._reference is not None
             parameters = {each.name: each.parameter for each in self._state.guarded}
             pulls = {name: self._pull_added[each] for name, each in parameters.items() if each in self._pull_added}
-            drift = guard_file.drift_state(self._sets, self._readings, self._schedule, probes)
+            drift = guard_file.drift_state(self._sets, self._schedule, probes)
             for kind, tensors in (("reference", self._reference.tensors), ("pull", pulls)):
                 drift["tensors"] |= guard_file.whole(kind, tensors, parameters)
             record["drift"] = drift
@@ -582,25 +578,29 @@ class Guard:
         vectors = guard_file.checked(record, self._anchor or self._state.method, parameters)
         restored = None
         if "drift" in record:
-            restored = guard_file.restored(record["drift"], self._sets, self._probes, self._inner, parameters)
+            drift = record["drift"]
+            restored = guard_file.restored(drift, self._sets, self._probes, self._inner, parameters)
+            if self._anchor is not None:
+                found = drift["schedule"], drift["readings"], record["steps"]
+                schedule = Schedule.restored(self._anchor, *found)
         elif self._anchor is not None:
             raise InputError("it holds no old outputs, so an anchor could hold nothing: make a new Guard")
         self._state.load(record, vectors)
         if restored is not None:
-            self._sets, self._readings, old, pulls = restored
+            self._sets, old, pulls = restored
             self._reference = Reference(old)
             self._pull_added = {parameters[name].parameter: pull for name, pull in pulls.items()}
             self._pulled_for = None
             self._batch_norm.follow()
             if self._anchor is not None:
-                self._schedule = Schedule.restored(self._anchor, record["drift"]["schedule"], self.steps)
-            self._guessed = self._first_pass.wanted = any(each.guessed for each in self._sets)
+                self._schedule = schedule
+            self._first_pass.wanted = any(each.guessed for each in self._sets)
         self._note_frozen()
         if self._hooks is not None:
             self._hooks.abandon(at_once=False)
         self._warned = True
         if not self.tasks and self._anchor is None and not isinstance(self._state.method, Vanilla):
-            warnings.warn("no task was consolidated before this was saved: nothing is held until consolidate()")
+            warn_caller("no task was consolidated before this was saved: nothing is held until consolidate()")
 
     def save(self, path: str | os.PathLike[str], probes: bool = False) -> None:
         """Write one checked file, all of it or nothing; the model's weights are yours to save.

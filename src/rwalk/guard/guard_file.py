@@ -15,7 +15,7 @@ from rwalk import model_file
 from rwalk.errors import InputError
 from rwalk.escaping import shown
 from rwalk.guard.drift import batches
-from rwalk.guard.drift.anchor import Anchor, Readings, Schedule
+from rwalk.guard.drift.anchor import Anchor, Schedule
 from rwalk.guard.drift.batches import Batch
 from rwalk.guard.drift.divergences import DIVERGENCES, Kept
 from rwalk.guard.drift.probes import Probes
@@ -27,7 +27,6 @@ from rwalk.model_file import expect, is_whole
 
 FORMAT = "rwalk.Guard/3"
 SECOND_FORMAT = "rwalk.Guard/2"  # of 0.2: with probes, without options; still read
-FIRST_FORMAT = "rwalk.guard.1"  # without a checksum; still read
 PRECISIONS = (torch.float64, torch.float32, torch.bfloat16)
 KEYS = {"method", "tasks", "steps", "tensors"}
 KEPT = "@"  # before the names of tensors of the drift state: probes, old outputs, old weights
@@ -50,12 +49,9 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
 def read(path: Path) -> dict[str, Any]:
     """A state as it was written, with the right checksum; its values are not checked yet."""
     metadata, tensors = model_file.read(path)
-    if FIRST_FORMAT in metadata:
-        record = model_file.parsed(metadata[FIRST_FORMAT])
-    elif metadata.get("format") in (FORMAT, SECOND_FORMAT):
-        record = model_file.unsealed(metadata, tensors)
-    else:
-        raise InputError("it was not written by Guard.save: give a file that was")
+    if metadata.get("format") not in (FORMAT, SECOND_FORMAT):
+        raise InputError("it was not written by Guard.save of rwalk 0.2 or later: give a file that was")
+    record = model_file.unsealed(metadata, tensors)
     state = {**record, "tensors": {name: each for name, each in tensors.items() if not name.startswith(KEPT)}}
     for name in ("drift", "keeper"):
         if isinstance(record.get(name), dict):
@@ -248,9 +244,7 @@ PLAIN = (str, int, float, bool, type(None))
 ToProbes = Callable[[Any], Probes]
 
 
-def drift_state(
-    sets: Sequence[Probes], readings: Readings, schedule: Schedule, with_inputs: bool
-) -> dict[str, Any]:
+def drift_state(sets: Sequence[Probes], schedule: Schedule, with_inputs: bool) -> dict[str, Any]:
     """Old outputs and readings; a model's own samples, and other inputs if `with_inputs`."""
     tensors: dict[str, Tensor] = {}
     found = []
@@ -276,8 +270,8 @@ def drift_state(
                 **({"guessed": sorted(probes.guessed)} if probes.guessed else {}),  # before the first step
             }
         )
-    known = [list(reading) for reading in readings.history]
-    return {"readings": known, "schedule": schedule.state, "sets": found, "tensors": tensors}
+    readings = [list(reading) for reading in schedule.readings]
+    return {"readings": readings, "schedule": schedule.state, "sets": found, "tensors": tensors}
 
 
 def whole(kind: str, tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
@@ -294,8 +288,8 @@ def restored(
     to_probes: ToProbes,
     model: nn.Module,
     parameters: Mapping[str, ParameterState],
-) -> tuple[list[Probes], Readings, dict[str, Tensor], dict[str, Tensor]]:
-    """Probes with their old outputs, readings, the reference's tensors and the last pull, all checked.
+) -> tuple[list[Probes], dict[str, Tensor], dict[str, Tensor]]:
+    """Probes with their old outputs, the reference's tensors and the last pull, all checked.
 
     Args:
         given: probes whose inputs a state may have left out.
@@ -309,7 +303,6 @@ def restored(
         isinstance(tensors, Mapping) and all(isinstance(each, Tensor) for each in tensors.values()), "its drift"
     )
     expect(isinstance(state["sets"], list) and bool(state["sets"]), "its probes")
-    readings = Readings.restored(state["readings"])
     sets = [
         _restored_set(tensors, number, record, given, to_probes, model)
         for number, record in enumerate(state["sets"])
@@ -324,7 +317,7 @@ def restored(
         parameter = parameters[name].parameter
         check_fits(name, {"pull": tensor}, parameter)
         pulls[name] = fitted(tensor.to(parameter.dtype), parameter).to(parameter.device, copy=True)
-    return sets, readings, old, pulls
+    return sets, old, pulls
 
 
 def _by_name(tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:

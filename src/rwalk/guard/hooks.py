@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from rwalk.errors import InputError
-from rwalk.guard import warnings
+from rwalk.errors import InputError, warn_caller
 from rwalk.guard.state.guard_state import GuardState, ParameterStates
 from rwalk.guard.state.parameter import ParameterState
 from rwalk.guard.state.sharded import is_sharded, local
@@ -277,7 +276,7 @@ def _warn_of_copies(optimizer: Optimizer) -> None:
                     here.device,
                 ) and copy.data_ptr() != here.data_ptr()
                 if other and torch.equal(copy.to(here.dtype), here) and bool((here != here.flatten()[0]).any()):
-                    return warnings.warn(
+                    return warn_caller(
                         f"{type(optimizer).__name__} keeps weights of its own and writes them over the parameters "
                         "in a step, so a penalty that acts after a step is lost: use penalty='gradient' and a "
                         "smaller lam"

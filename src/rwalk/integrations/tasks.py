@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rwalk.errors import InputError
+from rwalk.errors import InputError, warn_caller
 from rwalk.guard import Anchor, Guard, Probes
 from rwalk.guard.options import OLD
 from rwalk.guard.select import unwrapped
-from rwalk.guard.warnings import warn
 from rwalk.methods import METHODS, Method
 
 FILE = "guard.safetensors"  # the name of a guard's file in a trainer's folder
@@ -96,7 +95,7 @@ class TaskGuard:
         if self.guard is not None:
             self.guard.detach()
             if state is None:
-                warn(
+                warn_caller(
                     "this is another model, with other weights: a new guard begins. To continue with the old one, "
                     "train the same model, or give a new callback load="
                 )
@@ -108,7 +107,7 @@ class TaskGuard:
         file = file / FILE if isinstance(file, Path) and file.is_dir() else file
         self.guard = Guard.load(file, model, optimizer, self._method, probes=probes, **self._options)
         if state is None and self.guard.steps:
-            warn(
+            warn_caller(
                 f"{file} was saved within a task, after {self.guard.steps} steps, so that task is not held yet: "
                 "give load= the file written when training ended, or resume from the checkpoint"
             )

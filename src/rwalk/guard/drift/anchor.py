@@ -51,7 +51,7 @@ class Anchor:
                 raise InputError(f"{name} must be a whole number, at least 1, not {number!r}")
 
 
-# ── readings ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── when to pull ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Reading(NamedTuple):
@@ -62,47 +62,8 @@ class Reading(NamedTuple):
     drift: float
 
 
-class Readings:
-    """The drift at every pull, kept on the device, so that no step waits for it."""
-
-    def __init__(self, history: Iterable[Reading] = ()) -> None:
-        known = list(history)
-        self._steps = [(task, step) for task, step, _ in known]
-        self._drifts = [torch.tensor(drift) for *_, drift in known]
-
-    def add(self, task: int, step: int, drift: Tensor) -> None:
-        self._steps.append((task, step))
-        self._drifts.append(drift)
-        if len(self._steps) > HISTORY:
-            older = slice(0, HISTORY // 2, 2)
-            self._steps = self._steps[older] + self._steps[HISTORY // 2 :]
-            self._drifts = self._drifts[older] + self._drifts[HISTORY // 2 :]
-
-    @property
-    def history(self) -> tuple[Reading, ...]:
-        """All readings; the device is waited for."""
-        if not self._drifts:
-            return ()
-        device = self._drifts[-1].device
-        drifts = torch.stack([drift.to(device) for drift in self._drifts]).tolist()
-        return tuple(Reading(*at, drift) for at, drift in zip(self._steps, drifts, strict=True))
-
-    @classmethod
-    def restored(cls, state: Any) -> Readings:
-        """From `history` as lists; values that cannot be right are refused."""
-        expect(isinstance(state, list), "its readings")
-        for reading in state:
-            expect(
-                isinstance(reading, list) and [type(each) for each in reading] == [int, int, float], "its readings"
-            )
-        return cls(Reading(*reading) for reading in state)
-
-
-# ── when to pull ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class Schedule:
-    """The steps of a task that have a pull.
+    """The steps of a task that have a pull, and the drift at each of them, in this task and earlier ones.
 
     The interval from one pull to the next begins at 1. It doubles after each, up to `every`, while drift is small,
     and is halved while drift is large. The drift of a pull is read in the next step, so that no step waits for its
@@ -110,30 +71,48 @@ class Schedule:
 
     Args:
         every: the largest interval.
+        readings: the drift at earlier pulls.
         interval: the last one.
         following: the step of the next pull, counted from 0. Step 0 has none: drift is zero there.
         pulls: those in this task so far; they take turns with the batches of probes.
     """
 
-    def __init__(self, every: int, interval: int = 1, following: int = 1, pulls: int = 0) -> None:
+    def __init__(
+        self,
+        every: int,
+        readings: Iterable[Reading] = (),
+        interval: int = 1,
+        following: int = 1,
+        pulls: int = 0,
+    ) -> None:
         self._every, self.interval, self._following, self.pulls = every, interval, following, pulls
-        self._drift: Callable[[], float] | None = None  # of the last pull, until it has been read
+        self._readings = list(readings)
+        self._unread: tuple[int, Callable[[], float]] | None = None  # the last pull's task, and its drift
 
     def is_due(self, step: int) -> bool:
         """Whether this step has a pull."""
         self._read()
         return step >= self._following
 
-    def pulled(self, step: int, drift: Tensor) -> None:
+    def pulled(self, task: int, step: int, drift: Tensor) -> None:
         """This step has had its pull."""
-        self.pulls, self._following, self._drift = self.pulls + 1, step, _later(drift)
+        self.pulls, self._following, self._unread = self.pulls + 1, step, (task, _later(drift))
 
     def _read(self) -> None:
-        if self._drift is not None:
-            small = self._drift() < LARGE
-            self.interval = min(self._every, 2 * self.interval) if small else max(1, self.interval // 2)
+        if self._unread is not None:
+            task, drift = self._unread[0], self._unread[1]()
+            self._unread = None
+            self._readings.append(Reading(task, self._following, drift))
+            if len(self._readings) > HISTORY:
+                self._readings[: HISTORY // 2] = self._readings[: HISTORY // 2 : 2]
+            self.interval = min(self._every, 2 * self.interval) if drift < LARGE else max(1, self.interval // 2)
             self._following += self.interval
-            self._drift = None
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        """The device is waited for."""
+        self._read()
+        return tuple(self._readings)
 
     @property
     def state(self) -> list[int]:
@@ -142,12 +121,17 @@ class Schedule:
         return [self.interval, self._following, self.pulls]
 
     @classmethod
-    def restored(cls, anchor: Anchor, state: Any, steps: int) -> Schedule:
-        """From `state`; `every` may be another one now."""
+    def restored(cls, anchor: Anchor, state: Any, readings: Any, steps: int) -> Schedule:
+        """From `state` and `readings`; `every` may be another one now."""
         right = isinstance(state, list) and [type(each) for each in state] == [int] * 3
         expect(right and min(state[:2]) >= 1 and 0 <= state[2] <= steps, "its next pull")
+        expect(isinstance(readings, list), "its readings")
+        for reading in readings:
+            kinds = [type(each) for each in reading] if isinstance(reading, list | tuple) else None
+            expect(kinds == [int, int, float], "its readings")
         interval, following, pulls = state
-        return cls(anchor.every, min(interval, anchor.every), min(following, steps + anchor.every), pulls)
+        places = min(interval, anchor.every), min(following, steps + anchor.every), pulls
+        return cls(anchor.every, (Reading(*each) for each in readings), *places)
 
 
 def _later(number: Tensor) -> Callable[[], float]:

@@ -20,13 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rwalk.errors import InputError, unknown
-from rwalk.guard import warnings
+from rwalk.errors import InputError, unknown, warn_caller
 
-DENSE, TOP = (
-    512,
-    128,
-)  # up to DENSE classes all are stored; of more, the TOP most probable and the mass of the rest
+DENSE = 512  # up to so many classes all are stored
+TOP = 128  # of more, the most probable and the mass of the rest
 Kept = dict[str, Tensor]  # old outputs as they are stored
 
 
@@ -553,7 +550,7 @@ def warn_of_guess(output: Tensor, always: bool) -> None:
     undecided = bool(entropy > UNDECIDED * math.log(output.shape[-1]))
     largest = output.argmax(-1)
     if always or undecided or (len(output) >= MANY and bool((largest == largest[0]).all())):
-        warnings.warn(
+        warn_caller(
             f"outputs of shape {tuple(output.shape)} are taken for logits of {output.shape[-1]} classes: if they "
             "are numbers or embeddings, give divergence='mse' or 'cosine'; otherwise 'kl'"
         )

@@ -53,8 +53,8 @@ def _restore(modes: dict[nn.Module, bool]) -> None:
 class TrainingPass:
     """The first training pass: under which autocast, and with which kind of loss.
 
-    An optimizer's step is usually taken outside of `torch.autocast`, and never sees the loss. A hook looks at the
-    model's first pass in training, and then removes itself.
+    An optimizer's step is usually taken outside of `torch.autocast`, and never sees the loss. So this hook looks
+    at the model's first pass in training, and then removes itself. In a copy of the model it does nothing.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class TrainingPass:
 
     def watch(self, model: nn.Module) -> None:
         self.release()
-        self._release = model.register_forward_hook(_Note(self)).remove
+        self._release = model.register_forward_hook(self).remove
 
     def release(self) -> None:
         if self._release is not None:
@@ -77,10 +77,12 @@ class TrainingPass:
             return nullcontext()
         return torch.autocast(device_of(model).type, self.dtype)
 
-    def see(self, module: nn.Module, output: Any) -> None:
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._release is None or not (module.training and torch.is_grad_enabled()):
+            return
+        self.release()
         device = device_of(module).type
         self.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        self.release()
         first = output[0] if isinstance(output, tuple | list) and output else output
         if self.wanted and isinstance(first, Tensor) and first.requires_grad and first.ndim:
             before = first.detach()
@@ -90,19 +92,8 @@ class TrainingPass:
 
             first.register_hook(note)
 
+    def __deepcopy__(self, memo: Any) -> TrainingPass:
+        return TrainingPass()
 
-class _Note:
-    """The hook; a copy of it in a copy of the model does nothing."""
-
-    def __init__(self, owner: TrainingPass | None) -> None:
-        self._owner = owner
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._owner is not None and module.training and torch.is_grad_enabled():
-            self._owner.see(module, output)
-
-    def __deepcopy__(self, memo: Any) -> _Note:
-        return _Note(None)
-
-    def __reduce__(self) -> tuple[type[_Note], tuple[None]]:
-        return _Note, (None,)
+    def __reduce__(self) -> tuple[type[TrainingPass], tuple[()]]:
+        return TrainingPass, ()

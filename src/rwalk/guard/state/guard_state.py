@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rwalk.errors import InputError
-from rwalk.guard import warnings
+from rwalk.errors import InputError, warn_caller
 from rwalk.guard.select import some
 from rwalk.guard.state.parameter import (
     Form,
@@ -81,7 +80,7 @@ class GuardState:
         self.batches.forget()
         lost = [name for name, state in known.items() if state.started]
         if lost:
-            warnings.warn(
+            warn_caller(
                 f"{some(lost)} left the model: its importance is gone; keep the module in the model to keep it"
             )
         return found | {parameter: None for parameter in held if parameter not in found}
@@ -146,9 +145,9 @@ class GuardState:
         shared = dict.fromkeys(group for state in self.guarded for group in groups(state.parameter))
         finite_everywhere, negated_penalty, *bounds = _reduced(minima, shared, "MIN")
         if not finite_everywhere:
-            raise warnings.not_finite("a gradient of this task was not finite, so its importance is not either")
+            raise not_finite("a gradient of this task was not finite, so its importance is not either")
         if negated_penalty == 0 and self.steps and self.holds():
-            warnings.warn(
+            warn_caller(
                 "the penalty stayed exactly 0 through the whole task, so nothing was protected: set lam above 0, "
                 "and let params= select parameters that every task trains"
             )
@@ -172,7 +171,7 @@ class GuardState:
         """Between two tasks a model should be where the last one left it."""
         moved = [state.name for state in self.started if not _is_at_anchor(state, self.method)]
         if self.steps == 0 and moved:
-            warnings.warn(f"the model is not where its last task left it ({some(moved)}): {otherwise}")
+            warn_caller(f"the model is not where its last task left it ({some(moved)}): {otherwise}")
 
     # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -199,10 +198,17 @@ class GuardState:
         self.tasks, self.steps = record["tasks"], record["steps"]
         free = [each.name for each in self.guarded if each.parameter.requires_grad and each.name not in vectors]
         if vectors and free:
-            warnings.warn(f"nothing was saved for {some(free)}: they start free")
+            warn_caller(f"nothing was saved for {some(free)}: they start free")
         self.warn_if_moved(
             "load its weights before the guard's, or it will be pulled towards weights it never had"
         )
+
+
+def not_finite(what: str) -> InputError:
+    return InputError(
+        f"{what}: go back to weights and guard as they were saved before (Guard.load), and train the task again, "
+        "at a smaller learning rate"
+    )
 
 
 def _cost(state: ParameterState, method: Method) -> float:
