@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rwalk.classifier.closed_form import IncrementalRegressor
     from rwalk.classifier.estimator import IncrementalClassifier
     from rwalk.classifier.stream_evaluation import prequential, stream_search
+    from rwalk.data.distorted_images import distorted
     from rwalk.data.memory import MemorySpec
     from rwalk.data.mixed_data import mix
     from rwalk.data.samplers import Sampler
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from rwalk.data.streams import Dataset, Stream
     from rwalk.engine.fleet import Fleet
     from rwalk.errors import InputError
-    from rwalk.guard import Anchor, Guard, Probes, StateOptions, distorted, own_samples
+    from rwalk.guard import Anchor, Guard, Probes, StateOptions, own_samples
     from rwalk.learners import Learner, learner
     from rwalk.losses import Batch, Loss
     from rwalk.methods import EWC, PI, EWCpp, Method, RWalk, Vanilla
@@ -87,7 +88,8 @@ _HOMES = {
     "rwalk.errors": ("InputError",),
     "rwalk.engine.fleet": ("Fleet",),
     "rwalk.training": ("Training",),
-    "rwalk.guard": ("Anchor", "Guard", "Probes", "StateOptions", "distorted", "own_samples"),
+    "rwalk.guard": ("Anchor", "Guard", "Probes", "StateOptions", "own_samples"),
+    "rwalk.data.distorted_images": ("distorted",),
     "rwalk.learners": ("Learner", "learner"),
     "rwalk.data.memory": ("MemorySpec",),
     "rwalk.data.mixed_data": ("mix",),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +71,20 @@ def unflattened(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return list(torch._utils._unflatten_dense_tensors(flat, like))
 
 
-def foreach(name: str) -> Callable[..., Any] | None:
-    """The kernel that does an operation to a list of tensors at once; None if this torch has none."""
+def foreach(name: str, tensors: Sequence[Tensor], *others: Any) -> Sequence[Tensor]:
+    """A tensor's method for a list of tensors: all at once, if this torch has a kernel for it.
+
+    Args:
+        name: of the method.
+        tensors: the list.
+        others: the method's arguments: a number for all, or a list with one for each tensor.
+    """
     kernel: Callable[..., Any] | None = getattr(torch, f"_foreach_{name}", None)
-    if kernel is None:
-        _say_once(f"this torch has no kernel that does {name!r} to many tensors: they go one by one")
-    return kernel
+    if kernel is not None:
+        return (kernel(tensors, *others) if tensors else None) or tensors
+    _say_once(f"this torch has no kernel that does {name!r} to many tensors: they go one by one")
+    rows = zip(tensors, *(each if isinstance(each, Sequence) else repeat(each) for each in others), strict=False)
+    return [getattr(first, name)(*rest) for first, *rest in rows]
 
 
 def writes(tensor: Tensor) -> int:

@@ -96,6 +96,7 @@ class Guard:
     ) -> None:
         given = options.Given(method, probes, budget, params, divergence, outputs, state, hooks)
         given = options.translated(given, old)
+        _check_probes(_method(given), given)
         self._set_up(model, optimizer, given)
         try:
             if given.probes is not None:
@@ -106,7 +107,7 @@ class Guard:
 
     def _set_up(self, model: nn.Module, optimizer: Optimizer, given: options.Given) -> None:
         _check_kinds(model, optimizer)
-        method = _method(given.method, given.probes is not None)
+        method = _method(given)
         _check(method, given)
         self.model = model
         self.budget = given.budget
@@ -179,22 +180,21 @@ class Guard:
         """
         model = self.model if model is None else model
         optimizer = select.followed(optimizer, self._state.method, self._given.hooks)
-
-        def match() -> ParameterStates:
-            return self._state.matched(select.selected(model, self._given.params), optimizer)
-
-        before, states = set(self._parameters), match()
+        before, states = set(self._parameters), self._matched(model, optimizer)
         check_is_alone(self, states)
         self._state.by_parameter = states
         self.detach()
         self.model, self.optimizer = model, optimizer
         self._batch_norm = BatchNorm(model)
-        self._hooks = OptimizerHooks(self, optimizer, self._state, self._pulls, self._start, self._observed, match)
+        self._hooks = OptimizerHooks(self, optimizer, self._state)
         self._hooks.begin(self._given.hooks)
         if self._anchor is not None:
             self._first_pass.watch(model)
         if before and before != set(self._parameters) and not self._state.steps:
             self._check_replaced()
+
+    def _matched(self, model: nn.Module, optimizer: Optimizer) -> ParameterStates:
+        return self._state.matched(select.selected(model, self._given.params), optimizer)
 
     def _check_replaced(self) -> None:
         """Between two tasks parameters were replaced: an adapter was merged and another made, a head has grown."""
@@ -527,10 +527,7 @@ class Guard:
     def report(self) -> Report:
         """How far the model has drifted since the last task ended: to print, or `to_dict()`."""
         method, inner = self.method, self._inner
-        sets = tuple(
-            ProbeReport(each.examples, each.drift(inner), each.loss_before, each.loss(inner))
-            for each in self._sets
-        )
+        sets = tuple(ProbeReport(each.examples, each.drift(inner)) for each in self._sets)
         weight = method.weight if isinstance(method, Anchor) else float(method.lam)
         counts = (self._state.tasks, self._state.steps, self.budget, self.penalty())
         return Report(method.name, weight, *counts, sets, self._schedule.readings)
@@ -552,7 +549,7 @@ class Guard:
             probes: whether inputs are included. They are your data: without them, give the same ones when loading.
         """
         record = {"method": guard_file.description(self._anchor or self._state.method), **self._state.state_dict()}
-        record["options"] = options.saved(self._given, list(select.selected(self.model, self._given.params)))
+        record["options"] = options.saved(self._given, self.names)
         if self._sets:
             assert self._reference is not None
             parameters = {each.name: each.parameter for each in self._state.guarded}
@@ -669,9 +666,10 @@ class Guard:
         return guard
 
 
-def _method(method: Any, has_probes: bool) -> Method | Anchor:
+def _method(given: options.Given) -> Method | Anchor:
+    method: Any = given.method
     if method is None:
-        if not has_probes:
+        if given.probes is None:
             raise InputError(
                 "a guard needs something to hold the model by: probes=, inputs from before; or "
                 "method='rwalk', which measures one task and holds it in the next"
@@ -703,17 +701,18 @@ def _check_kinds(model: Any, optimizer: Any) -> None:
         raise InputError(f"Guard takes a model and its optimizer, Guard(model, optimizer), not {kinds}")
 
 
-def _check(method: Method | Anchor, given: options.Given) -> None:
-    if isinstance(method, Anchor) and given.probes is None and not given.loading:
+def _check_probes(method: Method | Anchor, given: options.Given) -> None:
+    if isinstance(method, Anchor) and given.probes is None:
         raise InputError("an anchor holds a model's outputs on familiar inputs: give probes=")
+
+
+def _check(method: Method | Anchor, given: options.Given) -> None:
     check_budget(given.budget)
     if given.budget is not None and not isinstance(method, Anchor):
         raise InputError(
             f"a budget is kept by an anchor on probes, and {method.name} has a λ of its own: leave method= out, "
             "or leave budget= out and give lam"
         )
-    if given.budget is not None and given.probes is None and not given.loading:
-        raise InputError("a budget is measured on probes: give probes=, inputs from before")
     if isinstance(method, Method) and method.fisher != "batch" and ("square" in method.wants or method.data_pass):
         hint = " and give consolidate() batches of one example" if method.data_pass else ""
         raise InputError(f"Guard has the gradients of batches, not of examples: use fisher='batch'{hint}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -17,7 +16,7 @@ from rwalk.escaping import shown
 from rwalk.guard.drift import batches
 from rwalk.guard.drift.anchor import Anchor, Schedule
 from rwalk.guard.drift.batches import Batch
-from rwalk.guard.drift.divergences import DIVERGENCES, Kept
+from rwalk.guard.drift.divergences import DIVERGENCES, Divergence, Kept
 from rwalk.guard.drift.probes import Probes
 from rwalk.guard.select import some
 from rwalk.guard.state.parameter import ParameterState, check_fits
@@ -82,11 +81,8 @@ def current(state: Any) -> Mapping[str, Any]:
         last = max((key for key in vectors[name] if key.startswith("anchor")), key=_task_of, default=None)
         expect(last is not None, "the anchors of its probes")
         tensors[f"reference/{name}"] = vectors[name][cast(str, last)]
-    losses = [each.get("loss") if isinstance(each, Mapping) else None for each in sets]
-    found = [
-        {"form": form, "own": False, "fingerprint": None, "divergences": {"logits": "kl"}, "loss": loss}
-        for form, loss in zip(forms, losses, strict=True)
-    ]
+    alike = {"own": False, "fingerprint": None, "divergences": {"logits": "kl"}}
+    found = [{"form": form, **alike} for form in forms]
     return {**state, "drift": {"readings": [], "schedule": [1, 1, 0], "sets": found, "tensors": tensors}}
 
 
@@ -266,7 +262,6 @@ def drift_state(sets: Sequence[Probes], schedule: Schedule, with_inputs: bool) -
                 "own": probes.own,
                 "fingerprint": probes.fingerprint,
                 "divergences": {name: each.name for name, each in probes.divergences.items()},
-                "loss": probes.loss_before,
                 **({"guessed": sorted(probes.guessed)} if probes.guessed else {}),  # before the first step
             }
         )
@@ -335,7 +330,7 @@ def _restored_set(
     model: nn.Module,
 ) -> Probes:
     expect(isinstance(record, Mapping), "its probes")
-    expect(record.keys() - {"guessed"} == {"form", "own", "fingerprint", "divergences", "loss"}, "its probes")
+    expect(record.keys() - {"guessed"} == {"form", "own", "fingerprint", "divergences"}, "its probes")
     if record["form"] is not None:
         form = record["form"]
         expect(isinstance(form, list) and bool(form), "its probes")
@@ -358,31 +353,27 @@ def _restored_set(
     named = record["divergences"]
     expect(isinstance(named, Mapping) and bool(named), "its divergences")
     probes.kept = [_kept(tensors, f"kept/{number}/{index}", named) for index in range(len(probes.batches))]
-    if not _is_own(probes, named):
-        expect(all(each in DIVERGENCES for each in named.values()), "its divergences")
-        probes.divergences = {str(output): DIVERGENCES[each] for output, each in named.items()}
+    probes.divergences = _divergences(probes, named)
     if list(named) == ["logits"] and record["fingerprint"] is None:  # of 0.2, which knew one output
         _rename_output(probes, model)
     guessed = record.get("guessed", [])
     expect(isinstance(guessed, list) and all(each in [*probes.divergences] for each in guessed), "its divergences")
     probes.guessed = set(guessed)
-    loss = record["loss"]
-    expect(loss is None or (type(loss) in (int, float) and math.isfinite(loss)), "the loss of its probes")
-    probes.loss_before = loss
     return probes
 
 
-def _is_own(probes: Probes, named: Mapping[str, Any]) -> bool:
-    """Whether outputs are compared by a function of the user's, which has to be given again."""
-    own = [name for name in named.values() if name not in DIVERGENCES]
-    if not own:
-        return False
-    probes.divergences = probes.chosen(named)
-    if {each.name for each in probes.divergences.values()} != set(named.values()):
-        raise InputError(
-            f"its outputs are compared by {shown(own[0], 80)}, a function of yours: give divergence= again"
-        )
-    return True
+def _divergences(probes: Probes, named: Mapping[str, Any]) -> dict[str, Divergence]:
+    """By output. A function of the user's has to be given again."""
+    chosen, found = probes.chosen(named), {}
+    for output, name in named.items():
+        expect(isinstance(name, str), "its divergences")
+        each = DIVERGENCES.get(name) or chosen.get(output)
+        if each is None or each.name != name:
+            raise InputError(
+                f"its outputs are compared by {shown(name, 80)}, a function of yours: give divergence= again"
+            )
+        found[str(output)] = each
+    return found
 
 
 def _rename_output(probes: Probes, model: nn.Module) -> None:

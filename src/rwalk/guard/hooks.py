@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
@@ -25,6 +25,9 @@ from rwalk.guard.state.parameter import ParameterState
 from rwalk.guard.state.sharded import is_sharded, local
 from rwalk.guard.step.penalty import step_size
 from rwalk.guard.step.step_executor import Batch, Pulls
+
+if TYPE_CHECKING:
+    from rwalk.guard.guard import Guard
 
 
 class Step:
@@ -46,31 +49,11 @@ class Step:
 
 
 class OptimizerHooks:
-    """The hooks of one optimizer, which run before and after each of its steps.
+    """The hooks of one optimizer, which call a guard before and after each of its steps."""
 
-    Args:
-        owner: the guard, as errors name it.
-        optimizer: calls the hooks.
-        state: of the guard.
-        pulls: returns gradients to add before a step.
-        start: is called with a parameter state before its first step.
-        observed: is called after a step.
-        match: finds the parameter states again when the optimizer has new parameters.
-    """
-
-    def __init__(
-        self,
-        owner: object,
-        optimizer: Optimizer,
-        state: GuardState,
-        pulls: Callable[[], Pulls],
-        start: Callable[[ParameterState], None],
-        observed: Callable[[], None],
-        match: Callable[[], ParameterStates],
-    ) -> None:
-        self.owner, self.optimizer, self.state = owner, optimizer, state
+    def __init__(self, guard: Guard, optimizer: Optimizer, state: GuardState) -> None:
+        self.guard, self.optimizer, self.state = guard, optimizer, state
         self.step: Step | None = None  # in progress, or failed unnoticed
-        self._pulls, self._start, self._observed, self._match = pulls, start, observed, match
         self._closure_is_checked = self._copies_are_checked = False
         self._changes_gradients = not _is_torchs(optimizer)
         self._release: list[Callable[[], None]] = []
@@ -174,9 +157,9 @@ class OptimizerHooks:
             try:
                 moving = self._moving()
             except KeyError:  # a new parameter
-                self.state.by_parameter = self._match()
+                self.state.by_parameter = self.guard._matched(self.guard.model, self.optimizer)
                 moving = self._moving()
-            pulls = self._pulls()
+            pulls = self.guard._pulls()
             for group, states in moving:
                 self._join(step, group, states, pulls)
         except BaseException:
@@ -210,7 +193,7 @@ class OptimizerHooks:
                     "make its layer with sparse=False, or exclude it by params="
                 )
             if not state.started:
-                self._start(state)
+                self.guard._start(state)
         size = step_size(self.optimizer, group)
         for batch in self.state.batches.of(states) if states else ():
             step.batches.append(batch)
@@ -224,7 +207,7 @@ class OptimizerHooks:
                     self._copies_are_checked = True
                     _warn_of_copies(self.optimizer)
                 batch.after_step()
-            self._observed()
+            self.guard._observed()
         except BaseException:
             self.abandon(at_once=True)
             raise
@@ -298,13 +281,13 @@ def _tensors_in(value: Any, depth: int) -> Iterator[Tensor]:
 _ACTIVE: WeakSet[OptimizerHooks] = WeakSet()
 
 
-def check_is_alone(owner: object, parameters: ParameterStates) -> None:
+def check_is_alone(guard: Guard, parameters: ParameterStates) -> None:
     """Refuse two guards of one parameter, which would both pull."""
     guarded = [parameter for parameter, state in parameters.items() if state]
-    other = _found(lambda hooks: hooks.owner is not owner and _guards_any(hooks, guarded))
+    other = _found(lambda hooks: hooks.guard is not guard and _guards_any(hooks, guarded))
     if other is not None:
         raise InputError(
-            f"{other.owner} guards these parameters already, and both would pull: continue with that one, or "
+            f"{other.guard} guards these parameters already, and both would pull: continue with that one, or "
             "detach() it before"
         )
 

@@ -44,7 +44,6 @@ class Given:
 
     Args:
         call: a function of the model and a batch, from 0.2's `predict=`; `rwalk.Probes` has it now.
-        loading: whether probes may come from a file.
     """
 
     method: Method | Anchor | str | None
@@ -56,7 +55,6 @@ class Given:
     state: StateOptions | None
     hooks: bool
     call: Call | None = None
-    loading: bool = False
 
     def __post_init__(self) -> None:
         if self.state is not None and not isinstance(self.state, StateOptions):
@@ -132,7 +130,7 @@ def restored(
         found.update(divergence=None, outputs=None)
     found.update(given)
     method = method_in(state) if method is None else method
-    return Given(method, probes, **{"hooks": True, **found}, loading=True)
+    return Given(method, probes, **{"hooks": True, **found})
 
 
 def _checked(found: Any) -> dict[str, Any]:
@@ -145,7 +143,6 @@ def _checked(found: Any) -> dict[str, Any]:
     listed = isinstance(params, list) and all(isinstance(each, str) for each in params)
     expect(params is None or isinstance(params, str) or listed, "its params")
     expect(isinstance(state, Mapping) and state.keys() == {"dtype", "device"}, "its state options")
-    expect(state["dtype"] in (None, "8bit"), "its precision")
     for each in (found["divergence"], found["outputs"]):
         expect(_is_plain(each), "its divergence")
     named = found["divergence"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from rwalk.guard.drift.anchor import Reading
 
-HEADER = ("probes", "examples", "drift", "loss before", "loss after")
+HEADER = ("probes", "examples", "drift")
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,10 @@ class ProbeReport:
     Args:
         examples: how many there are.
         drift: how far outputs have moved, in the unit of their divergence (nats for "kl").
-        loss_before, loss_after: for probes with labels, if the model returns a loss.
     """
 
     examples: int
     drift: float
-    loss_before: float | None
-    loss_after: float | None
 
 
 @dataclass(frozen=True)
@@ -35,10 +32,10 @@ class Report:
         left: after `finish` or `rewind`, the share of the way from the old weights to the trained ones that is
             left; 1 if nothing had to be taken back.
 
-    >>> print(Report("anchor", 1.0, 1, 40, 0.05, 0.0, (ProbeReport(64, 0.048, None, None),), ()))
+    >>> print(Report("anchor", 1.0, 1, 40, 0.05, 0.0, (ProbeReport(64, 0.048),), ()))
     anchor, weight 1, 40 steps after task 1; drift 0.0480 of a budget of 0.05
-    probes   examples    drift  loss before  loss after
-    set 1          64   0.0480            –           –
+    probes   examples    drift
+    set 1          64   0.0480
     """
 
     method: str
@@ -59,7 +56,7 @@ class Report:
 
     def __str__(self) -> str:
         rows = [HEADER, *self._cells()] if self.probes else []
-        return "\n".join([self._summary(), *("{:<8} {:>8}  {:>7}  {:>11}  {:>10}".format(*row) for row in rows)])
+        return "\n".join([self._summary(), *("{:<8} {:>8}  {:>7}".format(*row) for row in rows)])
 
     def _repr_html_(self) -> str:
         """A table for notebooks, in the notebook's own colours."""
@@ -80,15 +77,8 @@ class Report:
 
     def _cells(self) -> list[tuple[str, ...]]:
         """One row for each set of probes, under HEADER."""
-        return [
-            (
-                f"set {number}",
-                str(each.examples),
-                f"{each.drift:.4f}",
-                *("–" if loss is None else f"{loss:.4f}" for loss in (each.loss_before, each.loss_after)),
-            )
-            for number, each in enumerate(self.probes, 1)
-        ]
+        sets = enumerate(self.probes, 1)
+        return [(f"set {number}", str(each.examples), f"{each.drift:.4f}") for number, each in sets]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for JSON."""

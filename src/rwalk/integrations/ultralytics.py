@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rwalk.data.distorted_images import distorted
 from rwalk.errors import InputError
-from rwalk.guard import Anchor, Guard, Probes, distorted
+from rwalk.guard import Anchor, Guard, Probes
 from rwalk.guard.report import Report
 from rwalk.guard.select import unwrapped
 

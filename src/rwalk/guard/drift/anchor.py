@@ -200,12 +200,7 @@ def faded(pulls: dict[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
 
     It divides its steps by the size of recent gradients, so the task would be learned in smaller ones.
     """
-    found, kernel = list(pulls.values()), private_torch.foreach("mul_")
-    if found and kernel is not None:
-        kernel(found, FADED)
-    else:
-        for each in found:
-            each.mul_(FADED)
+    private_torch.foreach("mul_", list(pulls.values()), FADED)
     return pulls
 
 
@@ -280,6 +275,5 @@ def _over_shards(squares: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def _square(tensors: Iterable[Tensor]) -> Tensor:
-    kernel, found = private_torch.foreach("norm"), list(tensors)
-    norms = [each.norm() for each in found] if kernel is None else kernel(found)
+    norms = private_torch.foreach("norm", list(tensors))
     return torch.stack([norm.float() for norm in norms]).square().sum()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rwalk.errors import InputError, first_line
@@ -62,7 +61,6 @@ class Probes:
         self.batches: list[Batch] = []
         self.kept: list[dict[str, Kept]] = []  # by batch, by output
         self.held_out = False  # whether drift is measured on probes that are not pulled on
-        self.loss_before: float | None = None  # of probes with labels, if the model returns a loss
         self.divergences: dict[str, Divergence] = {}  # by output
         self.guessed: set[str] = set()  # outputs whose divergence is a guess; the loss will tell
         self._labels: Tensor | None = None  # of the first batch, if a loader brought some along
@@ -122,7 +120,6 @@ class Probes:
                 for each in found.values():
                     _check_finite(each)
                 self.kept.append({name: self.divergences[name].keep(each) for name, each in found.items()})
-        self.loss_before = self.loss(model)
 
     def drift(self, model: nn.Module, errors: float = 0.0) -> float:
         """The mean divergence of the outputs from the old ones, on the batches that drift is measured on.
@@ -157,17 +154,6 @@ class Probes:
             self._check_rows(name, kept, output)
             found.append(self.divergences[name].between(kept, output))
         return found
-
-    def loss(self, model: nn.Module) -> float | None:
-        """The mean of the losses that the model returns for the probes' own labels; None without labels."""
-        if not all(isinstance(batch, Mapping) and "labels" in batch for batch in self.batches):
-            return None
-        with eval_mode(model), torch.no_grad():
-            losses = [_loss_in(self._call(model, batches.to(batch, device_of(model)))) for batch in self.batches]
-        told = [float(loss) for loss in losses if loss is not None]
-        if len(told) < len(losses):
-            return None
-        return weighted_mean(told, [batches.length_of(batch) for batch in self.batches])
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         """Logits [predictions, classes] of any batch, for measures that need class probabilities."""
@@ -308,70 +294,9 @@ def _squared_error(found: Iterable[Tensor]) -> float:
     return float(predictions.var() / len(predictions)) if len(predictions) > 1 else 0.0
 
 
-def _loss_in(output: Any) -> Tensor | None:
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
-
-
 def weighted_mean(values: Sequence[float], weights: Iterable[int]) -> float:
     weights = list(weights)
     return sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
-
-
-# ── distorted images ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-@torch.no_grad()
-def distorted(images: Tensor, n: int, seed: int = 0) -> Tensor:
-    """Make many probes of a few images, by distorting them.
-
-    A detector's new images alone show few of its old classes. Each probe is a random crop that is turned,
-    mirrored and in other colours, a blend of two of these, or four of them side by side.
-
-    Args:
-        images: [images, channels, height, width], as the model takes them.
-        n: how many to make; they are as large as the images.
-        seed: seed of the draws; torch's own random numbers stay as they were.
-
-    Raises:
-        InputError: These are no images of decimal numbers, or n is not a whole number of at least 1.
-
-    >>> distorted(torch.rand(4, 3, 32, 48), 10).shape
-    torch.Size([10, 3, 32, 48])
-    """
-    fits = isinstance(images, Tensor) and images.ndim == 4 and images.is_floating_point()
-    if not fits or not len(images) or min(images.shape[-2:]) < 2:
-        raise InputError(
-            "images to distort are a tensor [images, channels, height, width] of decimal numbers, as the model "
-            f"takes them, not {batches.described(images)}"
-        )
-    if type(n) is not int or n < 1:
-        raise InputError(f"n must be a whole number, at least 1, not {n!r}")
-    draw = torch.Generator().manual_seed(seed)
-    height, width = images.shape[-2:]
-
-    def number(below: int) -> int:
-        return int(torch.randint(below, (), generator=draw))
-
-    def piece(rows: int, columns: int) -> Tensor:
-        image = images[number(len(images)), torch.randperm(images.shape[1], generator=draw)]
-        share = 1 - 2 / 3 * float(torch.rand((), generator=draw))
-        y, x = (math.ceil(share * side) for side in (height, width))
-        top, left = number(height - y + 1), number(width - x + 1)
-        cut = image[:, top : top + y, left : left + x].rot90(number(4), (1, 2))
-        cut = cut.flip(-1) if number(2) else cut
-        return F.interpolate(cut[None], (rows, columns), mode="bilinear", antialias=True)[0]
-
-    def whole() -> Tensor:
-        kind = number(3)
-        if kind == 0:
-            return piece(height, width)
-        if kind == 1:
-            return (piece(height, width) + piece(height, width)) / 2
-        halves = [height // 2, height - height // 2], [width // 2, width - width // 2]
-        return torch.cat([torch.cat([piece(rows, columns) for columns in halves[1]], 2) for rows in halves[0]], 1)
-
-    return torch.stack([whole() for _ in range(n)])
 
 
 # ── own samples of a language model ──────────────────────────────────────────────────────────────────────────

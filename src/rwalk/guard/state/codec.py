@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,24 +29,12 @@ ALONG_BLOCKS, ALONG_BLOCK, IN_TIME = 0x9E3779B1, 0xB5297A4D, 0x68E31DA5
 DROPPED = {torch.bfloat16: 16, torch.float16: 13}  # bits of a float32's mantissa that narrower ones do not have
 
 
-class Code(Protocol):
-    """How a vector is kept: in one or more tensors with a row per block."""
-
-    @property
-    def draws(self) -> bool:
-        """Whether draws decide between two levels."""
-
-    def encode(self, blocks: Tensor, draws: Tensor | None = None) -> tuple[Tensor, ...]: ...
-
-    def decode(self, *kept: Tensor) -> Tensor: ...
-
-
 @dataclass(frozen=True)
 class Plain:
     """As it is, or narrower."""
 
     dtype: torch.dtype
-    draws = False
+    draws = False  # whether draws decide between two levels
 
     def encode(self, blocks: Tensor, draws: Tensor | None = None) -> tuple[Tensor, ...]:
         return (blocks.to(self.dtype),)
@@ -132,6 +119,8 @@ def _power_of_two(exponents: Tensor) -> Tensor:
     """Exactly, on every device."""
     return ((exponents.to(torch.int32) + 127) << 23).view(torch.float32)
 
+
+Code = Plain | Floats | Places  # how a vector is kept: in one or more tensors with a row per block
 
 AMOUNT = Floats(torch.uint8, mantissa=3, signed=False)
 SUM = Floats(torch.int16, mantissa=10, signed=True)

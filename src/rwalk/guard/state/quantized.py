@@ -7,7 +7,7 @@ chunk of it is there in full. State on the host lies in pinned memory, so the ho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -120,14 +120,14 @@ class EncodedState(ParameterState):
 
     def store(self, vectors: State) -> None:
         self.kept, self.vectors = {}, {}
-        chunk = Chunk(self, Span(0, self.size))
+        chunk = Chunk(self, 0, self.size)
         for name, vector in vectors.items():
             chunk.store(name, self.code(name).encode(chunk.blocks(chunk.of(self.wide(vector)))))
         self.touch()
 
     def whole(self) -> State:
         """All vectors, decoded on the host, which has more room."""
-        chunk, shape = Chunk(self, Span(0, self.size)), self.theta().shape
+        chunk, shape = Chunk(self, 0, self.size), self.theta().shape
         return {name: chunk.decoded(name).reshape(shape).cpu() for name in self.kept}
 
     def relocate(self) -> None:
@@ -142,8 +142,8 @@ class EncodedState(ParameterState):
             most = min(most, max(total // SHARE, LEAST))
         each = max(most // BLOCK, 1) * BLOCK
         if not self.is_contiguous or self.size <= each:
-            return [Chunk(self, Span(0, self.size))]
-        return [Chunk(self, Span(at, min(at + each, self.size))) for at in range(0, self.size, each)]
+            return [Chunk(self, 0, self.size)]
+        return [Chunk(self, at, min(at + each, self.size)) for at in range(0, self.size, each)]
 
     def parts(self, write: bool = False) -> Iterator[Part]:
         self.relocate()
@@ -162,37 +162,31 @@ def new_state(name: str, parameter: nn.Parameter, form: Form) -> ParameterState:
     return (ParameterState if plain else EncodedState)(name, parameter, form)
 
 
-class Span(NamedTuple):
-    """Some of a parameter's numbers, in the order of its indices; it starts with a block."""
-
-    start: int
-    stop: int
-
-
 def blocks_of(size: int) -> int:
     return -(-size // BLOCK)
 
 
 class Chunk(Piece):
-    """A span of an encoded parameter's numbers, as vectors [1, numbers] without padding."""
+    """Some of an encoded parameter's numbers, as vectors [1, numbers] without padding; it starts with a block."""
 
     state: EncodedState
 
-    def __init__(self, state: EncodedState, span: Span) -> None:
+    def __init__(self, state: EncodedState, start: int, stop: int) -> None:
         super().__init__(state)
-        self._span = span
-        self._rows = slice(span.start // BLOCK, blocks_of(span.stop))
+        self._numbers = slice(start, stop)
+        self._size = stop - start
+        self._rows = slice(start // BLOCK, blocks_of(stop))
 
     def of(self, tensor: Tensor) -> Tensor:
         """A view, where a tensor's numbers lie in the order of their indices."""
-        return tensor.reshape(-1)[self._span.start : self._span.stop][None]
+        return tensor.reshape(-1)[self._numbers][None]
 
     def put(self, numbers: Tensor, tensor: Tensor) -> None:
-        there = tensor.view(-1)[self._span.start : self._span.stop] if tensor.is_contiguous() else tensor
+        there = tensor.view(-1)[self._numbers] if tensor.is_contiguous() else tensor
         there.copy_(numbers.view(there.shape))
 
     def draws(self, name: str) -> Tensor:
-        return self._drawn(name).flatten()[: self._span.stop - self._span.start][None]
+        return self._drawn(name).flatten()[: self._size][None]
 
     def opened(self) -> State:
         return cast(State, Lazy(self.state.kept, self.decoded))
@@ -206,7 +200,7 @@ class Chunk(Piece):
         """A copy of the vector in the dtype of the equations."""
         state, code = self.state, self.state.code(name)
         fetched = [each[self._rows].to(state.home, non_blocking=True) for each in state.kept[name]]
-        numbers = code.decode(*fetched).flatten()[: self._span.stop - self._span.start][None]
+        numbers = code.decode(*fetched).flatten()[: self._size][None]
         return numbers.to(state.work_dtype, copy=isinstance(code, codec.Plain) and state.place == state.home)
 
     def blocks(self, vector: Tensor) -> Tensor:

@@ -282,8 +282,7 @@ class Batch:
         which = [i for i, parameter in enumerate(self._parameters) if parameter in pulls]
         if which:
             more = [pulls[self._parameters[i]].to(gradients[i].dtype) for i in which]
-            some, add = [gradients[i] for i in which], private_torch.foreach("add")
-            summed = list(map(torch.add, some, more)) if add is None else add(some, more)
+            summed = private_torch.foreach("add", [gradients[i] for i in which], more)
             for i, each in zip(which, summed, strict=True):
                 found[i] = each
         return found
