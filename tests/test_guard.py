@@ -113,20 +113,12 @@ def accumulating(model: nn.Module, optimizer: Optimizer, guard: Guard, x: Tensor
     optimizer.zero_grad()
 
 
-def without_hooks(model: nn.Module, optimizer: Optimizer, guard: Guard, x: Tensor, y: Tensor) -> None:
-    F.cross_entropy(model(x), y).backward()
-    guard.before_step()
-    optimizer.step()
-    guard.after_step()
-    optimizer.zero_grad(set_to_none=False)
-
-
 @EVERY_METHOD
 @pytest.mark.parametrize("penalty", ["gradient", "proximal"])
-@pytest.mark.parametrize("step", [with_closure, with_named_closure, accumulating, without_hooks])
+@pytest.mark.parametrize("step", [with_closure, with_named_closure, accumulating])
 def test_every_loop_is_the_plain_loop(step: Step, penalty: Any, method: Method) -> None:
     method = replace(method, penalty=penalty)
-    assert_same(walk(*made(method)), walk(*made(method, hooks=step is not without_hooks), step))
+    assert_same(walk(*made(method)), walk(*made(method), step))
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -821,15 +813,6 @@ def test_what_cannot_work_is_refused_at_once() -> None:
         Guard(model, optimizer, RWALK, state=StateOptions(dtype=torch.float16))
     with pytest.raises(InputError, match="device must be"):
         Guard(model, optimizer, RWALK, state=StateOptions(device="disk"))  # type: ignore[arg-type]
-
-
-def test_the_two_forms_are_not_mixed() -> None:
-    _, _, hooked = made()
-    with pytest.raises(InputError, match="hooks do this already"):
-        hooked.before_step()
-    _, _, bare = made(hooks=False)
-    with pytest.raises(InputError, match=r"after_step\(\) without before_step\(\)"):
-        bare.after_step()
 
 
 def test_the_penalty_is_the_methods_own() -> None:

@@ -414,14 +414,6 @@ def test_inputs_in_the_place_of_a_method_are_refused_without_their_numbers() -> 
         Guard(model, SGD(model.parameters(), 0.1), inputs())  # type: ignore[arg-type]
 
 
-def test_a_call_around_a_step_that_has_hooks_is_called_so() -> None:
-    model = network()
-    guard = Guard(model, SGD(model.parameters(), 0.1), probes=inputs())
-    for call in (guard.before_step, guard.after_step):
-        with pytest.raises(InputError, match="hooks do this already"):
-            call()
-
-
 def test_a_budget_for_finish_without_probes_is_refused() -> None:
     model = network()
     guard = Guard(model, SGD(model.parameters(), 0.1), "rwalk")

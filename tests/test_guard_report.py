@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from xml.etree import ElementTree
 
 from torch.optim import SGD
 
@@ -24,12 +22,7 @@ def test_report_of_an_anchor_says_what_happened() -> None:
     first, *_, last = str(report).splitlines()
     assert first.startswith("anchor, weight ") and "80 steps after task 1" in first and "budget of 0.05" in first
     assert last.startswith("set 1         192") and f"{guard.drift():.4f}" in last
-    page = ElementTree.fromstring(f"<div>{report._repr_html_()}</div>")
-    assert page.findtext("p") == first
-    assert [cell.text for cell in page.iter("td")] == last.removeprefix("set 1").split()
-    assert "<own>, weight" in (
-        ElementTree.fromstring(replace(report, method="<own>", probes=())._repr_html_()).text or ""
-    )
+    assert repr(report) == str(report)
     assert guard.log() == {"guard/drift": report.readings[-1].drift}
 
 

@@ -135,40 +135,6 @@ def test_a_failed_step_may_be_tried_again_with_the_same_gradients(method: Method
     assert_same(walk(*made(method, Fragile)), walk(*made(method, Fragile), again))
 
 
-@EVERY_METHOD
-@pytest.mark.parametrize("zeroed", ["again", "none", "zero"])
-def test_gradients_of_a_failed_step_are_given_back_at_the_next(zeroed: str, method: Method) -> None:
-    def failing(model: nn.Module, optimizer: Any, guard: Guard, x: Tensor, y: Tensor) -> None:
-        backward(model, x if zeroed == "again" else 3 * x, y)
-        optimizer.accident = Accident()
-        with pytest.raises(Accident):
-            optimizer.step()
-        if zeroed != "again":
-            optimizer.zero_grad(set_to_none=zeroed == "none")
-            backward(model, x, y)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    assert_same(walk(*made(method, Fragile)), walk(*made(method, Fragile), failing))
-
-
-@EVERY_METHOD
-@pytest.mark.parametrize("zeroed", [False, True])
-def test_before_step_twice_means_that_a_step_was_skipped(zeroed: bool, method: Method) -> None:
-    def skipping(model: nn.Module, optimizer: Optimizer, guard: Guard, x: Tensor, y: Tensor) -> None:
-        backward(model, 3 * x if zeroed else x, y)
-        guard.before_step()
-        if zeroed:
-            optimizer.zero_grad(set_to_none=False)
-            backward(model, x, y)
-        guard.before_step()
-        optimizer.step()
-        guard.after_step()
-        optimizer.zero_grad()
-
-    assert_same(walk(*made(method)), walk(*made(method, hooks=False), skipping))
-
-
 # The guard's own work
 
 

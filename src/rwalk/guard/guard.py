@@ -63,7 +63,6 @@ class Guard:
         divergence: how outputs are compared; see `rwalk.Probes`.
         outputs: which outputs are compared; see `rwalk.Probes`.
         state: where and how precisely per-parameter state is kept; see `rwalk.StateOptions`.
-        hooks: False for a loop that calls `before_step` and `after_step` around `optimizer.step()` itself.
 
     >>> model = nn.Linear(2, 3)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -91,10 +90,9 @@ class Guard:
         divergence: Any = None,
         outputs: Any = None,
         state: StateOptions | None = None,
-        hooks: bool = True,
         **old: Any,
     ) -> None:
-        given = options.Given(method, probes, budget, params, divergence, outputs, state, hooks)
+        given = options.Given(method, probes, budget, params, divergence, outputs, state)
         given = options.translated(given, old)
         _check_probes(_method(given), given)
         self._set_up(model, optimizer, given)
@@ -179,7 +177,7 @@ class Guard:
             model: whose parameters it holds; by default the guard's.
         """
         model = self.model if model is None else model
-        optimizer = select.followed(optimizer, self._state.method, self._given.hooks)
+        optimizer = select.followed(optimizer, self._state.method)
         before, states = set(self._parameters), self._matched(model, optimizer)
         check_is_alone(self, states)
         self._state.by_parameter = states
@@ -187,7 +185,7 @@ class Guard:
         self.model, self.optimizer = model, optimizer
         self._batch_norm = BatchNorm(model)
         self._hooks = OptimizerHooks(self, optimizer, self._state)
-        self._hooks.begin(self._given.hooks)
+        self._hooks.begin()
         if self._anchor is not None:
             self._first_pass.watch(model)
         if before and before != set(self._parameters) and not self._state.steps:
@@ -215,20 +213,6 @@ class Guard:
         self._pull_added = {}
         if self._hooks is not None:
             self._hooks.end()
-
-    def before_step(self) -> None:
-        """Without hooks: call it right before `optimizer.step()`, when gradients are complete and clipped."""
-        self._own_hooks().before_step()
-
-    def after_step(self) -> None:
-        """Without hooks: call it right after an `optimizer.step()` that was not skipped."""
-        self._own_hooks().after_step()
-
-    def _own_hooks(self) -> OptimizerHooks:
-        assert self._hooks is not None
-        if self._given.hooks:
-            raise InputError("the optimizer's hooks do this already: leave the call out, or use hooks=False")
-        return self._hooks
 
     def _pulls(self) -> Mapping[nn.Parameter, Tensor]:
         """Gradients to add to those of the task before this step."""

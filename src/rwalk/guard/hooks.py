@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 class Step:
     """A step in progress, and the batches of parameters that take part in it.
 
-    `call` is torch's frame of `optimizer.step`; None in a loop that calls the guard itself.
+    `call` is torch's frame of `optimizer.step`.
     """
 
-    def __init__(self, call: FrameType | None = None) -> None:
+    def __init__(self, call: FrameType) -> None:
         self.call = call
         self.batches: list[Batch] = []
 
@@ -45,7 +45,7 @@ class Step:
         frame: FrameType | None = sys._getframe()
         while frame is not None and frame is not self.call:
             frame = frame.f_back
-        return self.call is None or frame is not None
+        return frame is not None
 
 
 class OptimizerHooks:
@@ -58,12 +58,11 @@ class OptimizerHooks:
         self._changes_gradients = not _is_torchs(optimizer)
         self._release: list[Callable[[], None]] = []
 
-    def begin(self, hooks: bool) -> None:
-        if hooks:
-            self._release = [
-                self.optimizer.register_step_pre_hook(self._before_hook).remove,
-                self.optimizer.register_step_post_hook(self._after_hook).remove,
-            ]
+    def begin(self) -> None:
+        self._release = [
+            self.optimizer.register_step_pre_hook(self._before_hook).remove,
+            self.optimizer.register_step_post_hook(self._after_hook).remove,
+        ]
         _watch_all_optimizers()
         _ACTIVE.add(self)
 
@@ -75,16 +74,6 @@ class OptimizerHooks:
         _ACTIVE.discard(self)
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def before_step(self) -> None:
-        """For a loop that calls this itself; twice without `after_step`, and the step in between was skipped."""
-        self.abandon(at_once=False)
-        self._before_step(Step())
-
-    def after_step(self) -> None:
-        if self.step is None:
-            raise InputError("after_step() without before_step(): call both, around every optimizer.step()")
-        self._after_step(self.step)
 
     def abandon(self, at_once: bool) -> None:
         """Forget a failed step: nothing of it is observed, and gradients are given back; see `Batch.abandon`."""

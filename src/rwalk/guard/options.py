@@ -53,7 +53,6 @@ class Given:
     divergence: Any
     outputs: Any
     state: StateOptions | None
-    hooks: bool
     call: Call | None = None
 
     def __post_init__(self) -> None:
@@ -73,6 +72,7 @@ OLD = {
     "offload": "state=rwalk.StateOptions(device=…)",
     "lora": "leave it out: adapters are held by their factors",
     "compile": "leave it out: steps on a CPU are no longer compiled",
+    "hooks": "leave it out: all steps are guarded by the optimizer's hooks",
 }
 
 
@@ -80,7 +80,7 @@ def translated(given: Given, old: Mapping[str, Any]) -> Given:
     """The options with those under old names among them."""
     for name in old:
         if name not in OLD:
-            known = "method, probes, budget, params, divergence, outputs, state and hooks"
+            known = "method, probes, budget, params, divergence, outputs and state"
             raise InputError(f"Guard has no option {name!r}: it has {known}")
         warnings.warn(f"Guard's option {name}= is deprecated: {OLD[name]}", FutureWarning, stacklevel=4)
     state = given.state or StateOptions()
@@ -122,7 +122,7 @@ def restored(
     state: Mapping[str, Any], method: Method | Anchor | str | None, probes: Any, given: Mapping[str, Any]
 ) -> Given:
     """The options of a file, where none are given."""
-    names = {"budget", "params", "divergence", "outputs", "state", "hooks"}
+    names = {"budget", "params", "divergence", "outputs", "state"}
     for name in given.keys() - names:
         raise InputError(f"Guard.load has no option {name!r}: it has method, probes, {', '.join(sorted(names))}")
     found = dict(_checked(state.get("options")))
@@ -130,7 +130,7 @@ def restored(
         found.update(divergence=None, outputs=None)
     found.update(given)
     method = method_in(state) if method is None else method
-    return Given(method, probes, **{"hooks": True, **found})
+    return Given(method, probes, **found)
 
 
 def _checked(found: Any) -> dict[str, Any]:

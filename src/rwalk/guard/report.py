@@ -1,9 +1,8 @@
-"""A guard's report: a table when printed, or a dictionary."""
+"""A guard's report: a table when printed or shown in a notebook, or a dictionary."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from html import escape
 from typing import Any
 
 from rwalk.guard.drift.anchor import Reading
@@ -24,7 +23,7 @@ class ProbeReport:
     drift: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """How far a model has drifted since its last task ended, and how strongly it was held.
 
@@ -58,15 +57,7 @@ class Report:
         rows = [HEADER, *self._cells()] if self.probes else []
         return "\n".join([self._summary(), *("{:<8} {:>8}  {:>7}".format(*row) for row in rows)])
 
-    def _repr_html_(self) -> str:
-        """A table for notebooks, in the notebook's own colours."""
-        head = "".join(f'<th scope="col">{name}</th>' for name in HEADER)
-        rows = [
-            f'<tr><th scope="row">{name}</th><td>{"</td><td>".join(cells)}</td></tr>'
-            for name, *cells in self._cells()
-        ]
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>" if rows else ""
-        return f"<p>{escape(self._summary())}</p>{table}"
+    __repr__ = __str__
 
     def _summary(self) -> str:
         held = f"{self.method}, weight {self.weight:.3g}, {self.steps} steps after task {self.tasks}; "

@@ -68,10 +68,9 @@ def plain(name: str) -> str:
     return name
 
 
-def followed(optimizer: Optimizer, method: Method, hooks: bool) -> Optimizer:
+def followed(optimizer: Optimizer, method: Method) -> Optimizer:
     """The optimizer to follow, if the method can be used with it."""
-    if hooks:
-        optimizer = _with_hooks(optimizer)
+    optimizer = _with_hooks(optimizer)
     if isinstance(optimizer, LBFGS):
         raise InputError("LBFGS evaluates its closure many times per step: Guard needs one gradient per step")
     if any(group.get("maximize") for group in optimizer.param_groups):
@@ -90,8 +89,8 @@ def _with_hooks(optimizer: Optimizer) -> Optimizer:
         inner = getattr(optimizer, "optimizer", None)
         if not isinstance(inner, Optimizer):
             raise InputError(
-                f"{type(optimizer).__name__} calls no step hooks: use hooks=False, and guard.before_step() and "
-                "guard.after_step() around its step"
+                f"{type(optimizer).__name__} calls no step hooks: derive it from torch.optim.Optimizer, whose "
+                "__init__ sets them up"
             )
         optimizer = inner
     return optimizer
