@@ -135,6 +135,23 @@ def test_a_failed_step_may_be_tried_again_with_the_same_gradients(method: Method
     assert_same(walk(*made(method, Fragile)), walk(*made(method, Fragile), again))
 
 
+@EVERY_METHOD
+@pytest.mark.parametrize("zeroed", ["again", "none", "zero"])
+def test_gradients_of_a_failed_step_are_given_back_at_the_next(zeroed: str, method: Method) -> None:
+    def failing(model: nn.Module, optimizer: Any, guard: Guard, x: Tensor, y: Tensor) -> None:
+        backward(model, x if zeroed == "again" else 3 * x, y)
+        optimizer.accident = Accident()
+        with pytest.raises(Accident):
+            optimizer.step()
+        if zeroed != "again":
+            optimizer.zero_grad(set_to_none=zeroed == "none")
+            backward(model, x, y)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert_same(walk(*made(method, Fragile)), walk(*made(method, Fragile), failing))
+
+
 # The guard's own work
 
 

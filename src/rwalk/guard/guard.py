@@ -94,11 +94,12 @@ class Guard:
     ) -> None:
         given = options.Given(method, probes, budget, params, divergence, outputs, state)
         given = options.translated(given, old)
-        _check_probes(_method(given), given)
         self._set_up(model, optimizer, given)
         try:
             if given.probes is not None:
                 self.begin(given.probes)
+            elif self._anchor is not None:
+                raise InputError("an anchor holds a model's outputs on familiar inputs: give probes=")
         except BaseException:
             self.detach()  # or the optimizer's hooks would keep it at work
             raise
@@ -683,11 +684,6 @@ def _check_kinds(model: Any, optimizer: Any) -> None:
     if not isinstance(model, nn.Module) or not hasattr(optimizer, "param_groups"):
         kinds = f"{type(model).__name__} and {type(optimizer).__name__}"
         raise InputError(f"Guard takes a model and its optimizer, Guard(model, optimizer), not {kinds}")
-
-
-def _check_probes(method: Method | Anchor, given: options.Given) -> None:
-    if isinstance(method, Anchor) and given.probes is None:
-        raise InputError("an anchor holds a model's outputs on familiar inputs: give probes=")
 
 
 def _check(method: Method | Anchor, given: options.Given) -> None:
