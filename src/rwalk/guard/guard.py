@@ -222,6 +222,7 @@ class Guard:
         for probes in self._sets:
             if probes.guessed:
                 probes.settle(self._inner, self._first_pass.evidence, always=True)
+            self._fit(probes)
         if self._pulled_for == self.steps:  # a step that failed is taken again
             return self._pull_added
         self._pulled_for = self.steps
@@ -230,6 +231,11 @@ class Guard:
         self._pull_added = {}  # its memory is free for the next one
         self._pull_added = anchors.added(self._anchor, self._pull())
         return self._pull_added
+
+    def _fit(self, probes: Probes) -> None:
+        """Make a pull no dearer than a step, as soon as the size of training batches is known."""
+        if self._first_pass.size is not None:
+            probes.fit(*self._first_pass.size)
 
     def _pull(self) -> Pull:
         autocast = self._first_pass.context(self.model)
@@ -386,6 +392,7 @@ class Guard:
             self._reference = Reference.of(self.model, self._moving)
             for probes in self._sets:
                 probes.keep(self._inner)
+                self._fit(probes)
             self._first_pass.wanted = any(probes.guessed for probes in self._sets)
 
     def _note_frozen(self) -> None:

@@ -263,6 +263,7 @@ def drift_state(sets: Sequence[Probes], schedule: Schedule, with_inputs: bool) -
                 "fingerprint": probes.fingerprint,
                 "divergences": {name: each.name for name, each in probes.divergences.items()},
                 **({"guessed": sorted(probes.guessed)} if probes.guessed else {}),  # before the first step
+                **({} if probes.fitted is None else {"fitted": probes.fitted}),
             }
         )
     readings = [list(reading) for reading in schedule.readings]
@@ -330,13 +331,15 @@ def _restored_set(
     model: nn.Module,
 ) -> Probes:
     expect(isinstance(record, Mapping), "its probes")
-    expect(record.keys() - {"guessed"} == {"form", "own", "fingerprint", "divergences"}, "its probes")
+    expect(record.keys() - {"guessed", "fitted"} == {"form", "own", "fingerprint", "divergences"}, "its probes")
+    fitted = record.get("fitted")
+    expect(fitted is None or (type(fitted) is int and fitted > 0), "its probes")
     if record["form"] is not None:
         form = record["form"]
         expect(isinstance(form, list) and bool(form), "its probes")
         inputs = [_batch(each, _leaves(tensors, f"probe/{number}/{i}"), 0) for i, each in enumerate(form)]
         probes = to_probes(inputs) if number >= len(given) else given[number]
-        probes.batches, probes.given = inputs, None
+        probes.batches, probes.given, probes.fitted = inputs, None, fitted
         probes.own = bool(record["own"])
         changed = record["fingerprint"] is not None and probes.fingerprint != record["fingerprint"]
         expect(not changed, "the fingerprint of its probes")
@@ -345,6 +348,8 @@ def _restored_set(
             raise InputError("its probes were left out, being your data: give the same ones as probes=")
         probes = given[number]
         probes.read(model)
+        probes.fitted = fitted
+        probes.cut()
         if probes.fingerprint != record["fingerprint"]:
             raise InputError(
                 "these are not the probes it was saved with: give the same inputs in the same order and batches, "

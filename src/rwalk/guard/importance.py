@@ -95,8 +95,8 @@ def of_probes(state: GuardState, model: nn.Module, probes: Probes) -> Squares:
         for batch in probes.batches:
             batch = batches.to(batch, device)
             mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-            for row in range(batches.length_of(batch)):
-                logits = probes.logits(inner, batches.part(batch, row, row + 1))
+            for example in batches.cut(batch, 1):
+                logits = probes.logits(inner, example)
                 if not logits.requires_grad:
                     raise InputError(f"no importance can be measured: {UNREACHED}")
                 count = len(logits) if mask is None else mask[0].numel()

@@ -33,7 +33,7 @@ class Anchor:
     Args:
         weight: its strength.
         every: steps from one pull to the next; fewer at a task's start, and where drift is large.
-        batch: probes per pull; by default 64, or as many as have about two thousand tokens.
+        batch: probes per pull; by default as many as a training batch has, from 8 to 64, or 512 to 2,048 tokens.
 
     A pull costs a forward and a backward pass of one batch.
     """

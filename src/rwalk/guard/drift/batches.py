@@ -24,6 +24,7 @@ from rwalk.errors import InputError
 
 Batch = Any  # a tensor, a mapping from keywords, or a tuple of arguments
 EXAMPLES, TOKENS = 64, 2048  # that go through the model at a time, at most
+FEWEST, FEWEST_TOKENS = 8, 512  # in a pull, if training batches are smaller
 PARTS = 4  # the fewest batches that probes are cut into if some of them are held out
 MOST = 1024  # examples taken from a data loader or a dataset, which may be endless
 OWN_SAMPLES = "own-samples"
@@ -60,8 +61,7 @@ def of(
         batch = tuple(batch) if isinstance(batch, list) else batch
         batch = dict(batch) if isinstance(batch, Mapping) else batch
         length = length_of(batch)
-        at_once = rows or min(_worth_one_call(batch), max(1, -(-length // parts)))
-        found += [part(batch, start, start + at_once) for start in range(0, length, at_once)]
+        found += cut(batch, rows or min(_worth_one_call(batch), max(1, -(-length // parts))))
     if not found:
         raise InputError("there is not a single probe: give inputs whose predictions are to stay")
     return found
@@ -131,13 +131,24 @@ def are_tokens(batch: Batch) -> bool:
     return any(tensor.ndim == 2 and not tensor.is_floating_point() for tensor in tensors(batch))
 
 
+def tokens_of_example(batch: Batch) -> int:
+    """How many tokens a sequence has; 0 if the batch holds none."""
+    found = [tensor.shape[1] for tensor in tensors(batch) if tensor.ndim == 2 and not tensor.is_floating_point()]
+    return max(found, default=0)
+
+
 def _worth_one_call(batch: Batch) -> int:
-    tokens = [tensor.shape[1] for tensor in tensors(batch) if tensor.ndim == 2 and not tensor.is_floating_point()]
-    return max(1, TOKENS // max(tokens)) if tokens else EXAMPLES
+    tokens = tokens_of_example(batch)
+    return max(1, TOKENS // tokens) if tokens else EXAMPLES
 
 
-def part(batch: Batch, start: int, end: int) -> Batch:
-    return mapped(batch, lambda tensor: tensor[start:end] if tensor.ndim else tensor)
+def cut(batch: Batch, rows: int) -> list[Batch]:
+    """Batches of at most so many rows."""
+
+    def part(start: int) -> Batch:
+        return mapped(batch, lambda tensor: tensor[start : start + rows] if tensor.ndim else tensor)
+
+    return [part(start) for start in range(0, length_of(batch), rows)]
 
 
 def to(batch: Batch, device: torch.device) -> Batch:

@@ -24,7 +24,8 @@ from rwalk.errors import InputError, unknown, warn_caller
 
 DENSE = 512  # up to so many classes all are stored
 TOP = 128  # of more, the most probable and the mass of the rest
-Kept = dict[str, Tensor]  # old outputs as they are stored
+Kept = dict[str, Tensor]  # old outputs as they are stored: rows of predictions or examples, and perhaps a scale
+SCALE = "variance"
 
 
 class Divergence(NamedTuple):
@@ -317,7 +318,7 @@ def keep_scaled(outputs: Tensor) -> Kept:
     outputs = wide(outputs)
     variance = (outputs.var(0, unbiased=False) if len(outputs) > 1 else outputs[0].square()).mean()
     floor = (1e-8 * outputs.square().mean()).clamp(min=1e-12)
-    return {"outputs": outputs, "variance": variance.clamp(min=floor).repeat(outputs.shape[-1])}
+    return {"outputs": outputs, SCALE: variance.clamp(min=floor).repeat(outputs.shape[-1])}
 
 
 def mse(old: Kept, outputs: Tensor) -> Tensor:
@@ -328,7 +329,7 @@ def mse(old: Kept, outputs: Tensor) -> Tensor:
     tensor([1., 0.])
     """
     now = wide(_old_columns(outputs, old["outputs"].shape[-1]))
-    return ((now - old["outputs"]).square() / old["variance"]).mean(-1)
+    return ((now - old["outputs"]).square() / old[SCALE]).mean(-1)
 
 
 def cosine(old: Kept, outputs: Tensor) -> Tensor:

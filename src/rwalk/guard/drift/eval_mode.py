@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rwalk.guard.drift import divergences
+from rwalk.guard.drift import batches, divergences
 from rwalk.guard.drift.batches import device_of
 from rwalk.seeds import draws_restored
 
@@ -51,7 +51,7 @@ def _restore(modes: dict[nn.Module, bool]) -> None:
 
 
 class TrainingPass:
-    """The first training pass: under which autocast, and with which kind of loss.
+    """The first training pass: how large its batch is, under which autocast, and with which kind of loss.
 
     An optimizer's step is usually taken outside of `torch.autocast`, and never sees the loss. So this hook looks
     at the model's first pass in training, and then removes itself. In a copy of the model it does nothing.
@@ -59,13 +59,14 @@ class TrainingPass:
 
     def __init__(self) -> None:
         self.dtype: torch.dtype | None = None  # None: no autocast
+        self.size: tuple[int, int] | None = None  # examples and tokens in its batch; None: not seen
         self.wanted = False  # whether evidence is
         self.evidence: Tensor | None = None  # see `divergences.evidence`; None: not seen
         self._release: Callable[[], None] | None = None
 
     def watch(self, model: nn.Module) -> None:
         self.release()
-        self._release = model.register_forward_hook(self).remove
+        self._release = model.register_forward_hook(self, with_kwargs=True).remove
 
     def release(self) -> None:
         if self._release is not None:
@@ -77,12 +78,15 @@ class TrainingPass:
             return nullcontext()
         return torch.autocast(device_of(model).type, self.dtype)
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+    def __call__(self, module: nn.Module, args: Any, named: Any, output: Any) -> None:
         if self._release is None or not (module.training and torch.is_grad_enabled()):
             return
         self.release()
         device = device_of(module).type
         self.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        inputs = [each for each in batches.tensors((args, named)) if each.ndim]
+        if inputs:
+            self.size = len(inputs[0]), len(inputs[0]) * batches.tokens_of_example(inputs[0])
         first = output[0] if isinstance(output, tuple | list) and output else output
         if self.wanted and isinstance(first, Tensor) and first.requires_grad and first.ndim:
             before = first.detach()

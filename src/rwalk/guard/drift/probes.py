@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,8 @@ class Probes:
         call: a function of the model and a batch, if calling the model is not enough.
         tokenizer: for texts, and for own samples.
         collate: makes a batch of a dataset's items.
-        batch: examples per pass; by default 64, or as many as have about two thousand tokens.
+        batch: examples per pass; by default as many as a training batch has, and at most 64, or about two thousand
+            tokens.
 
     >>> model = nn.Linear(2, 3)
     >>> probes = Probes(torch.randn(8, 2))
@@ -60,6 +61,8 @@ class Probes:
         self.tokenizer, self.collate, self.batch = tokenizer, collate, batch
         self.batches: list[Batch] = []
         self.kept: list[dict[str, Kept]] = []  # by batch, by output
+        self.fitted: int | None = None  # examples per pass, once they were fitted to a training batch
+        self._predictions: list[dict[str, list[int]]] = []  # of each example, by batch, by output
         self.held_out = False  # whether drift is measured on probes that are not pulled on
         self.divergences: dict[str, Divergence] = {}  # by output
         self.guessed: set[str] = set()  # outputs whose divergence is a guess; the loss will tell
@@ -113,13 +116,46 @@ class Probes:
         """
         self.read(model)
         with eval_mode(model), torch.no_grad():
-            self.kept = []
+            self.kept, self._predictions = [], []
             for number in range(len(self.batches)):
-                found = self._outputs(model, number)
+                found = self._compared(model, number)
                 self._check_names(found)
-                for each in found.values():
+                flat = {name: each.rows() for name, each in found.items()}
+                for each in flat.values():
                     _check_finite(each)
-                self.kept.append({name: self.divergences[name].keep(each) for name, each in found.items()})
+                self.kept.append({name: self.divergences[name].keep(each) for name, each in flat.items()})
+                length = batches.length_of(self.batches[number])
+                self._predictions.append({name: each.of_examples(length) for name, each in found.items()})
+
+    def fit(self, examples: int, tokens: int) -> None:
+        """Cut batches to the size of a training batch, so that a pull costs no more than a step.
+
+        A size that the user gave stays, and so do outputs that do not follow from single examples.
+
+        Args:
+            examples: of a training batch.
+            tokens: all in that batch; 0 if it has none.
+        """
+        if self.batch is not None or self.fitted is not None or not all(self._predictions):
+            return
+        of_example = max(map(batches.tokens_of_example, self.batches))
+        most = max(batches.FEWEST, examples)
+        if of_example and tokens:
+            most = max(1, max(batches.FEWEST_TOKENS, tokens) // of_example)
+        whole, self.fitted = list(zip(self.batches, self.kept, self._predictions, strict=True)), most
+        if any(not counts for *_, of_outputs in whole for counts in of_outputs.values()):
+            return
+        self.kept = [
+            {name: _cut(kept[name], counts, start, start + most) for name, counts in of_outputs.items()}
+            for batch, kept, of_outputs in whole
+            for start in range(0, batches.length_of(batch), most)
+        ]
+        self.cut()
+
+    def cut(self) -> None:
+        """Cut the inputs as `fit` did."""
+        if self.fitted is not None:
+            self.batches = [small for batch in self.batches for small in batches.cut(batch, self.fitted)]
 
     def drift(self, model: nn.Module, errors: float = 0.0) -> float:
         """The mean divergence of the outputs from the old ones, on the batches that drift is measured on.
@@ -170,16 +206,19 @@ class Probes:
         return divergences.flattened(output, divergences.mask_of(batch, kind, output), kind.pixels)
 
     def _outputs(self, model: nn.Module, number: int) -> dict[str, Tensor]:
+        return {name: each.rows() for name, each in self._compared(model, number).items()}
+
+    def _compared(self, model: nn.Module, number: int) -> dict[str, _Compared]:
         batch = self.batches[number] = batches.to(self.batches[number], device_of(model))
         found = self._picked(self._called(model, batch))
-        flat = {}
         for name, output in found.items():
             if name not in self.divergences:
                 self.divergences[name] = self._kind(name, output, batch)
-            kind = self.divergences[name]
-            mask = divergences.mask_of(batch, kind, output)
-            flat[name] = divergences.flattened(output, mask, kind.pixels) if kind.rows else output
-        return flat
+        kinds = {name: self.divergences[name] for name in found}
+        return {
+            name: _Compared(output, divergences.mask_of(batch, kinds[name], output), kinds[name])
+            for name, output in found.items()
+        }
 
     def _picked(self, output: Any) -> dict[str, Tensor]:
         """The outputs that are compared, by name."""
@@ -201,7 +240,7 @@ class Probes:
             form = batches.described(batch)
             raise InputError(f"the model cannot be called with the probes, {form}: {first_line(error)}") from error
 
-    def _check_names(self, found: Mapping[str, Tensor]) -> None:
+    def _check_names(self, found: Mapping[str, Any]) -> None:
         given = self.divergence if isinstance(self.divergence, Mapping) else {}
         if unknown := [name for name in given if name not in found]:
             raise InputError(
@@ -269,6 +308,34 @@ class Probes:
         if any(tensor.device != device for tensor in kept.values()):
             kept = self.kept[number][name] = {key: tensor.to(device) for key, tensor in kept.items()}
         return kept
+
+
+class _Compared(NamedTuple):
+    """An output of the model, and which of its predictions are none of padding."""
+
+    output: Tensor
+    mask: Tensor | None
+    kind: Divergence
+
+    def rows(self) -> Tensor:
+        """As the divergence takes it."""
+        if not self.kind.rows:
+            return self.output
+        return divergences.flattened(self.output, self.mask, self.kind.pixels)
+
+    def of_examples(self, length: int) -> list[int]:
+        """How many of the rows belong to each example; none if examples are not in the first dimension."""
+        if len(self.output) != length or self.kind.name.startswith("ctc"):  # whose frames often come first
+            return []
+        if self.mask is not None and self.kind.rows:
+            return [int(each) for each in self.mask.flatten(1).sum(1)]
+        return [len(self.rows()) // length] * length
+
+
+def _cut(kept: Kept, counts: Sequence[int], start: int, end: int) -> Kept:
+    """The old outputs of some examples of a batch, each of which has so many rows; a scale belongs to all."""
+    rows = slice(sum(counts[:start]), sum(counts[:end]))
+    return {key: tensor if key == divergences.SCALE else tensor[rows].clone() for key, tensor in kept.items()}
 
 
 def _call(model: nn.Module, batch: Batch) -> Any:
