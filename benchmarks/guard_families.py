@@ -1,10 +1,11 @@
 """Models that are no classifiers, with a guard and in other ways: the tables of four how-tos.
 
     python -m benchmarks.guard_families tagger embedder segmenter regressor --out FOLDER
+    python -m benchmarks.guard_families forecaster  # real time series; needs statsmodels
 
-A task and its loop are those of examples/guard_NAME.py. The lower learning rate is chosen on validation data, and
-tables are of test data. Rows that are in the folder already are not measured again. `--rates` prints validation
-scores of a few learning rates without a guard.
+A task and its loop are those of examples/guard_NAME.py; the forecaster has the regressor's loop. The lower
+learning rate is chosen on validation data, and tables are of test data. Rows that are in the folder already are
+not measured again. `--rates` prints validation scores of a few learning rates without a guard.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import copy
 import importlib.util
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import rwalk
 
@@ -29,12 +31,53 @@ RATES = (0.3, 0.1, 0.03)
 OFTEN = rwalk.Anchor(every=2)
 
 
+PAST, FUTURE = 36, 12  # months
+
+NAMES = ["tagger", "embedder", "segmenter", "regressor", "forecaster"]
+
+
 def example(name: str) -> ModuleType:
+    if name == "forecaster":
+        module = example("regressor")
+        module.prepare = partial(forecasts, module)  # type: ignore[attr-defined]
+        return module
     spec = importlib.util.spec_from_file_location(f"guard_{name}", EXAMPLES / f"guard_{name}.py")
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def forecasts(module: ModuleType, seed: int, quick: bool = False) -> Any:
+    """Twelve months are predicted from 36: the sea's temperature off Peru is old, carbon dioxide in Hawaii new."""
+    torch.manual_seed(seed)
+    cut = [windows(months) for months in series()]
+    units = [float(first.std()) for first, *_ in cut]
+    (old, *old_tests), (new, *new_tests) = (
+        [module.Halves(*(part / unit).split([PAST, FUTURE], 1)) for part in parts]
+        for parts, unit in zip(cut, units, strict=True)
+    )
+    tested = dict(zip(("validation", "test"), zip(old_tests, new_tests, strict=True), strict=True))
+    return module.trained(old, new, tested, quick)._replace(units=units)
+
+
+def series() -> tuple[Tensor, Tensor]:
+    """By month: temperatures in °C from 1950 on, and carbon dioxide in ppm from 1958 on."""
+    from statsmodels.datasets import co2, elnino
+
+    temperatures = elnino.load_pandas().data.drop(columns="YEAR").to_numpy().ravel()
+    carbon = co2.load_pandas().data["co2"].resample("MS").mean().interpolate().to_numpy()
+    return torch.tensor(temperatures).float(), torch.tensor(carbon).float()
+
+
+def windows(months: Tensor) -> list[Tensor]:
+    """[windows, PAST + FUTURE] of the first 60 %, the next 20 % and the last 20 %, less the mean of their past."""
+    parts = []
+    first, second = (round(share * len(months)) for share in (0.6, 0.8))
+    for part in months.tensor_split([first, second]):
+        found = part.unfold(0, PAST + FUTURE, 1)
+        parts.append((found - found[:, :PAST].mean(1, keepdim=True))[torch.randperm(len(found))])
+    return parts
 
 
 def ways(module: ModuleType, task: Any) -> dict[str, dict[str, Any]]:
@@ -107,7 +150,7 @@ def table(file: Path) -> str:
         cells = []
         for name in names:
             values = [row[name] for row in rows if row["way"] == way]
-            digits = 2 if max(abs(row[name]) for row in rows) < 3 else 1
+            digits = 2 if max(abs(row[name]) for row in rows) < 10 else 1
             spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
             cells.append(f"{mean(values):.{digits}f}{spread}")
         lines.append(f"| {way} | {' | '.join(cells)} |")
@@ -116,7 +159,7 @@ def table(file: Path) -> str:
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="+", choices=["tagger", "embedder", "segmenter", "regressor"])
+    parser.add_argument("names", nargs="+", choices=NAMES)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("build/guard_families"))
     parser.add_argument("--quick", action="store_true", help="a few steps each: does it run?")

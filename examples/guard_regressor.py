@@ -12,6 +12,7 @@ the digits 0 to 4 and learns 5 to 9. Does it still complete the old ones?
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
@@ -52,6 +53,12 @@ def r2(model: nn.Module, data: Halves) -> float:
     return 1 - float(wrong / (data.lower - data.lower.mean(0)).square().sum())
 
 
+def mae(model: nn.Module, data: Halves) -> float:
+    """The mean absolute error."""
+    with torch.no_grad():
+        return float((model(data.upper) - data.lower).abs().mean())
+
+
 # %%
 # The new digits
 # --------------
@@ -64,11 +71,13 @@ class Task(NamedTuple):
     tested: dict[str, tuple[Halves, Halves]]  # old and new ones
     steps: int
     rate: float = 1e-3
+    units: Sequence[float] = (1.0, 1.0)  # in which errors are told
 
     def scores(self, model: nn.Module, part: str = "test") -> dict[str, float]:
-        """R² of the old digits and of the new ones."""
+        """R² and mean absolute errors of the old digits and of the new ones."""
         old, new = self.tested[part]
-        return {"old": r2(model, old), "new": r2(model, new)}
+        errors = {"old MAE": self.units[0] * mae(model, old), "new MAE": self.units[1] * mae(model, new)}
+        return {"old": r2(model, old), **errors, "new": r2(model, new)}
 
     def probes(self, which: str, n: int = 128) -> Tensor:
         return (self.old if which == "old" else self.new).upper[:n]
@@ -81,9 +90,17 @@ def prepare(seed: int, quick: bool = False) -> Task:
     images, first = torch.tensor(data.data / 16).float()[order], torch.tensor(data.target < 5)[order]
     old, new = (Halves(part[:, :32], part[:, 32:]) for part in (images[first], images[~first]))
     tested = {"validation": (old[:150], new[:150]), "test": (old[150:350], new[150:350])}
-    model = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 32))
-    train(model, torch.optim.Adam(model.parameters(), 1e-3), old[350:], 10 if quick else 1500)
-    return Task(model, old[350:], new[350:], tested, 10 if quick else 600)
+    return trained(old[350:], new[350:], tested, quick)
+
+
+def trained(old: Halves, new: Halves, tested: dict[str, tuple[Halves, Halves]], quick: bool) -> Task:
+    """A network that knows the old examples."""
+    width, numbers = old.upper.shape[1], old.lower.shape[1]
+    model = nn.Sequential(
+        nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, numbers)
+    )
+    train(model, torch.optim.Adam(model.parameters(), 1e-3), old, 10 if quick else 1500)
+    return Task(model, old, new, tested, 10 if quick else 600)
 
 
 def learn(

@@ -170,9 +170,23 @@ def test_detector_keeps_its_classes_with_unlabelled_images_of_the_new_one() -> N
 FAMILIES = ["tagger", "segmenter", "embedder", "regressor"]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_example_and_its_table_run_for_a_few_steps(name: str, tmp_path: Path, capsys: Any) -> None:
+def test_windows_of_a_time_series_stay_within_their_part_and_begin_at_zero() -> None:
+    months = torch.arange(300.0)
+    whole = families.PAST + families.FUTURE
+    first, _, third = parts = families.windows(months)
+    assert [len(part) for part in parts] == [180 - whole + 1, 60 - whole + 1, 60 - whole + 1]
+    step = first[:, 1] - first[:, 0]
+    torch.testing.assert_close(step, step[0].expand_as(step))
+    torch.testing.assert_close(third[:, : families.PAST].mean(1), torch.zeros(len(third)), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "forecaster"])
+def test_example_and_its_table_run_for_a_few_steps(
+    name: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("matplotlib")
+    waves = torch.arange(600.0) / 3
+    monkeypatch.setattr(families, "series", lambda: (waves.sin(), waves.cos() + waves))  # no statsmodels needed
     families.main([name, "--quick", "--seeds", "1", "--out", str(tmp_path)])
     rows = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
     ways = [row["way"] for row in rows]
