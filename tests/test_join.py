@@ -84,6 +84,18 @@ def test_a_claim_that_shows_no_life_is_taken_over_by_exactly_one(tmp_path: Path)
     assert len(taken) == 1 and owners(tmp_path) == taken
 
 
+def test_a_claim_that_is_given_back_shows_life(tmp_path: Path) -> None:
+    """Its owner is between two runs: a process alone must not take the folder for abandoned."""
+    claim = Claims(tmp_path, lease=60).take("run")
+    assert claim is not None
+    claim.__enter__()
+    given_back = threading.Timer(0.5, claim.__exit__, (None, None, None))
+    given_back.start()
+    assert Claims(tmp_path, lease=60).are_alive()
+    given_back.join()
+    assert not Claims(tmp_path, lease=60).are_alive(), "there is none"
+
+
 def test_a_claim_that_is_kept_alive_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several leases pass on the clock of the other process, and a sign of life within each."""
     claim, other = Claims(tmp_path, lease=0.3).take("run"), Claims(tmp_path, lease=0.3)

@@ -88,15 +88,13 @@ class Claims:
         return claim
 
     def are_alive(self) -> bool:
-        """Whether any claim shows a sign of life, or a new one appears, within a lease."""
+        """Whether any claim changes within a lease, appears, or is given back."""
         before = {path: _content(path) for path in self.held().values()}
         until = time.monotonic() + self.lease
         while before and time.monotonic() < until:
             time.sleep(min(0.2, self.lease / BEATS))
-            now = {path: _content(path) for path in self.held().values()}
-            if any(path not in before or content != before[path] for path, content in now.items()):
+            if before != {path: _content(path) for path in self.held().values()}:
                 return True
-            before = now
         return False
 
     def clear(self) -> None:
