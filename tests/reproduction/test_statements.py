@@ -74,7 +74,7 @@ def test_how_sensitive_rwalk_is_to_lambda(dataset: str, said: str, every_row: Me
 
 
 def test_what_the_distance_is_worth(every_row: Measured) -> None:
-    for dataset, said in (("mnist", "Less than {} points on MNIST"), ("cifar100", "and {} on CIFAR-100")):
+    for dataset, said in (("mnist", "less than {} points on MNIST"), ("cifar100", "and {} on CIFAR-100")):
         most = max(gap.value + gap.reach for gap in gaps(f"ablation-{dataset}", ABLATED, every_row).values())
         stands("RESULTS.md", said.format(f"{most:.1f}"))
     gap = gaps("ablation-cifar100", ABLATED, every_row)["multi", "Δθ² instead of ½FΔθ²"]
