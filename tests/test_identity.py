@@ -368,6 +368,18 @@ def test_rows_name_the_commit_at_which_their_study_began(monkeypatch: pytest.Mon
     assert {row.made.commit for row in study.execute()} == {"begun"}
 
 
+def test_a_commit_does_not_depend_on_how_fast_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy one git took ten seconds, and rows had no commit."""
+
+    def a_minute(command: list[str], timeout: float, **how: Any) -> subprocess.CompletedProcess[str]:
+        if timeout < 60:
+            raise subprocess.TimeoutExpired(command, timeout)
+        return subprocess.CompletedProcess(command, 0, "0123456789" if "rev-parse" in command else "", "")
+
+    monkeypatch.setattr(subprocess, "run", a_minute)
+    assert commit.__wrapped__() == "0123456789"
+
+
 def test_a_commit_is_named_only_of_our_own_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = subprocess.run(["git", "rev-parse", "HEAD"], cwd=RESULTS, capture_output=True, text=True)
     if here.returncode == 0:

@@ -157,6 +157,9 @@ def _processor() -> str:
     return platform.processor()
 
 
+SLOWEST = 600  # seconds of a call of git: what a busy machine takes must not change a row
+
+
 @cache
 def commit() -> str | None:
     """The commit that rwalk is run from, "+changes" where files differ from it; None where it was installed.
@@ -174,4 +177,4 @@ def commit() -> str | None:
 
 def _git(folder: Path, *words: str) -> str:
     command = ["git", "-C", str(folder), *words]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=SLOWEST).stdout.strip()
