@@ -371,7 +371,7 @@ def test_rows_name_the_commit_at_which_their_study_began(monkeypatch: pytest.Mon
 def test_a_commit_does_not_depend_on_how_fast_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy one git took ten seconds, and rows had no commit."""
 
-    def a_minute(command: list[str], timeout: float, **how: Any) -> subprocess.CompletedProcess[str]:
+    def a_minute(command: list[str], timeout: float, **how: object) -> subprocess.CompletedProcess[str]:
         if timeout < 60:
             raise subprocess.TimeoutExpired(command, timeout)
         return subprocess.CompletedProcess(command, 0, "0123456789" if "rev-parse" in command else "", "")
