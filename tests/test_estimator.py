@@ -17,7 +17,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from torch import nn
 
 import rwalk
-from rwalk import IncrementalClassifier, IncrementalRegressor, InputError
+from rwalk import IncrementalClassifier, IncrementalRegressor, InputError, model_file
 from rwalk.classifier.closed_form import ClosedFormClassifier
 from rwalk.classifier.network import NetworkClassifier
 from rwalk.data import datasets, splits
@@ -247,6 +247,27 @@ def test_wrong_input_is_one_line() -> None:
     x[3, 3] = np.nan
     with pytest.raises(InputError, match=r"^Input X contains NaN: fill in or leave out missing values$"):
         IncrementalClassifier().partial_fit(x, y)
+
+
+def test_labels_that_pandas_calls_booleans_stay_booleans() -> None:
+    pd = pytest.importorskip("pandas")
+    x, y = table(40)
+    clf = IncrementalClassifier(size=10).fit(x, pd.Series(y == "a", dtype="boolean"))
+    assert clf.predict(x).dtype == bool
+
+
+def test_an_iterator_of_rows_is_refused_in_one_line() -> None:
+    x, y = table(40)
+    with pytest.raises(InputError, match=r"^X is an iterator: let it give \(X, y\)"):
+        IncrementalClassifier(size=10).partial_fit(iter(x), y)
+
+
+def test_method_auto_and_its_files_are_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^method='auto' is no more: .*rwalk\.stream_search$"):
+        IncrementalClassifier(method="auto", memory=10).partial_fit(*table(40))
+    model_file.write(tmp_path / "old", "rwalk.auto/1", {}, {"judges.y": torch.zeros(1)})
+    with pytest.raises(InputError, match=r"learned with method='auto', .*rwalk\.stream_search$"):
+        IncrementalClassifier.load(tmp_path / "old")
 
 
 @pytest.mark.parametrize("params", [{"size": 30}, NETWORK], ids=["closed form", "network"])

@@ -17,6 +17,7 @@ from torch import Tensor
 from rwalk.data.datasets.tables import UNUSABLE
 from rwalk.errors import InputError
 
+WHOLE = {"i": np.int64, "u": np.uint64, "b": np.bool_}
 KINDS = {"U": "strings", "S": "bytes", "M": "times", "m": "durations"}  # of labels, by NumPy's letters
 
 
@@ -39,15 +40,15 @@ def one_line() -> Iterator[None]:
 
 
 def array(values: Any) -> Any:
-    """Tensors of any device and type, NumPy's new strings and pandas' whole numbers, for scikit-learn."""
+    """Tensors of any device and type, NumPy's new strings and pandas' whole numbers and booleans, for scikit-learn."""
     if isinstance(values, Tensor):
         values = values.detach().cpu()
         values = values if values.layout == torch.strided else values.to_dense()
         return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     if isinstance(values, np.ndarray) and values.dtype.kind == "T":
         return values.astype(object)
-    if (kind := _extended(values)) in ("i", "u") and not values.isna().any():
-        return values.to_numpy(dtype=np.int64 if kind == "i" else np.uint64)  # scikit-learn would make them floats
+    if (kind := _extended(values)) in WHOLE and not values.isna().any():
+        return values.to_numpy(dtype=WHOLE[kind])  # scikit-learn would make them floats
     return values
 
 

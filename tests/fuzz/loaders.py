@@ -26,7 +26,7 @@ with atheris.instrument_imports(include=["rwalk"]):
     import little
     from rwalk import Fleet, IncrementalClassifier, InputError, MemorySpec, Training, learner, model_file
     from rwalk.atomic_files import checked_json, parse_json, with_checksum
-    from rwalk.classifier import closed_form_files, family_choice, texts
+    from rwalk.classifier import closed_form_files, texts
     from rwalk.classifier import network as classifier_network
     from rwalk.data import datasets
     from rwalk.data.datasets.images import FORMATS, form_of, read_image
@@ -168,11 +168,6 @@ def text(data: bytes) -> None:
     IncrementalClassifier.load(sealed_again(texts.TextClassifier._formats[0], data))
 
 
-def choice(data: bytes) -> None:
-    """A classifier that has chosen its method."""
-    IncrementalClassifier.load(sealed_again(family_choice.FORMAT, data))
-
-
 def guard(data: bytes) -> None:
     """A guard."""
     path = sealed_again(guard_files.FORMAT, data)
@@ -310,14 +305,6 @@ def seeds_of_texts() -> list[bytes]:
     return taken_apart(FOLDER / "texts.safetensors")
 
 
-def choices() -> list[bytes]:
-    x = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
-    with warnings.catch_warnings(action="ignore"):
-        learned = IncrementalClassifier(method="auto", network=little.Network, epochs=1, memory=1, random_state=0)
-        learned.fit(x, ["a", "b"] * 20).save(FOLDER / "choice.safetensors")
-    return taken_apart(FOLDER / "choice.safetensors")
-
-
 def outcomes() -> list[bytes]:
     matrix = [[0.5, None], [0.25, 1]]
     found = {"accuracy": {"single": matrix, "multi": matrix}, "made": {}, "stopped": None}
@@ -363,7 +350,6 @@ LOADERS: dict[str, tuple[Callable[[bytes], None], Callable[[], list[bytes]]]] = 
     "classifier": (classifier, classifiers),
     "sums": (sums, closed_forms),
     "text": (text, seeds_of_texts),
-    "choice": (choice, choices),
     "rows": (rows, lambda: [b'{"hash": "x", "method": "pi", "lam": 1.0, "seed": 0}\n']),
     "study": (study, lambda: [json.dumps(little.study(seeds=1).describe().to_json()).encode()]),
     "claim": (

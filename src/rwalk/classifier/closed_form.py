@@ -89,7 +89,7 @@ class ClosedForm(Summable, Stored, ArrayEstimator):
         examples = Examples(x, y, weight)
         if not afresh:
             model.warn_outside(x, y, self._names())
-        model.warn_hidden(x, self._names())
+        model.warn_mark(x, self._names())
         model.learn(examples)
         self._model, self.input_shape_ = model, model.shape
         if afresh:

@@ -1,9 +1,9 @@
 """The estimator: classes that arrive call by call, learned without forgetting, by scikit-learn's conventions.
 
-Four families stand behind it, each an estimator of its own. Closed form, the default, keeps sums, forgets nothing
+Three families stand behind it, each an estimator of its own. Closed form, the default, keeps sums, forgets nothing
 and is the same in any order; for texts it has sums of its own. Networks learn their features too, and keep old
-classes by a method and exemplars. "auto" trains all of them and chooses. The classifier here has the parameters of
-all families, makes the one that `method` names, and passes every call to it.
+classes by a method and exemplars. The classifier here has the parameters of all families, makes the one that
+`method` names, and passes every call to it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from rwalk.classifier.base import ArrayClassifier, Summable
 from rwalk.classifier.closed_form import METHODS, ClosedFormClassifier
 from rwalk.classifier.encoders import texts_of
 from rwalk.classifier.estimator_files import reading
-from rwalk.classifier.family_choice import AutoClassifier
 from rwalk.classifier.frames import form_of_table, names_of, rows_of
-from rwalk.classifier.network import AUTO, NetworkClassifier
+from rwalk.classifier.network import NetworkClassifier
 from rwalk.classifier.parameters import (
     ClosedFormClassifierParameters,
     MethodParameter,
@@ -44,12 +43,11 @@ from rwalk.option_fields import described
 from rwalk.threads import usual_torch
 
 Sums = ClosedFormClassifier | TextClassifier  # families that forget and merge
-Family = Sums | NetworkClassifier | AutoClassifier
+Family = Sums | NetworkClassifier
 FORMATS: dict[str, type[Family]] = {
-    form: kind
-    for kind in (ClosedFormClassifier, NetworkClassifier, AutoClassifier, TextClassifier)
-    for form in kind._formats
+    form: kind for kind in (ClosedFormClassifier, NetworkClassifier, TextClassifier) for form in kind._formats
 }
+NO_CHOICE = "method='auto' is no more: name one, and compare several with rwalk.stream_search"
 for _kind in FORMATS.values():
     _kind.__name__ = "IncrementalClassifier"  # scikit-learn's messages show this name; `__qualname__` stays
 
@@ -73,8 +71,7 @@ class IncrementalClassifier(Parameters, Summable, ArrayClassifier):
     Inputs are [n, features] or images [n, channels, height, width], in any units, sparse matrices, or texts (a
     list or a column of strings, learned from hashed words and character n-grams). Labels are of any one type.
     After a call there are `classes_`, the labels of all classes learned or announced, sorted; in closed form
-    `coef_`, `intercept_` and `ridge_`; of networks `network_`, `exemplars_` and `tasks_seen_`; of "auto"
-    `chosen_` and `judged_`.
+    `coef_`, `intercept_` and `ridge_`; of networks `network_`, `exemplars_` and `tasks_seen_`.
 
     >>> clf = IncrementalClassifier()
     >>> clf = clf.partial_fit([[0.0, 0.0], [1.0, 0.0]], ["left", "right"])
@@ -121,6 +118,8 @@ class IncrementalClassifier(Parameters, Summable, ArrayClassifier):
             sample_weight: weights of the examples; with an iterator, of all items in their order.
         """
         inputs: Any = X
+        if isinstance(X, Iterator) and y is not None:
+            raise InputError("X is an iterator: let it give (X, y), or give all inputs as an array or a list")
         if isinstance(X, Iterator) or (y is None and hasattr(X, "dataset")):
             return self._learn_each(iter(inputs), classes, sample_weight)
         if y is None:
@@ -271,6 +270,8 @@ class IncrementalClassifier(Parameters, Summable, ArrayClassifier):
         """
         with reading(path):
             kind = model_file.header(Path(path)).get("format") or ""
+            if kind == "rwalk.auto/1":
+                raise InputError(f"it was learned with method='auto', and {NO_CHOICE}")
         # An unknown format is refused by any family.
         inner = FORMATS.get(kind, ClosedFormClassifier).load(path, **params)
         self = cls(**inner.get_params(deep=False))
@@ -304,12 +305,12 @@ class IncrementalClassifier(Parameters, Summable, ArrayClassifier):
 def _kind_of(method: Any) -> type[Family]:
     """The family that a method belongs to."""
     if isinstance(method, str):
-        if method == AUTO:
-            return AutoClassifier
+        if method == "auto":
+            raise InputError(NO_CHOICE)
         if method in METHODS:
             return ClosedFormClassifier
         if ":" not in method and method not in {**(known := parts.parts()), **parts.VARIANTS}:
-            raise unknown("method", method, [AUTO, *METHODS, *known])
+            raise unknown("method", method, [*METHODS, *known])
     return NetworkClassifier
 
 

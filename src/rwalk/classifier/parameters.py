@@ -21,8 +21,7 @@ class MethodParameter:
         "closed-form",
         '"closed-form", ridge regression on fixed features, or "lda", Gaussian classes on them; or how a network '
         'keeps old classes: "rwalk", "ewc", "ewc++", "pi", "icarl", "gem", "a-gem" …; an object with '
-        "hyper-parameters of your own, such as RWalk(lam=10); None for a network without protection; or "
-        '"auto", to have closed form and several networks learn and the best of them used',
+        "hyper-parameters of your own, such as RWalk(lam=10); or None for a network without protection",
     )
 
 

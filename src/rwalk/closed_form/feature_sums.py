@@ -22,7 +22,6 @@ WORTH_LIFTING = 2  # examples per feature of a network, to look at more features
 SEVERAL, LOOKED_AT = 5, 1000  # examples, at least and about at most, to judge where the inputs of a call lie
 FLAT = 0.02  # of the range so far: images with less contrast are in another unit
 REBASE = 64  # half-lives: then the sums are scaled down, by a power of two, which rounds nothing
-HIDDEN = 1e-7  # of the square of one value's distance: squares of all others together are lost beside it
 NEVER_LEARNED = (
     "these examples are not the ones that were learned: nothing was forgotten; give only learned examples"
 )
@@ -397,20 +396,6 @@ def outside(x: Tensor, known: tuple[Tensor, Tensor], scale: Tensor | None) -> in
         unit, far = scale.double().cpu(), 4.0
     beyond = torch.maximum(middle - high, low - middle) / unit.clamp(min=1e-300)
     return int(beyond.argmax()) if float(beyond.max()) > far else None
-
-
-def hidden_by(x: Tensor) -> tuple[int, int] | None:
-    """Row and column of a value beside which the differences between all others are lost, if there is one."""
-    some = x[:: -(-len(x) // LOOKED_AT)].double()
-    middle = some.median(dim=0).values
-    apart = (some - middle).square().sort(dim=0).values[:-1].mean(0)  # without the largest
-    low, high = (each.double() for each in x.aminmax(dim=0))
-    share = len(x) * apart / torch.maximum(high - middle, middle - low).square()
-    share = torch.where(apart > 0, share, torch.inf)
-    column = int(share.argmin())
-    if not float(share[column]) < HIDDEN:
-        return None
-    return int((x[:, column].double() - middle[column]).abs().argmax()), column
 
 
 def joint_range(one: tuple[Tensor, Tensor] | None, other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from rwalk.closed_form.examples import Examples, Sample, joined, without
-from rwalk.closed_form.feature_sums import ROWS, SEVERAL, Counted, check_inputs, hidden_by, outside, range_of
+from rwalk.closed_form.feature_sums import ROWS, SEVERAL, Counted, check_inputs, outside, range_of
 from rwalk.closed_form.features import LOOKED_AT, FeatureMap, Recipe, fingerprint
+from rwalk.closed_form.features.vectors import mark
 from rwalk.closed_form.solution import MEASURED, Fit, Measures, Rule
 from rwalk.closed_form.solve import Solution, Updates
 from rwalk.errors import InputError, warn_caller
@@ -184,18 +185,17 @@ class Model:
             "both, because the features are made for the first range"
         )
 
-    def warn_hidden(self, x: Tensor, names: Sequence[str]) -> None:
-        """Warn of a value among the first vectors by which the scale of a column would hide all other values."""
+    def warn_mark(self, x: Tensor, names: Sequence[str]) -> None:
+        """Warn if a value among the first vectors seems to mark missing ones."""
         scaled = self.recipe.kind(self.shape) == "vectors" and self.recipe.standardize
-        if self.counted is not None or not scaled or len(x) < SEVERAL or not x.is_floating_point():
+        if self.counted is not None or not scaled or (found := mark(x.flatten(1).to(self.dtype))) is None:
             return
-        if (found := hidden_by(x.flatten(1))) is not None:
-            row, column = found
-            name = repr(names[column]) if len(names) > column else str(column)
-            warn_caller(
-                f"row {row} (counted from 0) has {float(x.flatten(1)[row, column]):g} in column {name}, so far "
-                "from the others that their differences are lost: correct it, or leave the row out, and fit again"
-            )
+        value, count, column = found
+        name = repr(names[column]) if len(names) > column else str(column)
+        warn_caller(
+            f"{value:g} occurs {count} times, first in column {name}, far from all others there: if it marks "
+            "missing values, fill them in"
+        )
 
     def _outside(self, x: Tensor, y: Tensor | None) -> tuple[int | None, tuple[Tensor, Tensor] | None]:
         """The column outside its range, if any, and the ranges."""

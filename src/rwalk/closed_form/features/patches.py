@@ -86,14 +86,16 @@ class PatchFeatures:
 
     def _averages(self, x: Tensor) -> Tensor:
         _reuse_memory()
-        stride = self._step
+        stride, filters = self._step, self.filters
+        if x.device.type == "cpu":  # channels last: sums over places take a third of the time
+            x, filters = (each.contiguous(memory_format=torch.channels_last) for each in (x, filters))
         positions = ((x.shape[2] - SIDE) // stride + 1) * ((x.shape[3] - SIDE) // stride + 1)
         at_once = AT_ONCE.get(x.device.type, AT_ONCE["cpu"])
         images = max(1, at_once // (positions * len(self.filters)))
-        return torch.cat([self._pooled(part) for part in x.split(images)])
+        return torch.cat([self._pooled(part, filters) for part in x.split(images)])
 
-    def _pooled(self, x: Tensor) -> Tensor:
-        answers = F.conv2d(x, self.filters, stride=self._step).div_(_contrast(x, self.faint, self._step))
+    def _pooled(self, x: Tensor, filters: Tensor) -> Tensor:
+        answers = F.conv2d(x, filters, stride=self._step).div_(_contrast(x, self.faint, self._step))
         answers.sub_(self.offsets[:, None, None])
         beyond = F.softshrink(answers, THRESHOLD)
         grid = int(self.grid)
@@ -144,10 +146,11 @@ def looks_mirrored(features: PatchFeatures, x: Tensor) -> bool:
 
 
 def _contrast(x: Tensor, faint: Tensor, stride: int) -> Tensor:
-    """Standard deviation within the patch at every position: [n, 1, h', w']."""
-    mean = F.avg_pool2d(x, SIDE, stride).mean(1, keepdim=True)
-    square = F.avg_pool2d(x.square(), SIDE, stride).mean(1, keepdim=True)
-    return ((square - mean.square()).clamp(min=0) + faint).sqrt()
+    """Standard deviation within the patch at every position: [n, 1, h', w'], in float64, as squares cancel."""
+    wide = x.double()
+    mean = F.avg_pool2d(wide.mean(1, keepdim=True), SIDE, stride)
+    square = F.avg_pool2d(wide.square().mean(1, keepdim=True), SIDE, stride)
+    return ((square - mean.square()).clamp(min=0) + faint).sqrt().to(x.dtype)
 
 
 def _normalised(patches: Tensor, faint: Tensor) -> Tensor:

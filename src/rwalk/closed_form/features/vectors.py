@@ -16,6 +16,8 @@ from torch import Tensor
 from rwalk.seeds import generator
 
 LIMIT = 4.0  # standard deviations: what lies far outside is drawn in towards this, and nothing lies beyond
+USUAL, FAR = 0.75, 15.0  # a cell is far, at so many times the distance from the median that this share keeps
+FEWEST, LOOKED_AT = 20, 2000  # rows, at least and about at most, to see what distances are usual
 ONE_UNIT = 1.0  # decades between the ranges of columns, leaving out the extreme tenths: less is one unit
 
 
@@ -37,7 +39,7 @@ class VectorFeatures:
         """A map with `size` random features, scaled by these examples; by none if `standardize` is off."""
         x = x.flatten(1).double()
         d = x.shape[1]
-        centre, scale = moments(x, weight) if standardize else (x.new_zeros(d), x.new_ones(d))
+        centre, scale = moments(x, weight, ~far(x)) if standardize else (x.new_zeros(d), x.new_ones(d))
         rectified = size - 2 * (size // 4)
         draw = generator(seed, "closed-form", "vectors", d, size)
         slopes = torch.randn(d, rectified, generator=draw, dtype=torch.float64) / d**0.5
@@ -73,21 +75,59 @@ def _drawn_in(z: Tensor) -> Tensor:
     return z * (1 + (z / LIMIT).square()).rsqrt()
 
 
-def moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean and the divisor of every column.
+def far(x: Tensor) -> Tensor:
+    """Which cells [n, d] lie far outside their column, as marks such as −999 and mistakes do.
+
+    Where most cells of a column are equal, only values that are far in another column count.
+    """
+    some = x[:: -(-len(x) // LOOKED_AT)]
+    if len(some) < FEWEST:
+        return torch.zeros_like(x, dtype=torch.bool)
+    middle = some.median(dim=0).values
+    usual = (some - middle).abs().kthvalue(round(USUAL * len(some)), dim=0).values
+    apart = (x - middle).abs()
+    beyond = (apart > FAR * usual) & (usual > 0)
+    if beyond.any():
+        beyond |= torch.isin(x, x[beyond].unique()) & (usual == 0) & (apart > 0)
+    return beyond
+
+
+def mark(x: Tensor) -> tuple[float, int, int] | None:
+    """A value that stands for something else than a number, its count, and the first column with it; or None.
+
+    It is far, occurs more than once, and has no other value of its column within half its distance to the median.
+    """
+    beyond = far(x)
+    values, counts = x[beyond].unique(return_counts=True)
+    if not len(values) or int(counts.max()) < 2:
+        return None
+    value = values[counts.argmax()]
+    equal = x == value
+    nearest = (x - value).abs().where(~equal, torch.inf).amin(0)
+    equal &= beyond & (nearest > (x.median(dim=0).values - value).abs() / 2)
+    count = int(equal.sum())
+    return (float(value), count, int(equal.any(0).int().argmax())) if count > 1 else None
+
+
+def moments(x: Tensor, weight: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The mean and the divisor of every column, of the cells [n, d] that are counted.
 
     That is its own deviation; but where all columns have about the same range, as pixels have, they are in one
     unit of measurement already, and one deviation serves them all. To blow up a pixel that has hardly varied
     so far would do harm when later classes light it up. One that has not varied at all takes a typical deviation.
     """
-    total = weight.sum()
+    if counted is None or counted.all():
+        total, low, high = weight.sum(), x.amin(0), x.amax(0)
+    else:
+        low, high = x.where(counted, torch.inf).amin(0), x.where(counted, -torch.inf).amax(0)
+        total, x = weight @ counted.to(x.dtype), x.where(counted, 0)
     mean = weight @ x / total
     deviation = (weight @ (x - mean).square() / total).sqrt()
     varies = deviation > 1e-9 * mean.abs().clamp(min=torch.finfo(x.dtype).tiny)
     if not varies.any():
         return mean, torch.ones_like(mean)
     typical = deviation[varies].square().mean().sqrt()
-    decades = (x.amax(0) - x.amin(0))[varies].log10()
+    decades = (high - low)[varies].log10()
     if decades.quantile(0.9) - decades.quantile(0.1) < ONE_UNIT:
         return mean, torch.full_like(mean, float(typical))
     return mean, torch.where(varies, deviation, typical)
