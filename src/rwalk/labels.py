@@ -40,7 +40,7 @@ def one_line() -> Iterator[None]:
 
 
 def array(values: Any) -> Any:
-    """Tensors of any device and type, NumPy's new strings, pandas' whole numbers and booleans, for scikit-learn."""
+    """Tensors of any device and type, NumPy's new strings, pandas' integers and booleans, for scikit-learn."""
     if isinstance(values, Tensor):
         values = values.detach().cpu()
         values = values if values.layout == torch.strided else values.to_dense()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from numbers import Real
 from types import MappingProxyType
 from typing import Any, Self, cast
@@ -28,30 +27,24 @@ from rwalk.classifier.base import (
     Summable,
     positive,
 )
-from rwalk.classifier.call_as_task import Scaling
 from rwalk.classifier.encoders import texts_of
 from rwalk.classifier.estimator_files import Contents, Stored
 from rwalk.classifier.frames import form_of_table, rows_of
-from rwalk.classifier.network import NetworkClassifier
 from rwalk.classifier.parameters import ClosedFormClassifierParameters, ClosedFormParameters
 from rwalk.closed_form.examples import Examples
 from rwalk.closed_form.features import Recipe
-from rwalk.closed_form.features.backbone import BackboneFeatures
 from rwalk.closed_form.ledger import Ledger
 from rwalk.closed_form.model import Model, check_mergeable
 from rwalk.closed_form.solution import Rule
 from rwalk.closed_form.solve import FOR_CLASSES
-from rwalk.engine import architectures
-from rwalk.engine.architectures import Factory
 from rwalk.errors import InputError, unknown, warn_caller
 from rwalk.labels import columns_of, labels_of, merged, one_line
 from rwalk.option_fields import described
 from rwalk.threads import usual_torch
 
 METHODS = {"closed-form": "ridge", "lda": "lda"}  # and how they solve
-BACKBONES = ("frozen", "first call")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-FIXED = ("network", "encoder", "backbone", "features", "size", "standardize", "mirror", "dtype", "random_state",
+FIXED = ("network", "encoder", "features", "size", "standardize", "mirror", "dtype", "random_state",
          "ledger")  # fmt: skip
 
 
@@ -166,20 +159,12 @@ class ClosedForm(Summable, Stored, ArrayEstimator):
             half_life=positive("half_life", self.half_life, least=1),
         )
 
-    def _features(self) -> str | nn.Module | FirstCall:
+    def _features(self) -> str | nn.Module:
         network = self.network
-        if self.backbone not in BACKBONES:
-            raise unknown("backbone", str(self.backbone), BACKBONES)
-        if self.backbone == "first call":
-            if network is None:
-                raise InputError(
-                    "backbone='first call' trains a network: name it, network='cnn', or give a module"
-                )
-            return FirstCall(network, self._seed(), self._device())
         if not (network is None or isinstance(network, nn.Module)):
             raise InputError(
-                f"closed form takes features from a trained nn.Module, not from network={network!r}: to train it "
-                "on the first call, set backbone='first call'"
+                f"closed form takes features from a trained nn.Module, not from network={network!r}: train it, "
+                "IncrementalClassifier(method=None, network=…).fit(X, y), and give its network_"
             )
         return self.features if network is None else network
 
@@ -466,52 +451,6 @@ class IncrementalRegressor(ClosedFormParameters, RegressorMixin, ClosedForm):  #
 IncrementalRegressor.__doc__ = (IncrementalRegressor.__doc__ or "").format(
     parameters=described(ClosedFormParameters)
 )
-
-
-@dataclass(frozen=True)
-class FirstCall:
-    """Trains a network on the first examples, classes against each other, as long as it pays.
-
-    A module continues from the weights it has, with a last layer of its own. Its features are fixed afterwards.
-    """
-
-    network: str | Factory | nn.Module
-    seed: int
-    device: torch.device
-
-    def __call__(self, x: Tensor, y: Tensor) -> nn.Module:
-        if y.ndim != 1 or len(y.unique()) < 2:
-            raise InputError(
-                "backbone='first call' learns to separate classes: give it at least two in the first call"
-            )
-        learner = NetworkClassifier(
-            method=None, network=self._factory(), device=self.device, random_state=self.seed
-        )
-        return learner.fit(x.cpu(), y.cpu()).network_
-
-    def blank(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """A network of the form that training gives, to be filled from a file."""
-        column = torch.zeros(shape[0], *(1 for _ in shape[1:]))
-        module = architectures.find(self._factory())(shape, outputs)
-        return nn.Sequential(Scaling(column, column + 1), module).eval()
-
-    def _factory(self) -> str | Factory:
-        module = self.network
-        if not isinstance(module, nn.Module):
-            return module
-        return lambda shape, classes: _with_head(module, shape, classes)
-
-
-def _with_head(module: nn.Module, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A copy that ends in a fresh linear layer, which replaces its last one or follows it."""
-    features = BackboneFeatures(module, torch.zeros(1, *shape))
-    twin, name = copy.deepcopy(module), features.head_name
-    if name is None:
-        return nn.Sequential(twin, nn.Flatten(), nn.Linear(features.blocks[0], classes))
-    if name == "":
-        return nn.Linear(features.blocks[0], classes)
-    twin.set_submodule(name, nn.Linear(features.blocks[0], classes))
-    return twin
 
 
 def _emphasis(class_weight: Any, classes: Any, share: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,6 @@ from rwalk.closed_form.sums import Statistics
 from rwalk.errors import InputError
 from rwalk.escaping import shown
 from rwalk.model_file import expect, is_whole
-
-if TYPE_CHECKING:
-    from rwalk.classifier.closed_form import FirstCall
 
 PUBLIC = {"ClosedFormClassifier": "IncrementalClassifier"}  # the public names of estimators
 FORMAT, FIRST = "rwalk.closed_form/2", "rwalk.closed_form/1"
@@ -64,12 +61,11 @@ def contents(model: Model, classes: bool = True) -> Contents:
     used = counted if fit is None else fit.counted
     if used is not None:
         tensors |= {f"map.{key}": tensor for key, tensor in tensors_of(used.map).items()}
-        tensors |= {f"map.{key}": tensor for key, tensor in _trained(model).items()}
         if used.shift is not None:
             tensors["sums.shift"] = used.shift
     record: dict[str, Any] = {
         "seed": model.recipe.seed,
-        "map": None if used is None else _about_map(model, used.map),
+        "map": None if used is None else _about_map(used.map),
         "held": len(model.held),
         "time": None if counted is None else [counted.unit, counted.clock, counted.origin],
         "fit": None,
@@ -85,22 +81,10 @@ def contents(model: Model, classes: bool = True) -> Contents:
     return record, {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
 
 
-def _trained(model: Model) -> dict[str, Tensor]:
-    """The parameters and buffers of a network that was trained here."""
-    if model.counted is None or isinstance(model.recipe.features, str | nn.Module):
-        return {}
-    assert isinstance(model.counted.map, BackboneFeatures)
-    return dict(model.counted.map.network.state_dict())
-
-
-def _about_map(model: Model, features: FeatureMap) -> dict[str, Any]:
+def _about_map(features: FeatureMap) -> dict[str, Any]:
     about: dict[str, Any] = {"kind": features.kind, "fingerprint": fingerprint(features)}
     if isinstance(features, BackboneFeatures):
         about["lift"] = features.lift
-    if _trained(model):
-        assert isinstance(features, BackboneFeatures)
-        with torch.no_grad():
-            about["outputs"] = features.network(torch.zeros(1, *model.shape, device=model.device)).shape[1]
     return about
 
 
@@ -114,12 +98,15 @@ def checked_params(
     if record["estimator"] != estimator:
         held, asked = (PUBLIC.get(each, str(each)) for each in (record["estimator"], estimator))
         raise InputError(f"it holds a {held}, not a {asked}: load it as one")
-    params = estimator_files.checked_params(record["params"], names, given)
+    stored = dict(record["params"])
+    if stored.pop("backbone", "frozen") != "frozen":
+        raise InputError("its network was trained by backbone='first call', which is no more: learn it again")
+    params = estimator_files.checked_params(stored, names, given)
     for name, value in given.items():
-        if name in fixed and name in record["params"] and record["params"][name] != value:
+        if name in fixed and name in stored and stored[name] != value:
             now = type(value).__name__ if isinstance(value, nn.Module) else repr(value)
             raise InputError(
-                f"its features were made with {name}={record['params'][name]!r}, so {name}={now} cannot be "
+                f"its features were made with {name}={stored[name]!r}, so {name}={now} cannot be "
                 "given: leave it out"
             )
     if "network" not in params:
@@ -255,15 +242,10 @@ def _restored_map(model: Model, stored: Any, left: dict[str, Tensor]) -> Feature
     features: FeatureMap
     if kind == "backbone":
         example = torch.zeros(1, *model.shape, device=model.device)
-        own = {key.removeprefix("map."): left.pop(key) for key in [*left] if key.startswith("map.")}
-        given = model.recipe.features
-        if isinstance(given, nn.Module):
-            expect(not own, "the list of tensors")
-            lift = _whole(stored.get("lift", 0))  # the first versions had none
-            expect(lift <= left["sums.total"].numel(), "the lift")
-            features = BackboneFeatures(given, example, lift)
-        else:
-            features = BackboneFeatures(_filled(cast("FirstCall", given), model.shape, stored, own), example)
+        assert isinstance(model.recipe.features, nn.Module)
+        lift = _whole(stored.get("lift", 0))  # the first versions had none
+        expect(lift <= left["sums.total"].numel(), "the lift")
+        features = BackboneFeatures(model.recipe.features, example, lift)
     else:
         every = DIMENSIONS[kind].items()
         names = {name: form for name, form in every if name not in LATER or f"map.{name}" in left}
@@ -278,21 +260,6 @@ def _restored_map(model: Model, stored: Any, left: dict[str, Tensor]) -> Feature
     if fingerprint(features) != stored["fingerprint"]:
         raise InputError("the features are others than those it was trained with: give the same network")
     return features
-
-
-def _filled(
-    first_call: FirstCall, shape: tuple[int, ...], stored: Mapping[str, Any], own: Mapping[str, Tensor]
-) -> nn.Module:
-    """The network as it was trained."""
-    outputs = _whole(stored["outputs"])
-    expect(any(each.ndim and len(each) == outputs for each in own.values()), "the number of outputs")
-    module = first_call.blank(shape, outputs)
-    forms = {name: (each.shape, each.dtype) for name, each in module.state_dict().items()}
-    if forms != {name: (each.shape, each.dtype) for name, each in own.items()}:
-        raise InputError("the network is not the one that was trained: give the same, load(path, network=…)")
-    expect(all(bool(each.isfinite().all()) for each in own.values()), "the network")
-    module.load_state_dict(dict(own))
-    return module
 
 
 def _held(model: Model, left: dict[str, Tensor], place: int) -> Examples:

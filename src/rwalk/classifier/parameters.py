@@ -69,11 +69,6 @@ class ClosedFormParameters(SumParameters, SharedParameters):
         '`embed` or `transform`, an nn.Module, or the name of a pretrained model ("wordllama", "timm:NAME", or '
         "one of sentence-transformers)",
     )
-    backbone: str = setting(
-        "frozen",
-        '"frozen", or "first call" to train the network on the first examples and freeze it then; it may be named '
-        "or made by a function, as for networks",
-    )
     features: str = setting("auto", '"auto", "vectors" or "images": how inputs become features')
     half_life: float | None = option(
         None, "examples after which a learned example counts half; by default all count alike"

@@ -24,7 +24,7 @@ from rwalk.errors import InputError, warn_caller
 FEW = 32  # examples of a call that update a solution one by one
 STILL_KNOWN = (
     "these examples were removed, but the feature map was made from the first examples and stays as it is: if "
-    "they were among them, the map (scales, patches, a network trained on them) still reflects them"
+    "they were among them, the map (scales, patches) still reflects them"
 )
 
 
@@ -269,13 +269,8 @@ class Model:
         return self._now()[1]
 
     def stored_fit(self) -> Fit | None:
-        """The solution for a file, so that predicting from it need not solve again.
-
-        While examples are held it includes a map of them, unless that is a network to be trained.
-        """
-        if not self.counts.any() or (self.held and not isinstance(self.recipe.features, str)):
-            return None
-        return self.fit
+        """The solution, for a file, so that predicting from it need not solve again."""
+        return self.fit if self.counts.any() else None
 
     def drop_sample(self) -> None:
         """Keep the measures and drop the sample: a file has none either."""
@@ -316,7 +311,7 @@ class Model:
             raise InputError("nothing is left to predict from: learn something first")
         together = joined(self.held)
         some = together.rows(slice(None, None, -(-len(together) // LOOKED_AT)))
-        features = self.recipe.make(*(each.to(self.device) for each in (some.x, some.weight, some.y)))
+        features = self.recipe.make(some.x.to(self.device), some.weight.to(self.device))
         counted = self._empty(features)
         counted.learn(together)
         return counted

@@ -34,12 +34,6 @@ class FeatureMap(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
-class Trainer(Protocol):
-    """Makes a network of the first examples, whose features are the map."""
-
-    def __call__(self, x: Tensor, y: Tensor) -> nn.Module: ...
-
-
 @dataclass(frozen=True)
 class Recipe:
     """How a map is to be made.
@@ -47,7 +41,7 @@ class Recipe:
     size  random features of vectors or of a given network, or patches of images; None for a good number
     """
 
-    features: str | nn.Module | Trainer = "auto"
+    features: str | nn.Module = "auto"
     size: int | None = None
     standardize: bool = True
     seed: int = 0
@@ -65,8 +59,7 @@ class Recipe:
     def needs_data(self, shape: Sequence[int]) -> bool:
         """Whether the map depends on the examples it is made of, or on the seed alone."""
         kind = self.kind(shape)
-        trained = kind == "backbone" and not isinstance(self.features, nn.Module)
-        return trained or kind == "images" or (kind == "vectors" and self.standardize)
+        return kind == "images" or (kind == "vectors" and self.standardize)
 
     def blank(self, shape: Sequence[int]) -> FeatureMap:
         """A map of inputs of this shape as it is before it is made: of the right form, without content."""
@@ -76,14 +69,11 @@ class Recipe:
             return PatchFeatures.blank(shape, self.size or PATCHES)
         return VectorFeatures.blank(torch.Size(shape).numel(), self.size or RANDOM)
 
-    def make(self, x: Tensor, weight: Tensor, y: Tensor | None = None) -> FeatureMap:
-        """From these examples; only a network to be trained needs their targets."""
+    def make(self, x: Tensor, weight: Tensor) -> FeatureMap:
+        """From these examples."""
         kind, shape = self.kind(x.shape[1:]), tuple(x.shape[1:])
         if isinstance(self.features, nn.Module):
             return BackboneFeatures(self.features, x[:1], self.size)
-        if not isinstance(self.features, str):
-            assert y is not None
-            return BackboneFeatures(self.features(x, y), x[:1])
         if kind == "images":
             _check_images(shape)
             return PatchFeatures.make(x, self.size or PATCHES, self.seed, mirror=self.mirror)

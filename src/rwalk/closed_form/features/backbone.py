@@ -87,11 +87,6 @@ class BackboneFeatures:
                 "as it expects them"
             ) from error
 
-    @property
-    def head_name(self) -> str | None:
-        """The name of its last linear layer; None if it does not end in one."""
-        return next((name for name, each in self.network.named_modules() if each is self._head), None)
-
     @torch.no_grad()
     def _last_linear(self, example: Tensor) -> nn.Linear | None:
         """The linear layer whose output is the network's own."""
