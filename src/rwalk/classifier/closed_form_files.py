@@ -30,16 +30,15 @@ PUBLIC = {"ClosedFormClassifier": "IncrementalClassifier"}  # the public names o
 FORMAT, FIRST = "rwalk.closed_form/2", "rwalk.closed_form/1"
 
 # Every tensor of a map by its dimensions: equal letters are equal sizes, figures are themselves.
-LATER = ("floor", "stride")  # not in the files of 0.2.0
 DIMENSIONS = {
     "vectors": {"centre": "d", "scale": "d", "slopes": "dr", "offsets": "r", "waves": "df", "mixing": "dm"},
-    "images": {"filters": "kcss", "offsets": "k", **dict.fromkeys(("faint", "grid", "mirrored", *LATER), "")},
+    "images": {"filters": "kcss", "offsets": "k", **dict.fromkeys(("faint", "grid", "mirrored", "floor"), "")},
 }
 SUMS = {"gram": "t", "total": "D", "cross": "DC", "targets": "C", "squares": "C", "weight": "", "counts": "C"}
 RANGE = {"low": "i", "high": "i"}
 FIT = {"weights": "DC", "bias": "C"}
 HELD = ("x", "y", "weight")
-WHOLE = ("counts", "grid", "stride")
+WHOLE = ("counts", "grid")
 MOMENTS_ROUNDING = 1e-3  # of the largest: by so much second moments may miss being positive
 MOST_FACTORED = 4096  # features whose moments are factored when a file is read: less than a second
 
@@ -247,14 +246,15 @@ def _restored_map(model: Model, stored: Any, left: dict[str, Tensor]) -> Feature
         expect(lift <= left["sums.total"].numel(), "the lift")
         features = BackboneFeatures(model.recipe.features, example, lift)
     else:
-        every = DIMENSIONS[kind].items()
-        names = {name: form for name, form in every if name not in LATER or f"map.{name}" in left}
+        names = dict(DIMENSIONS[kind])
+        if "map.floor" not in left:  # version 0.2.0 had none
+            names.pop("floor", None)
         parts = _taken(left, "map.", names)
         known = {"d": math.prod(model.shape)} if kind == "vectors" else {"c": model.shape[0]}
         check_tensors(parts, names, known, WHOLE)
         expect(bool((parts["scale"] > 0).all()) if kind == "vectors" else float(parts["faint"]) > 0, "a scale")
         expect(kind == "vectors" or 0 < int(parts["grid"]) <= min(model.shape[1:]), "the grid")
-        expect(all(0 < float(parts[name]) < 1000 for name in LATER if name in parts), "a scale")
+        expect(0 < float(parts.get("floor", 1)) < 1000, "a scale")
         expect(kind == "vectors" or float(parts["mirrored"]) in (0.0, 0.5), "whether images are mirrored")
         features = KINDS[kind](**parts)
     if fingerprint(features) != stored["fingerprint"]:

@@ -47,7 +47,6 @@ from rwalk.threads import few_threads
 from rwalk.training import Training
 
 FORMAT = "rwalk.IncrementalClassifier/2"
-FIRST = "rwalk.IncrementalClassifier/1"  # whose classifiers took inputs as they came, and λ as it was
 AUTO = "auto"
 AT_ONCE = 4096  # inputs
 
@@ -89,7 +88,7 @@ class NetworkClassifier(NetworkParameters, Stored, ArrayClassifier):
     ['right', 'left', 'up']
     """
 
-    _formats = (FORMAT, FIRST)
+    _formats = (FORMAT,)
     _dtype = np.float32
     _warned = False
 
@@ -185,9 +184,6 @@ class NetworkClassifier(NetworkParameters, Stored, ArrayClassifier):
 
     @classmethod
     def _restored(cls, record: dict[str, Any], tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Self:
-        if "best" not in record:  # of the first format
-            record["best"], record["sharpness"] = 0, 1.0
-            record["params"] = {"lam": None, "standardize": False, **record["params"]}
         self = cls(**_checked_params(record["params"], cls._get_param_names(), given))
         estimator_files.restore_inputs(self, record)
         classes, settings = estimator_files.checked_labels(record["classes"]), settings_of(self)

@@ -39,6 +39,7 @@ SHARPEST = 1000.0
 SAMPLE, ENOUGH = 400, 50  # examples that probabilities are measured on, at most and at least
 MOST_LEVERAGE = 0.95
 ROWS = ("products", "squares", "present", "cross")  # sums with a row for every column that has occurred
+WHOLE = ("common", "mixed", "weights", "counts")  # the others
 Array = NDArray[np.float64]
 
 
@@ -86,7 +87,7 @@ class Sample(NamedTuple):
 class SparseSums:
     """Sums over all examples, of H columns, k common ones and C classes; h columns have occurred.
 
-    products  P [h, k]     common  Q [k, k]     cross  X [h, C]     mixed  M [k, C], None in files without it
+    products  P [h, k]     common  Q [k, k]     cross  X [h, C]     mixed  M [k, C]
     squares   d [h]        present f [h]        weights, counts [C] of the classes
     """
 
@@ -102,7 +103,7 @@ class SparseSums:
             "cross": np.zeros((0, classes)),
         }
         self.common = np.zeros((common, common))
-        self.mixed: Array | None = np.zeros((common, classes))
+        self.mixed = np.zeros((common, classes))
         self.weights = np.zeros(classes)
         self.counts = np.zeros(classes, dtype=np.int64)
 
@@ -120,19 +121,15 @@ class SparseSums:
         found = np.flatnonzero(self.place >= 0)
         found = found[self.row("present")[self.place[found]] > 0]
         sums = {name: self.row(name)[self.place[found]] for name in ROWS}
-        if self.mixed is not None:
-            sums["mixed"] = self.mixed
-        return {**sums, "seen": found, "common": self.common, "weights": self.weights, "counts": self.counts}
+        return {**sums, "seen": found, **{name: getattr(self, name) for name in WHOLE}}
 
     def take(self, sums: dict[str, NDArray[Any]]) -> None:
         """Add sums that `tensors` gave."""
         rows = self._rows(sums["seen"])
         for name in ROWS:
             self.room[name][rows] += sums[name]
-        self.common = self.common + sums["common"]
-        self.weights, self.counts = self.weights + sums["weights"], self.counts + sums["counts"]
-        mixed = sums.get("mixed")
-        self.mixed = None if mixed is None or self.mixed is None else self.mixed + mixed
+        for name in WHOLE:
+            setattr(self, name, getattr(self, name) + sums[name])
 
     def _rows(self, columns: NDArray[np.int64]) -> NDArray[np.int32]:
         """The places of these columns; new ones get a row."""
@@ -161,9 +158,8 @@ class SparseSums:
         each = sign * weight[examples]
         self.room["present"][rows] += np.bincount(np.searchsorted(seen, x.indices), each, len(seen))
         np.add.at(self.room["cross"], (self.place[x.indices], y[examples]), each * x.data)
-        if self.mixed is not None:
-            which = np.repeat(np.arange(s.shape[0]), np.diff(weighted.indptr))
-            np.add.at(self.mixed, (weighted.indices, y[which]), weighted.data)
+        which = np.repeat(np.arange(s.shape[0]), np.diff(weighted.indptr))
+        np.add.at(self.mixed, (weighted.indices, y[which]), weighted.data)
         self.weights += sign * np.bincount(y, weight, len(self.weights))
         self.counts += sign * np.bincount(y, minlength=len(self.counts))
 
@@ -202,8 +198,7 @@ class SparseSums:
         if places == list(range(classes)):
             return twin
         twin.room = {**self.room, "cross": move(self.room["cross"])}
-        twin.mixed = None if self.mixed is None else move(self.mixed)
-        twin.weights, twin.counts = move(self.weights), move(self.counts)
+        twin.mixed, twin.weights, twin.counts = (move(each) for each in (self.mixed, self.weights, self.counts))
         return twin
 
     def measured(self, ridge: float | None, inverse_frequency: bool, sample: Sample) -> float | None:
@@ -235,7 +230,7 @@ class SparseSums:
         classes = self.row("cross")[seen] / unit * scale[:, None]
         loadings, common = self.row("products")[seen] / unit * scale[:, None], self.common / unit
         there = np.flatnonzero(self.weights > 0)
-        if self.mixed is not None and len(there) <= MOST_CLASSES:
+        if len(there) <= MOST_CLASSES:
             loadings = np.concatenate([loadings, classes[:, there]], axis=1)
             mixed = self.mixed[:, there] / unit
             common = np.block([[common, mixed], [mixed.T, np.diag(self.weights[there] / unit)]])

@@ -47,7 +47,7 @@ LETTERS = {"analyzer": "char_wb", "ngram_range": (3, 5)}
 SHORT_WORDS = {"token_pattern": r"(?u)\b\w{1,4}\b"}
 TRIPLES = {"analyzer": "char_wb", "ngram_range": (3, 3)}
 ROOM = ("texts", "sparse")
-# The tensors of a file by their dimensions: equal letters are equal sizes. Files of earlier versions lack "mixed".
+# The tensors of a file by their dimensions: equal letters are equal sizes.
 DIMENSIONS = {"seen": "h", "products": "hk", "squares": "h", "present": "h", "cross": "hC", "fit": "hC",
               "common": "kk", "mixed": "kC", "weights": "C", "counts": "C"}  # fmt: skip
 WHOLE, NOT_NEGATIVE = ("seen", "counts"), ("seen", "squares", "present", "weights", "counts")
@@ -298,10 +298,9 @@ class TextClassifier(TextParameters, Summable, Stored, ArrayClassifier):
         if self._kind == "sparse":
             expect(is_whole(record["width"], MOST_DENSE + 1), "the number of columns")
             self.n_features_in_ = record["width"]
-        names = {name: form for name, form in DIMENSIONS.items() if name != "mixed" or name in tensors}
         classes = len(self.classes_)
-        expect(tensors.keys() == names.keys(), "the list of tensors")
-        check_tensors(tensors, names, {"k": some, "C": classes}, WHOLE)
+        expect(tensors.keys() == DIMENSIONS.keys(), "the list of tensors")
+        check_tensors(tensors, DIMENSIONS, {"k": some, "C": classes}, WHOLE)
         expect(all(bool((tensors[name] >= 0).all()) for name in NOT_NEGATIVE), "the sums")
         arrays = {name: each.numpy() for name, each in tensors.items()}
         seen, weights = arrays["seen"], arrays.pop("fit")

@@ -48,7 +48,6 @@ class PatchFeatures:
     grid: Tensor  # []: parts of the image along each side
     mirrored: Tensor  # []: the mirror image's share of the features, 0 or ½
     floor: Tensor | None = None  # []: added to averages before the root; None: averages, as in earlier files
-    stride: Tensor | None = None  # []: pixels from one patch to the next; None: 1, as in earlier files
 
     kind = "images"
 
@@ -86,26 +85,22 @@ class PatchFeatures:
 
     def _averages(self, x: Tensor) -> Tensor:
         _reuse_memory()
-        stride, filters = self._step, self.filters
+        filters = self.filters
         if x.device.type == "cpu":  # channels last: sums over places take a third of the time
             x, filters = (each.contiguous(memory_format=torch.channels_last) for each in (x, filters))
-        positions = ((x.shape[2] - SIDE) // stride + 1) * ((x.shape[3] - SIDE) // stride + 1)
+        positions = (x.shape[2] - SIDE + 1) * (x.shape[3] - SIDE + 1)
         at_once = AT_ONCE.get(x.device.type, AT_ONCE["cpu"])
         images = max(1, at_once // (positions * len(self.filters)))
         return torch.cat([self._pooled(part, filters) for part in x.split(images)])
 
     def _pooled(self, x: Tensor, filters: Tensor) -> Tensor:
-        answers = F.conv2d(x, filters, stride=self._step).div_(_contrast(x, self.faint, self._step))
+        answers = F.conv2d(x, filters).div_(_contrast(x, self.faint))
         answers.sub_(self.offsets[:, None, None])
         beyond = F.softshrink(answers, THRESHOLD)
         grid = int(self.grid)
         difference = F.adaptive_avg_pool2d(beyond, grid)
         above = F.adaptive_avg_pool2d(beyond.relu_(), grid)
         return torch.cat([above, above - difference], dim=1).flatten(1)
-
-    @property
-    def _step(self) -> int:
-        return 1 if self.stride is None else int(self.stride)
 
     @property
     def blocks(self) -> list[int]:
@@ -145,11 +140,11 @@ def looks_mirrored(features: PatchFeatures, x: Tensor) -> bool:
     return right < TOLD_APART * len(difference)
 
 
-def _contrast(x: Tensor, faint: Tensor, stride: int) -> Tensor:
+def _contrast(x: Tensor, faint: Tensor) -> Tensor:
     """Standard deviation within the patch at every position: [n, 1, h', w'], in float64, as squares cancel."""
     wide = x.double()
-    mean = F.avg_pool2d(wide.mean(1, keepdim=True), SIDE, stride)
-    square = F.avg_pool2d(wide.square().mean(1, keepdim=True), SIDE, stride)
+    mean = F.avg_pool2d(wide.mean(1, keepdim=True), SIDE, 1)
+    square = F.avg_pool2d(wide.square().mean(1, keepdim=True), SIDE, 1)
     return ((square - mean.square()).clamp(min=0) + faint).sqrt().to(x.dtype)
 
 
