@@ -120,6 +120,23 @@ def test_forget_refuses_what_was_not_learned_and_changes_nothing(kind: str) -> N
     np.testing.assert_array_equal(clf.coef_, before)
 
 
+@pytest.mark.parametrize("learned", [1.0, 0.3])
+@pytest.mark.parametrize("factor", [0.5, 1.1, 2.0])
+@pytest.mark.filterwarnings("ignore:these examples were removed:UserWarning")
+def test_forget_refuses_another_weight_than_all_were_learned_with(learned: float, factor: float) -> None:
+    x, y = rows(400)
+    weight = np.full(400, learned)
+    clf = IncrementalClassifier(size=10).fit(x, y, sample_weight=weight)  # the Gram matrix shows nothing
+    before = clf.coef_
+    with pytest.raises(InputError, match=r"learned with other weights: nothing was forgotten"):
+        clf.forget(x[:5], y[:5], sample_weight=weight[:5] * factor)
+    np.testing.assert_array_equal(clf.coef_, before)
+    clf.forget(x[:5], y[:5], sample_weight=weight[:5])
+    regressor = IncrementalRegressor(size=10).fit(x, x[:, 0], sample_weight=weight)
+    with pytest.raises(InputError, match=r"learned with other weights"):
+        regressor.forget(x[:5], x[:5, 0], sample_weight=weight[:5] * factor)
+
+
 def test_forget_refuses_rows_outside_the_range_that_was_learned() -> None:
     x, y = rows(400)
     clf = IncrementalClassifier(size=10).fit(x, y)

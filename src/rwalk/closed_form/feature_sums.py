@@ -22,8 +22,12 @@ WORTH_LIFTING = 2  # examples per feature of a network, to look at more features
 SEVERAL, LOOKED_AT = 5, 1000  # examples, at least and about at most, to judge where the inputs of a call lie
 FLAT = 0.02  # of the range so far: images with less contrast are in another unit
 REBASE = 64  # half-lives: then the sums are scaled down, by a power of two, which rounds nothing
+ROUNDED = 1e-10  # of sums of squared weights
 NEVER_LEARNED = (
     "these examples are not the ones that were learned: nothing was forgotten; give only learned examples"
+)
+OTHER_WEIGHTS = (
+    "these examples were learned with other weights: nothing was forgotten; give sample_weight as it was then"
 )
 LOST = (
     "some examples that are left weigh less than the rounding of those forgotten, so predictions may not reflect "
@@ -112,9 +116,12 @@ class Counted:
         left = copy.deepcopy(self.statistics)
         left.merge(gone, sign=-1)
         self._check_left(left, float(weight.sum()))
+        squared = self.squared - weight.square().sum()
+        if not _could_be_weights(self.statistics, self.squared, left, squared):
+            raise InputError(OTHER_WEIGHTS)
         self.statistics = left
         self.sample = Sample.empty(left.size, self.device)  # it may hold the forgotten examples
-        self.squared = (self.squared - weight.square().sum()).clamp(min=0)
+        self.squared = squared.clamp(min=0)
 
     def merge(self, other: Counted) -> None:
         """Add the sums of another, which has the same map."""
@@ -413,6 +420,17 @@ def unit_of(weight: Tensor) -> int:
 
 def joint_unit(one: int, other: int) -> int:
     return -1 if min(one, other) < 0 else math.gcd(one, other)
+
+
+def _could_be_weights(before: Statistics, squared: Tensor, left: Statistics, left_squared: Tensor) -> bool:
+    """Whether n Σ w² ≥ (Σ w)² for what is left, as for any weights; if equal ones were learned, it decides."""
+    spreads, scale = [], 0.0
+    for statistics, squares in ((before, squared), (left, left_squared)):
+        sums = statistics.tensors()
+        n = int(sums["counts"].sum() if _is_indicators(before.tensors()) else sums["counts"].max())
+        spreads.append(n * float(squares) - float(sums["weight"]) ** 2)
+        scale = max(scale, n * float(squares))
+    return spreads[0] < -ROUNDED * scale or spreads[1] >= -ROUNDED * scale
 
 
 def _is_indicators(sums: dict[str, Tensor]) -> bool:

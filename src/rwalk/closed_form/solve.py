@@ -43,6 +43,7 @@ NOISE = 1e-4  # of an example's variance, at least: less would make the last dig
 PROBES = 32  # random vectors that a trace is estimated with
 FOR_CLASSES = 0.1  # of the λ that predicts indicators best: the highest score needs less caution than its value
 SHARE, MOST = 0.05, 1000  # of the examples solved for, and at all: more are worth another solution
+ROUNDING = 1e-13  # of the mean square of a feature's products with the targets
 IMPRECISE = 1e-5  # λ below this needs more digits than float32 has
 
 
@@ -134,6 +135,9 @@ def _chosen(gram: Tensor, cross: Tensor, centred: Centred, share: float) -> floa
     size = len(centred.mean)
     least = math.log10(NOISE * size / centred.weight)
     criterion = _left_out if centred.weight >= ENOUGH * size else _evidence
+    if cross.shape[1] > len(cross):  # criteria see X Xᵀ alone: a factor of it has fewer columns than many classes
+        square = cross @ cross.T
+        cross, _ = factored(square, ROUNDING * float(square.diagonal().mean()))
     best = _search(lambda at: criterion(gram, cross, centred, 10.0**at), least)
     return math.pow(10, max(best + math.log10(share), least))
 
