@@ -434,7 +434,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = (folder / "a.csv").read_text().splitlines()
     (folder / "broken.csv").write_text("\n".join([*rows[:2], "much" + rows[2][rows[2].index(",") :]]))
     known = source([folder / "a.csv"], Reading())
-    trained = models.FileClassifier.begun(known.form)
+    trained = models.begun(known.form)
     assert models.learn(trained, known).examples == 110
     trained.save(folder / "clf.safetensors")
     os.mkfifo(folder / "pipe")
@@ -454,7 +454,7 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(
 def test_a_table_of_more_inputs_than_fit_into_memory_is_refused() -> None:
     form = TableEncoder("label", True, tuple(Column(f"c{place}") for place in range(20_001)))
     with pytest.raises(InputError, match="the table makes 20,001 inputs"):
-        models.FileClassifier.begun(form)
+        models.begun(form)
 
 
 @pytest.mark.parametrize("damage", ["form", "kind", "columns", "mean", "scale", "checksum"])

@@ -20,8 +20,9 @@ from rwalk.errors import InputError
 from rwalk.escaping import cell, shown
 
 if TYPE_CHECKING:
+    from rwalk.classifier import IncrementalClassifier
     from rwalk.data.large_files import Source
-    from rwalk.models import Backbone, FileClassifier
+    from rwalk.models import Backbone
 
 Files = Annotated[
     list[Path], typer.Argument(help="tables (.csv, .tsv, .parquet), folders of images by class, or .npz files")
@@ -86,7 +87,7 @@ def fit(
     if holdout is not None:
         share = f"{learned.right / learned.held:.1%}" if learned.held else "unknown"
         print(f"accuracy {share} on {learned.held:,} examples held out, which were learned after that")
-    total = getattr(trained.classifier, "n_samples_seen_", learned.examples)
+    total = getattr(trained, "n_samples_seen_", learned.examples)
     in_all = f", {total:,} in all" if total != learned.examples else ""
     print(f"{shown(target)}: {learned.examples:,} examples learned{in_all}; {_classes(trained)}")
 
@@ -114,6 +115,8 @@ def predict(
     check_spares("--out", out, (model, *(path for path in data if path.is_file())))
     if at is not None and unknown is None:
         raise InputError("--at is a share that --unknown may reject: give --unknown other too")
+    if at is not None and not 0 < at < 1:
+        raise InputError(f"--at {at:g} is no share: give a number between 0 and 1, such as 0.05")
     if unknown == "":
         raise InputError("--unknown is a label: give one, such as other")
     with _working(f"reading {_names(data)}"), told_warnings():
@@ -151,7 +154,9 @@ def forget(
     with told_warnings():
         trained, own = _loaded(model, network)
         for portion in _source(data, Reading(), trained, model, True, own).portions():
-            trained.forget(portion)
+            assert portion.y is not None
+            if len(portion.x):
+                trained.forget(portion.x, portion.y)
             forgotten += len(portion.x)
         _write(trained, out or model)
     print(f"{shown(out or model)}: {forgotten:,} examples forgotten; {_classes(trained)}")
@@ -189,10 +194,10 @@ def _begun(
     text: str | None,
     network: str | None,
     parameters: dict[str, Any],
-) -> tuple[FileClassifier, Source]:
+) -> tuple[IncrementalClassifier, Source]:
     """The model that learns, and its source: new, continued, or created like another."""
     from rwalk.data.large_files import source
-    from rwalk.models import FileClassifier, backbone, through
+    from rwalk.models import backbone, begun, through
 
     if earlier := go_on or like:
         if text is not None:
@@ -205,7 +210,7 @@ def _begun(
         return known if go_on else known.fresh(), found
     if network is None:
         found = source(data, reading, text=text)
-        return FileClassifier.begun(found.form, **parameters), found
+        return begun(found.form, **parameters), found
     if text is not None or any(path.is_file() for path in data):
         raise InputError("--network takes images: give a folder of images")
     let_import([network])
@@ -213,10 +218,10 @@ def _begun(
     if own.prepare is not None and reading.size is not None:
         raise InputError(f"the preprocessing of {network} determines the size of images: drop --size")
     found = through(source(data, reading, own.form()), own)
-    return FileClassifier.begun(found.form, network=own.network, **parameters), found
+    return begun(found.form, network=own.network, **parameters), found
 
 
-def _loaded(model: Path, network: str | None) -> tuple[FileClassifier, Backbone | None]:
+def _loaded(model: Path, network: str | None) -> tuple[IncrementalClassifier, Backbone | None]:
     """The model in a file, and the network that the user names for it."""
     from rwalk.models import load_with
 
@@ -227,7 +232,7 @@ def _loaded(model: Path, network: str | None) -> tuple[FileClassifier, Backbone 
 def _source(
     data: list[Path],
     reading: Reading,
-    known: FileClassifier,
+    known: IncrementalClassifier,
     model: Path,
     labelled: bool,
     own: Backbone | None,
@@ -239,10 +244,10 @@ def _source(
 
     if reading != Reading():
         raise InputError(f"{model} determines how files are read: drop --label, --drop, --missing and --size")
-    found = source(data, reading, known.form, labelled, id_column)
-    if known.form is None and not isinstance(found.form, ArrayForm):
+    found = source(data, reading, known.form_, labelled, id_column)
+    if known.form_ is None and not isinstance(found.form, ArrayForm):
         raise InputError(f"{model} does not say how files become its inputs: give an .npz file of inputs")
-    return found if own is None or known.form is None else through(found, own)
+    return found if own is None or known.form_ is None else through(found, own)
 
 
 def _check_writable(target: Path) -> None:
@@ -252,7 +257,7 @@ def _check_writable(target: Path) -> None:
         raise InputError(f"{target} cannot be written there: choose another --out")
 
 
-def _write(trained: FileClassifier, target: Path) -> None:
+def _write(trained: IncrementalClassifier, target: Path) -> None:
     """Write a model; one that was there before is kept beside it."""
     if target.is_file():
         backup = target.with_name(f"{target.name}.before")
@@ -262,8 +267,8 @@ def _write(trained: FileClassifier, target: Path) -> None:
     trained.save(target)
 
 
-def _classes(trained: FileClassifier) -> str:
-    names = [shown(label) for label in trained.classifier.classes_]
+def _classes(trained: IncrementalClassifier) -> str:
+    names = [shown(label) for label in trained.classes_]
     return f"{len(names):,} classes: {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from rwalk.models.network_factory import Backbone, backbone, load_with, through
-from rwalk.models.trained_on_files import FileClassifier, learn, load, predictions
+from rwalk.models.trained_on_files import begun, learn, predictions
 
 __all__ = [
     "Backbone",
-    "FileClassifier",
     "backbone",
+    "begun",
     "learn",
-    "load",
     "load_with",
     "predictions",
     "through",

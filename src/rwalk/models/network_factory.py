@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rwalk import model_file
+from rwalk.classifier.estimator import IncrementalClassifier
 from rwalk.classifier.estimator_files import reading
 from rwalk.classifier.network import NetworkClassifier
 from rwalk.data.datasets.images import ImageForm, read_image
@@ -24,7 +25,6 @@ from rwalk.data.datasets.npz import optional
 from rwalk.data.large_files import Pictures, Source
 from rwalk.errors import InputError, first_line
 from rwalk.escaping import shown
-from rwalk.models.trained_on_files import FileClassifier, load
 from rwalk.registry import imported
 
 COLOUR = ImageForm(3, 1, 1)  # images are read in colour, in their own sizes
@@ -147,7 +147,7 @@ def backbone(name: str) -> Backbone:
     return Backbone(name, network, None if function is None else Preparation.of(name, function))
 
 
-def load_with(path: Path, name: str | None) -> tuple[FileClassifier, Backbone | None]:
+def load_with(path: Path, name: str | None) -> tuple[IncrementalClassifier, Backbone | None]:
     """The model in a file, and the network that it needs, whose factory the user names."""
     with reading(path):
         note, kind = model_file.note_of(path), model_file.header(path).get("format")
@@ -158,7 +158,7 @@ def load_with(path: Path, name: str | None) -> tuple[FileClassifier, Backbone | 
             needed = shown(needed)
             raise InputError(f"{path} needs its network, which is code: add --network {needed} if you trust it")
         try:
-            return load(path), None
+            return IncrementalClassifier.load(path), None
         except InputError as error:
             if "network=" not in str(error):
                 raise
@@ -166,17 +166,17 @@ def load_with(path: Path, name: str | None) -> tuple[FileClassifier, Backbone | 
                 f"{path} needs its network, which no file holds: name it, --network module:factory"
             ) from error
     if kind in NetworkClassifier._formats:  # the factory makes the network that was trained
-        return load(path, network=name), None
+        return IncrementalClassifier.load(path, network=name), None
     own = backbone(name)
-    trained = load(path, network=own.network)
-    known = trained.form
+    trained = IncrementalClassifier.load(path, network=own.network)
+    known = trained.form_
     if isinstance(known, ImageForm):
         if (known.prepared is None) != (own.prepare is None):
             which = "without" if known.prepared is None else "with"
             raise InputError(f"{path} was learned {which} a preprocessing of its network: name the same factory")
         if own.prepare is not None:
             own.prepare.check(known, path)
-        trained.classifier.form_ = replace(known, network=name)
+        trained.form_ = replace(known, network=name)
     return trained, own
 
 
