@@ -76,6 +76,8 @@ class PatchFeatures:
         return cls(filters, torch.zeros(patches), torch.ones(()), torch.tensor(grid), torch.zeros(()))
 
     def __call__(self, x: Tensor) -> Tensor:
+        if x.device.type == "cpu":  # sums over places take a third of the time
+            x = x.contiguous(memory_format=torch.channels_last)
         averages = self.both_ways(x) if self.mirrored else self._averages(x)
         return averages if self.floor is None else averages.clamp_(min=0).add_(self.floor).sqrt_()
 
@@ -85,16 +87,13 @@ class PatchFeatures:
 
     def _averages(self, x: Tensor) -> Tensor:
         _reuse_memory()
-        filters = self.filters
-        if x.device.type == "cpu":  # channels last: sums over places take a third of the time
-            x, filters = (each.contiguous(memory_format=torch.channels_last) for each in (x, filters))
         positions = (x.shape[2] - SIDE + 1) * (x.shape[3] - SIDE + 1)
         at_once = AT_ONCE.get(x.device.type, AT_ONCE["cpu"])
         images = max(1, at_once // (positions * len(self.filters)))
-        return torch.cat([self._pooled(part, filters) for part in x.split(images)])
+        return torch.cat([self._pooled(part) for part in x.split(images)])
 
-    def _pooled(self, x: Tensor, filters: Tensor) -> Tensor:
-        answers = F.conv2d(x, filters).div_(_contrast(x, self.faint))
+    def _pooled(self, x: Tensor) -> Tensor:
+        answers = F.conv2d(x, self.filters).div_(_contrast(x.contiguous(), self.faint))
         answers.sub_(self.offsets[:, None, None])
         beyond = F.softshrink(answers, THRESHOLD)
         grid = int(self.grid)
@@ -126,7 +125,7 @@ def looks_mirrored(features: PatchFeatures, x: Tensor) -> bool:
     if len(some) < FEWEST:
         return False
     few = replace(features, filters=features.filters[:LOOKED_WITH], offsets=features.offsets[:LOOKED_WITH])
-    difference = few(some) - few(some.flip(-1))
+    difference = few._averages(some) - few._averages(some.flip(-1))
     halves = difference[::2], difference[1::2]
     right = 0
     for learned, asked in (halves, halves[::-1]):
@@ -141,11 +140,10 @@ def looks_mirrored(features: PatchFeatures, x: Tensor) -> bool:
 
 
 def _contrast(x: Tensor, faint: Tensor) -> Tensor:
-    """Standard deviation within the patch at every position: [n, 1, h', w'], in float64, as squares cancel."""
-    wide = x.double()
-    mean = F.avg_pool2d(wide.mean(1, keepdim=True), SIDE, 1)
-    square = F.avg_pool2d(wide.square().mean(1, keepdim=True), SIDE, 1)
-    return ((square - mean.square()).clamp(min=0) + faint).sqrt().to(x.dtype)
+    """Standard deviation within the patch at every position: [n, 1, h', w']."""
+    mean = F.avg_pool2d(x, SIDE, 1).mean(1, keepdim=True)
+    square = F.avg_pool2d(x.square(), SIDE, 1).mean(1, keepdim=True)
+    return ((square - mean.square()).clamp(min=0) + faint).sqrt()
 
 
 def _normalised(patches: Tensor, faint: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ from torch import Tensor
 from rwalk.seeds import generator
 
 LIMIT = 4.0  # standard deviations: what lies far outside is drawn in towards this, and nothing lies beyond
-USUAL, FAR = 0.75, 15.0  # a cell is far, at so many times the distance from the median that this share keeps
-FEWEST, LOOKED_AT = 20, 2000  # rows, at least and about at most, to see what distances are usual
+USUAL, FAR, GAP = 0.75, 15.0, 3.0  # see `far`
+LOOKED_AT, FEWEST = 2000, 20  # rows, about at most and at least, to see which cells are far
 ONE_UNIT = 1.0  # decades between the ranges of columns, leaving out the extreme tenths: less is one unit
 
 
@@ -76,37 +76,31 @@ def _drawn_in(z: Tensor) -> Tensor:
 
 
 def far(x: Tensor) -> Tensor:
-    """Which cells [n, d] lie far outside their column, as marks such as −999 and mistakes do.
+    """Which cells [n, d] stand apart from their column, as marks such as −999 and mistakes do; long tails do not.
 
-    Where most cells of a column are equal, only values that are far in another column count.
+    Their distance from the median is `FAR` times what three quarters of the column keep, and no cell has between
+    a third (`GAP`) of it and all of it. Where most of a column is equal, a mark of other columns counts.
     """
-    some = x[:: -(-len(x) // LOOKED_AT)]
-    if len(some) < FEWEST:
+    if len(x) < FEWEST:
         return torch.zeros_like(x, dtype=torch.bool)
-    middle = some.median(dim=0).values
-    usual = (some - middle).abs().kthvalue(round(USUAL * len(some)), dim=0).values
-    apart = (x - middle).abs()
-    beyond = (apart > FAR * usual) & (usual > 0)
-    if beyond.any():
-        beyond |= torch.isin(x, x[beyond].unique()) & (usual == 0) & (apart > 0)
-    return beyond
+    step = -(-len(x) // LOOKED_AT)
+    apart = (x - x[::step].median(dim=0).values).abs()
+    ranked = torch.cat([apart[::step], apart.amax(0, keepdim=True)]).sort(dim=0).values
+    usual = ranked[round(USUAL * len(ranked)) - 1]
+    begins = (ranked[1:] > GAP * ranked[:-1]) & (ranked[1:] > FAR * usual) & (usual > 0)
+    beyond = apart >= ranked[1:].where(begins, torch.inf).amin(0)
+    marks, counts = x[beyond].unique(return_counts=True)
+    return beyond | (torch.isin(x, marks[counts > 1]) & (usual == 0) & (apart > 0))
 
 
 def mark(x: Tensor) -> tuple[float, int, int] | None:
-    """A value that stands for something else than a number, its count, and the first column with it; or None.
-
-    It is far, occurs more than once, and has no other value of its column within half its distance to the median.
-    """
+    """The most frequent value that stands apart, its count and its first column; None if none occurs twice."""
     beyond = far(x)
     values, counts = x[beyond].unique(return_counts=True)
     if not len(values) or int(counts.max()) < 2:
         return None
-    value = values[counts.argmax()]
-    equal = x == value
-    nearest = (x - value).abs().where(~equal, torch.inf).amin(0)
-    equal &= beyond & (nearest > (x.median(dim=0).values - value).abs() / 2)
-    count = int(equal.sum())
-    return (float(value), count, int(equal.any(0).int().argmax())) if count > 1 else None
+    equal = beyond & (x == values[counts.argmax()])
+    return float(values[counts.argmax()]), int(counts.max()), int(equal.any(0).int().argmax())
 
 
 def moments(x: Tensor, weight: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
