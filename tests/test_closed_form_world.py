@@ -332,6 +332,13 @@ def test_marks_of_missing_values_warn_and_cost_little(digits: Arrays) -> None:
     assert clf.score(x[1000:], y[1000:]) > 0.8  # 10 % where they set the scale
 
 
+def test_one_column_of_a_far_larger_unit_hides_no_others() -> None:
+    draw = np.random.default_rng(0)
+    x = np.concatenate([draw.integers(1, 11, (400, 11)), draw.integers(10**6, 10**7, (400, 1))], axis=1)
+    y = (x[:, :3].sum(1) > 16).astype(int)
+    assert IncrementalClassifier(size=50).fit(x[:200], y[:200]).score(x[200:], y[200:]) > 0.85
+
+
 def test_one_mistake_rare_indicators_and_long_tails_are_no_marks() -> None:
     draw = np.random.default_rng(0)
     x = np.stack([draw.normal(size=500), np.exp(3 * draw.normal(size=500)), np.zeros(500), np.ones(500)], axis=1)

@@ -108,7 +108,8 @@ def moments(x: Tensor, weight: Tensor, counted: Tensor | None = None) -> tuple[T
 
     That is its own deviation; but where all columns have about the same range, as pixels have, they are in one
     unit of measurement already, and one deviation serves them all. To blow up a pixel that has hardly varied
-    so far would do harm when later classes light it up. One that has not varied at all takes a typical deviation.
+    so far would do harm when later classes light it up. One that has not varied at all takes a typical deviation,
+    and a few columns of far larger ranges beside others of one unit take their own.
     """
     if counted is None or counted.all():
         total, low, high = weight.sum(), x.amin(0), x.amax(0)
@@ -120,11 +121,12 @@ def moments(x: Tensor, weight: Tensor, counted: Tensor | None = None) -> tuple[T
     varies = deviation > 1e-9 * mean.abs().clamp(min=torch.finfo(x.dtype).tiny)
     if not varies.any():
         return mean, torch.ones_like(mean)
-    typical = deviation[varies].square().mean().sqrt()
-    decades = (high - low)[varies].log10()
-    if decades.quantile(0.9) - decades.quantile(0.1) < ONE_UNIT:
-        return mean, torch.full_like(mean, float(typical))
-    return mean, torch.where(varies, deviation, typical)
+    decades = (high - low).log10()
+    least, most = decades[varies].quantile(torch.tensor([0.1, 0.9], dtype=x.dtype, device=x.device))
+    one_unit = bool(most - least < ONE_UNIT)
+    larger = varies & (decades > least + ONE_UNIT)  # with one unit, the few columns in another
+    typical = deviation[varies & ~larger if one_unit else varies].square().mean().sqrt()
+    return mean, torch.where(larger if one_unit else varies, deviation, typical)
 
 
 def _orthogonal(d: int, columns: int, draw: torch.Generator) -> Tensor:
