@@ -366,8 +366,9 @@ def _padded() -> dict[str, Tensor]:
         (lambda: nn.Conv2d(3, 5, 3), torch.randn(20, 3, 6, 6), "segmentation"),
         (lambda: nn.Linear(4, 9), torch.randn(20, 7, 4), "detection"),
         (Tokens, _padded(), "kl"),
+        (lambda: nn.Linear(8, 600), torch.randn(20, 8), "kl"),
     ],
-    ids=["kl", "mse", "function", "segmentation", "detection", "padded"],
+    ids=["kl", "mse", "function", "segmentation", "detection", "padded", "many classes"],
 )
 def test_old_outputs_of_smaller_batches_are_those_of_their_examples(
     model: Any, inputs: Any, divergence: Any

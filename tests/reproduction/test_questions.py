@@ -137,7 +137,9 @@ def test_every_question_about_mnist_is_answered_at_a_tiny_size(
     before = list(question_tables.factorial("authors-mnist", Measured(Path("results"))))
     first = next(iter(QUESTIONS["authors-mnist"].entries()))
     Path("results/table1-mnist").mkdir()
-    Study((first.run_of(2),), "none", workers=1).execute(Store(Path("results/table1-mnist")))
+    other = Study((first.run_of(2),), "none", workers=1)
+    with Store(Path("results/table1-mnist")).opened(other.describe()) as store:
+        other.execute(store)
 
     def seeds() -> list[int]:
         return sorted(Measured(Path("results")).cell("authors-mnist", first.block, first.label)[1].seeds)

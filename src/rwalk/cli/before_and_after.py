@@ -181,9 +181,7 @@ def _comparing(before: Path, after: Path) -> Iterator[None]:
     """Whatever a model raises that is of another kind than the one before it, in one line."""
     try:
         yield
-    except InputError:
-        raise
-    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+    except (InputError, RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         raise InputError(f"{after} cannot be compared with {before}: {first_line(error)}") from error
 
 

@@ -24,8 +24,8 @@ from rwalk.errors import InputError, unknown, warn_caller
 
 DENSE = 512  # up to so many classes all are stored
 TOP = 128  # of more, the most probable and the mass of the rest
-Kept = dict[str, Tensor]  # old outputs as they are stored: rows of predictions or examples, and perhaps a scale
-SCALE = "variance"
+Kept = dict[str, Tensor]  # old outputs as they are stored: rows of predictions, and what belongs to all of them:
+SCALE, COLUMNS = "variance", "columns"
 
 
 class Divergence(NamedTuple):
@@ -65,7 +65,7 @@ def keep_logs(logits: Tensor) -> Kept:
         return {"logs": logs}
     top = logs.topk(TOP)
     kept = torch.cat([top.values, _others(top.values)], -1)
-    return {"logs": kept, "classes": top.indices.int(), "columns": logs.new_empty(logs.shape[-1], 0)}
+    return {"logs": kept, "classes": top.indices.int(), COLUMNS: logs.new_empty(logs.shape[-1], 0)}
 
 
 def kl(old: Kept, logits: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def kl(old: Kept, logits: Tensor) -> Tensor:
     if classes is None:
         new = wide(_old_columns(logits, logs.shape[-1])).log_softmax(-1)
     else:
-        columns = len(old["columns"]) if "columns" in old else logits.shape[-1]  # files of 0.2 have none
+        columns = len(old[COLUMNS]) if COLUMNS in old else logits.shape[-1]  # files of 0.2 have none
         top = wide(_old_columns(logits, columns)).log_softmax(-1).gather(-1, classes.long())
         new = torch.cat([top, _others(top)], -1)
     return (logs.exp() * (logs - new)).sum(-1)

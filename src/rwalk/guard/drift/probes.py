@@ -333,9 +333,9 @@ class _Compared(NamedTuple):
 
 
 def _cut(kept: Kept, counts: Sequence[int], start: int, end: int) -> Kept:
-    """The old outputs of some examples of a batch, each of which has so many rows; a scale belongs to all."""
-    rows = slice(sum(counts[:start]), sum(counts[:end]))
-    return {key: tensor if key == divergences.SCALE else tensor[rows].clone() for key, tensor in kept.items()}
+    """The old outputs of some examples of a batch, each of which has so many rows."""
+    rows, of_all = slice(sum(counts[:start]), sum(counts[:end])), (divergences.SCALE, divergences.COLUMNS)
+    return {key: tensor if key in of_all else tensor[rows].clone() for key, tensor in kept.items()}
 
 
 def _call(model: nn.Module, batch: Batch) -> Any:
