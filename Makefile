@@ -72,9 +72,10 @@ docs: $(RUNNABLE)
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going --nitpicky --quiet -b html docs build/docs
 	@echo "open build/docs/index.html"
 
-# A guard's kernels in Triton's interpreter, on a CPU; Triton is installed for this alone. With a GPU: on that.
+# A guard's kernels in Triton's interpreter, on a CPU; Triton is installed for this alone, in the version that torch 2.13.0
+# for CUDA asks for. It is not in constraints.txt: other versions of torch need other ones. With a GPU: on that.
 test-kernels: $(READY)
-	$(INSTALL) triton
+	$(INSTALL) triton==3.7.1
 	$(BIN)/python -m pytest -n 0 tests/test_guard_kernels.py; failed=$$?; \
 		$(BIN)/python -m pip uninstall --quiet --yes triton; exit $$failed
 
@@ -116,10 +117,10 @@ UNHASHED := torch triton cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix 
 LOCK := $(BIN)/uv pip compile --quiet pyproject.toml --universal --python-version 3.11 --no-header --no-annotate
 pins: $(READY)
 	$(INSTALL) uv
-	mkdir -p build && grep -v '^triton' constraints.txt > build/pins.txt && printf 'hatchling\neditables\n' > build/build.in
-	$(LOCK) build/build.in --extra report --generate-hashes -c build/pins.txt \
+	mkdir -p build && printf 'hatchling\neditables\n' > build/build.in
+	$(LOCK) build/build.in --extra report --generate-hashes -c constraints.txt \
 		$(addprefix --no-emit-package ,$(UNHASHED)) -o requirements/run.txt
-	$(LOCK) build/build.in --extra dev --generate-hashes -c build/pins.txt \
+	$(LOCK) build/build.in --extra dev --generate-hashes -c constraints.txt \
 		$(addprefix --no-emit-package ,$(UNHASHED)) -o requirements/dev.txt
 
 # Installed once; again only when what to install has changed. First what the demonstration needs, then the rest.
